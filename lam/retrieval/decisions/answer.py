@@ -1,39 +1,54 @@
-"""`Answer`: P(the first hit is right) of a query that may be a stranger."""
+"""`Answer`: P(the first hit is right) of a query that may have no match in the gallery."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from lam.retrieval.decisions.contrast import Contrast
+from lam.retrieval.decisions.contrast import SHARE, Contrast
+from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.known import Known
 from lam.retrieval.decisions.probability import Correctness, Scores
 
 
 @dataclass(frozen=True)
 class Answer:
-    """P(the first hit is right) = P(known) · P(right | known), of a query that has a match if it is known.
+    """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
-        known: how usual the query is.
+        usual: how usual the query is beside those calibrated on.
         right: P(right | known).
-        contrast: P(known), learnt from strangers or from unlabelled queries; None where there were none.
+        contrast: P(known), learnt from queries without a match, or from unlabelled ones; None where there were none.
     """
 
-    known: Known
+    usual: Known
     right: Correctness
     contrast: Contrast | None = None
 
     @classmethod
-    def fit(cls, scores: Scores, correct: Bool[Tensor, " N"], *, contrast: Contrast | None = None) -> "Answer":
-        """Learn both from searches of known queries that have a match; see `Correctness.fit`."""
-        right = Correctness.fit(scores, correct)
-        return cls(Known.fit(scores), right, contrast)
+    def fit(cls, evidence: Evidence, *, share: float = SHARE, mixture: Scores | None = None) -> "Answer":
+        """Learn both factors.
+
+        Args:
+            evidence: of the calibration queries.
+            share: of queries without a match among those to come, in (0, 1).
+            mixture: scores of unlabelled queries; P(known) is learnt from these where they hold both kinds for certain.
+
+        Raises:
+            ValueError: as `Correctness.fit` and `Contrast.from_strangers`.
+        """
+        contrast = None
+        if mixture is not None:
+            contrast = Contrast.from_mixture(evidence.known, mixture)
+        if (contrast is None or not contrast.is_told) and (len(evidence.no_match_fold) or len(evidence.stranger_fold)):
+            contrast = Contrast.from_strangers(evidence.known, [evidence.no_match, evidence.strangers], share=share)
+        right = Correctness.fit(evidence.known, evidence.right_if_known)
+        return cls(Known.fit(evidence.known), right, None if contrast is None or not contrast.is_told else contrast)
 
     def p_known(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known): the lesser of what is usual and what is unlike strangers, which no example of these may show."""
-        usual = self.known(scores)
+        """P(known): the lesser of how usual a query is and of how unlike those without a match."""
+        usual = self.usual(scores)
         return usual if self.contrast is None else torch.minimum(usual, self.contrast(scores))
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
@@ -41,7 +56,7 @@ class Answer:
         return self.p_known(scores) * self.right(scores)
 
     def cost(self, scores: Scores, *, wrong: float, stranger: float) -> Float[Tensor, " N"]:
-        """Expected cost of answering: wrong · P(known and wrong) + stranger · P(stranger).
+        """Expected cost of answering: wrong · P(known and wrong) + stranger · P(not known).
 
         To answer where this is below the cost of not answering, and only there, is the best rule there is; it is linear
         in P(wrong | known) and in the ratio of the densities of strangers and known queries.
@@ -51,7 +66,7 @@ class Answer:
         Args:
             scores: of the queries.
             wrong: what a wrong answer to a known query costs, not negative.
-            stranger: what any answer to a stranger costs, not negative.
+            stranger: what any answer to a query without a match costs, not negative.
 
         Raises:
             ValueError: for a cost that is negative or NaN.
@@ -65,4 +80,4 @@ class Answer:
     def evidence(self) -> frozenset[str]:
         """The scores that all need."""
         contrast = () if self.contrast is None else self.contrast.regression.evidence
-        return frozenset((*self.known.ranks, *self.right.evidence, *contrast))
+        return frozenset((*self.usual.ranks, *self.right.evidence, *contrast))

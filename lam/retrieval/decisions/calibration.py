@@ -5,7 +5,7 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,24 +15,20 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
-from lam.retrieval.decisions.contrast import SHARE, Contrast
-from lam.retrieval.decisions.decisions import Decisions, decision_codes
-from lam.retrieval.decisions.flags import (
-    COMBINED,
-    OodDetector,
-    needs_input,
-    without_hits,
-    without_input,
-    without_labels,
-)
-from lam.retrieval.decisions.probability import Scores, cross_validated, probability_bins
+from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.decisions import Decisions, SearchDecisions, decision_codes
+from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
+from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
+from lam.retrieval.decisions.probability import Scores, probability_bins
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS, NEAREST
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import SCORES, scores_of
+from lam.retrieval.metrics.registry import scores_of
 from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.checks import check_share
@@ -43,7 +39,6 @@ STALE_BEYOND = 0.2
 """How far, as a share, the gallery's size may be from that at calibration."""
 
 _HISTOGRAM_BINS = 40
-_OF_HITS = "mean_cosine"
 
 
 @dataclass(frozen=True)
@@ -87,56 +82,22 @@ class Histogram:
 
 
 @dataclass(frozen=True, eq=False)
-class Others:
-    """Queries beside those calibrated on, from which P(known) is learnt: strangers, or an unlabelled mixture.
+class Searched:
+    """Queries beside those calibrated on, and what they found in the same gallery.
 
     Attributes:
         embeddings: O of them.
-        cosines: (O, K) of their hits, in the same gallery.
-        features: (O, P) of them, where those of the calibration queries are given.
-        share: of strangers among the queries to come, where these here are all strangers; None where nobody says what
-            they are, and the share among them is estimated.
+        cosines: (O, K) of their hits.
+        labels: (O, K) of the hits; None where items have none.
+        features: (O, P) of the queries, where those of the calibration queries are given.
+        classes: (O,) of the queries, where their classes are known.
     """
 
     embeddings: Embeddings
     cosines: Float[Tensor, "O K"]
+    labels: Int64[Tensor, "O K"] | None = None
     features: Float[Tensor, "O P"] | None = None
-    share: float | None = SHARE
-
-    def contrast(self, known: Scores, reference: Reference | None) -> Contrast:
-        """P(known) by the scores that known queries have."""
-        features = self.features if any(map(needs_input, known)) else None
-        scores = query_scores(self.embeddings, self.cosines, features=features, reference=reference)
-        if self.share is None:
-            return Contrast.from_mixture(known, scores)
-        return Contrast.from_outsiders(known, scores, share=self.share)
-
-
-@dataclass(frozen=True, eq=False)
-class OwnClasses:
-    """The calibration queries as strangers: what they find once their matches are taken out of the gallery.
-
-    The network was trained on their classes, so that they lie farther from all others than strangers do.
-
-    Attributes:
-        cosines: (N, K) of what they find then.
-        share: of strangers among the queries to come.
-    """
-
-    cosines: Float[Tensor, "N K"]
-    share: float
-
-    def contrast(self, known: Scores, reference: Reference | None) -> Contrast:
-        """P(known) by the mean cosine of the first hits, the one score that a class that is missing changes."""
-        nearest = self.cosines[:, :NEAREST]
-        found = nearest[nearest.isfinite().all(1)]
-        if len(found) == 0:
-            raise ValueError(
-                f"no query finds {NEAREST} items of other classes, by which a share of strangers is learnt: give a "
-                "larger gallery, or strangers, or no share of strangers"
-            )
-        outsiders = {_OF_HITS: SCORES[_OF_HITS].function(found).double()}
-        return Contrast.from_outsiders({_OF_HITS: known[_OF_HITS]}, outsiders, share=self.share)
+    classes: Int64[Tensor, " O"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,16 +110,14 @@ class Calibration:
         targets: the error rates in force.
         flag: the score in force by which queries are flagged.
         detector: the OOD scores of in-distribution queries.
-        false_accepts: the highest cosines of searches without a match; with classes where these were set aside before
-            training, so that the rate is promised of a random item of a class never trained on.
-        right_hits: (R,) of the queries with a match the cosine of the first hit, −∞ where that is wrong, rising.
-        answers: P(known) and P(right | known): from all scores; from those of a mean, a κ and hits; and from these
-            without what labels say. The first answers whose evidence is all there.
-        reliability: of the first one's probabilities on data that they were not learnt from, by cross-validation.
+        acceptances: what decides: from all scores; from those of a mean, a κ and hits; and from these without what
+            labels say. The first decides whose evidence is all there.
+        reliability: of the first one's P(right | known) on data that it was not learnt from, by cross-validation.
         depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
             queries have a match to promise it.
         kappa: of the calibration queries, to be shown.
         dimension: of the embeddings.
+        nearest: by score, how many neighbours it looks at, where that is not the usual number.
         reference: features of known items, for distances to them; None where there are none.
         verifier: of pairs of images; None where none were given.
         facts: further facts of how it was made, as JSON.
@@ -169,20 +128,34 @@ class Calibration:
     targets: Targets
     flag: str
     detector: OodDetector
-    false_accepts: ConformalScores
-    right_hits: Float[Tensor, " R"]
-    answers: tuple[Answer, ...]
+    acceptances: tuple[Acceptance, ...]
     reliability: CalibrationBins
     depth: int | None
     kappa: Histogram
     dimension: int
+    nearest: Mapping[str, int] = field(default_factory=dict)
     reference: Reference | None = None
     verifier: Verifier | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def accept(self) -> str:
+        """What decides: `probability`, or the name of a score, whose negative it is."""
+        return self.acceptances[0].accept
+
+    @property
+    def false_accepts(self) -> ConformalScores:
+        """Of what decides, for queries that have no match in the gallery, or strangers; see `facts`."""
+        return self.acceptances[0].false_accepts
+
+    @property
+    def answer(self) -> Answer:
+        """P(known) and P(right | known) of a query of which all is known."""
+        return self.acceptances[0].answer
+
     @cached_property
     def accept_above(self) -> float:
-        """The cosine above which a first hit is a match: P(a search without a match exceeds it) ≤ `targets.far`."""
+        """The threshold above which a first hit is a match: P(a query without one exceeds it) ≤ `targets.far`."""
         return self.false_accepts.threshold(self.targets.far)
 
     @cached_property
@@ -210,9 +183,9 @@ class Calibration:
         """For queries of whose hits not all have a label, with a flag that looks at none of these."""
         return self._with_flag(without_labels(self.flag)) if "votes" in self.detector.calibrated else self
 
-    def recall(self, cosine: float) -> float:
+    def recall(self, threshold: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
-        return float((self.right_hits > cosine).double().mean())
+        return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
         """Whether a gallery's size is beyond ±20 % of what the calibration searched: its rates are no longer known."""
@@ -228,19 +201,22 @@ class Calibration:
         gallery_size: int | None = None,
         accept_above: float | None = None,
         flag_above: float | None = None,
-    ) -> Decisions:
-        """Answer each query: abstain where it is flagged, else match where its first hit is good enough, else unknown.
+    ) -> SearchDecisions:
+        """Answer each query: abstain where it is flagged, else match where its first hit is accepted, else unknown.
+
+        A hit is accepted where what decides, the probability that it is right unless another `accept` was asked for, is
+        above the threshold.
 
         Args:
             hits: of the queries, at least 50 for each (`N_HITS`), which are looked at, or all that the gallery holds.
             queries: their embeddings.
-            features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave, and
-                `combined` flags by what was found alone.
+            features: (Q, P) of the queries; without them they count as a mean and a κ that somebody gave, and what was
+                found flags in place of what needs features.
             labels: (Q, K) of the hits, negative where a hit has none; None where items have no labels. Where any of
                 the hits that are looked at has none, the query is answered by what was found and by features alone: it
                 was calibrated on hits that all have one.
             gallery_size: of the index now; None where it has not changed since the calibration.
-            accept_above: another cosine than that in force, such as one from a slider.
+            accept_above: another threshold than that in force, such as one from a slider.
             flag_above: another OOD score than that in force; of κ it is −κ. Where another flag takes the place of
                 `flag`, for want of its evidence, that one's own threshold stays.
 
@@ -248,9 +224,8 @@ class Calibration:
             One answer a query, on the device of the hits.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, features that are missing where
-                the flag needs them, labels or features of another shape, thresholds that are NaN, or too few hits a
-                query.
+            ValueError: for hits and queries that differ in number, another dimension, labels or features of another
+                shape, thresholds that are NaN, or too few hits a query.
         """
         for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
             if threshold is not None and math.isnan(threshold):
@@ -263,22 +238,30 @@ class Calibration:
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
-        probability = self._probability(scores)
-        able = self.for_vectors if features is None and self.flag == COMBINED else self
+        able = self.for_vectors if features is None else self
         able = able.for_unlabelled if labels is None else able
         in_force = able if k else able.for_hitless
         ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
-        threshold = in_force.flag_above if flag_above is None or in_force.flag != self.flag else flag_above
-        flagged = ood_score > threshold
-        score = hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf)
-        return Decisions(
-            codes=decision_codes(
-                flagged.to(score.device),
-                score,
-                accept_above=self.accept_above if accept_above is None else accept_above,
-            ),
-            probability=probability.to(score.device),
-            score=score,
+        flag_above = in_force.flag_above if flag_above is None or in_force.flag != self.flag else flag_above
+        on = hits.scores.device
+        none = torch.zeros(len(hits), dtype=torch.float64)
+        p_known, right, statistic, false_accept = none, none, none - torch.inf, none + 1
+        deciding = next((one for one in self.acceptances if scores.keys() >= one.evidence), None)
+        if deciding is not None:
+            p_known, right = deciding.answer.p_known(scores), deciding.answer.right(scores)
+            statistic = deciding.statistic(scores, p_known * right)
+            false_accept = deciding.false_accepts.p_values(statistic)
+            accept_above = deciding.false_accepts.threshold(self.targets.far) if accept_above is None else accept_above
+        flagged = (ood_score > flag_above).to(on)
+        accept_above = self.accept_above if accept_above is None else accept_above
+        return SearchDecisions(
+            codes=decision_codes(flagged, statistic.to(on), accept_above=accept_above),
+            probability=(p_known * right).to(on),
+            p_known=p_known.to(on),
+            right_if_known=right.to(on),
+            statistic=statistic.to(on),
+            false_accept=false_accept.to(on),
+            score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
             ood_score=ood_score,
             p_value=known.p_values(ood_score),
             flagged_by=(in_force.flag,) * len(hits),
@@ -312,7 +295,9 @@ class Calibration:
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
-        return query_scores(queries, cosines, features=features, labels=labels, reference=self.reference)
+        return query_scores(
+            queries, cosines, features=features, labels=labels, reference=self.reference, nearest=self.nearest
+        )
 
     def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
         """Which embeddings cannot be judged, without a search: by `for_hitless` where the flag in force looks at hits.
@@ -320,17 +305,11 @@ class Calibration:
         Raises:
             ValueError: where the flag needs features and there are none.
         """
-        scores = query_scores(embeddings, None, features=features, reference=self.reference)
+        scores = query_scores(embeddings, None, features=features, reference=self.reference, nearest=self.nearest)
         return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
 
     def _with_flag(self, flag: str) -> "Calibration":
         return self if flag == self.flag else replace(self, flag=flag)
-
-    def _probability(self, scores: dict[str, Tensor]) -> Tensor:
-        """P(first hit is right), by the first of `answers` whose evidence is all there; 0 where there is no hit."""
-        if "cosine" not in scores:
-            return torch.zeros(len(scores["kappa"]), dtype=torch.float64)
-        return next(model for model in self.answers if scores.keys() >= model.evidence)(scores)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Whether each of R pairs matches: abstain where κ flags either, at `targets.ood` each.
@@ -387,12 +366,16 @@ def calibrate(
     *,
     key: str,
     targets: Targets | None = None,
-    flag: str = "kappa",
+    flag: str | None = None,
+    accept: str | None = None,
     features: Float[Tensor, "Q P"] | None = None,
-    labels: Int64[Tensor, "Q K"] | None = None,
+    gallery_labels: Int64[Tensor, " G"] | None = None,
+    classes: Int64[Tensor, " Q"] | None = None,
     reference: Reference | None = None,
-    strangers: ConformalScores | None = None,
-    others: Sequence[Others | OwnClasses] = (),
+    strangers: Searched | None = None,
+    of_strangers: bool = True,
+    mixture: Searched | None = None,
+    share: float = SHARE,
     verifier: Verifier | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
@@ -403,65 +386,126 @@ def calibrate(
         queries: their embeddings.
         key: of the run; see `Calibration`.
         targets: the error rates asked for.
-        flag: the score by which queries shall be flagged: one of `lam.retrieval.metrics.registry.SCORES`, or
-            `combined`.
+        flag: the score by which queries shall be flagged: one of `lam.retrieval.decisions.flags.FLAGS`; by default the
+            one that tells strangers best, by cross-validation.
+        accept: what decides: one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default what tells right hits
+            best, by cross-validation.
         features: (Q, P) of the queries.
-        labels: (Q, K) of the hits, where items have any.
+        gallery_labels: (G,) of the items that were searched, where they have any.
+        classes: (Q,) of the queries, in the numbering of the reference, where both have any: as strangers, queries then
+            count as if their class were not in the reference either.
         reference: features of known items.
-        strangers: highest cosines of queries that are known to have no match in the gallery. False accepts are then
-            promised of their like, or, where these have classes, of classes like theirs; by default of queries like
-            those of the searches, with their matches taken out.
-        others: queries to learn P(known) from, beside how usual a query is; the first serve, unless they are a mixture
-            that may hold no stranger, or nothing else.
+        strangers: queries of classes that the gallery does not hold. By default the queries themselves stand for them,
+            with their matches taken out.
+        of_strangers: whether false accepts are promised of the strangers, where these are given: of their like, or,
+            where they have classes, of a random item of such a class. Otherwise they are promised of queries like those
+            of the searches, with their matches taken out.
+        mixture: unlabelled queries to learn P(known) from, unless they may hold no stranger, or nothing else.
+        share: of queries without a match among those to come, where no mixture tells it.
         verifier: of pairs of images, where those shall be verified.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
         ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
-            or where the flag's evidence is missing.
+            or where the evidence of the flag, or of what shall decide, is missing.
     """
     if len(queries) != len(searches):
         raise ValueError(f"queries and searches must be as many, got {len(queries)} and {len(searches)}")
     targets = Targets() if targets is None else targets
-    if strangers is None:
-        non_mated = searches.non_mated[searches.non_mated.isfinite()]
-        if len(non_mated) == 0:
-            raise ValueError(
-                "no query has an item in the gallery that does not match it: there is no false accept to learn"
-            )
-        strangers = ConformalScores.of(non_mated)
-    scores = query_scores(queries, searches.cosines, features=features, labels=labels, reference=reference)
-    detector = OodDetector.of(scores)
+    has_other = searches.non_mated.isfinite()
+    width = max(1, int(searches.others[has_other].isfinite().sum(1).min())) if has_other.any() else 1
+    no_match, without = searches[has_other], searches.others[has_other, :width]
+    labels = None if gallery_labels is None else gallery_labels[searches.hits]
+    of_others = None if gallery_labels is None else gallery_labels[no_match.other_hits[:, :width]]
+    parts: dict[str, Any] = {"features": features, "reference": reference}
+    nearest = choose_nearest(
+        candidates_of(gallery_labels, None if reference is None else reference.labels),
+        {"cosines": searches.cosines, "labels": labels, **parts},
+        searches.correct,
+        [{"cosines": without}],
+    )
+    query_parts = {"features": None if features is None else features[has_other], "reference": reference}
+    scores = query_scores(queries, searches.cosines, labels=labels, nearest=nearest, **parts)
+    of_no_match = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
+    asked_fold = folds_of(torch.arange(len(queries)))
+    if strangers is not None:
+        of_stranger = query_scores(
+            strangers.embeddings,
+            strangers.cosines,
+            features=None if features is None else strangers.features,
+            labels=None if labels is None else strangers.labels,
+            reference=reference,
+            nearest=nearest,
+        )
+        count = len(strangers.cosines)
+        stranger_fold = folds_of(torch.arange(count) if strangers.classes is None else strangers.classes)
+    else:
+        if reference is not None and reference.labels is not None and classes is not None:
+            query_parts["reference"] = reference.excluding(classes[has_other])
+        of_stranger = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
+        stranger_fold = asked_fold[has_other]
+    evidence = Evidence(
+        asked=scores,
+        has_match=searches.has_mate,
+        right=searches.correct,
+        no_match=of_no_match,
+        strangers=of_stranger,
+        asked_fold=asked_fold,
+        no_match_fold=asked_fold[has_other],
+        stranger_fold=stranger_fold,
+    )
+    detector = OodDetector.fit(evidence)
+    flag = detector.best if flag is None else flag
     detector.known(flag)
-    mated = searches.has_mate
-    correct = searches.correct[mated]
-    miss = targets.conformal_miss
-    of_vectors = query_scores(queries, searches.cosines, labels=labels)
-    kinds = (scores, of_vectors, query_scores(queries, searches.cosines))
-    evidence = [{name: values[mated] for name, values in kind.items()} for kind in kinds]
-    contrasts = [[other.contrast(kind, reference) for other in others] for kind in evidence]
-    fits = [
-        (kind, partial(Answer.fit, contrast=next((contrast for contrast in tried if contrast.is_told), None)))
-        for kind, tried in zip(evidence, contrasts, strict=True)
+    of_mixture = None
+    if mixture is not None:
+        of_mixture = query_scores(
+            mixture.embeddings,
+            mixture.cosines,
+            features=None if features is None else mixture.features,
+            reference=reference,
+            nearest=nearest,
+        )
+    of_vectors = query_scores(queries, searches.cosines, labels=labels, nearest=nearest)
+    kinds = dict.fromkeys(
+        tuple(kind) for kind in (scores, of_vectors, query_scores(queries, searches.cosines, nearest=nearest))
+    )
+
+    def fit(part: Evidence) -> Answer:
+        return Answer.fit(part, share=share, mixture=of_mixture)
+
+    promised_of_strangers = strangers is not None and of_strangers
+    learnt = [
+        Acceptance.fit(
+            evidence.only(names),
+            fit,
+            accept=accept if accept in (None, PROBABILITY, *names) else PROBABILITY,
+            of_strangers=promised_of_strangers,
+            classes=None if strangers is None else strangers.classes,
+        )
+        for names in kinds
     ]
-    estimates = [(contrast.share, *contrast.interval) for contrast in contrasts[0] if contrast.interval is not None]
-    facts = {**(facts or {}), **({"share_of_strangers": estimates[0]} if estimates else {})}
+    acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
+    if accept is not None and acceptances[0].accept != accept:
+        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *scores))}, got {accept!r}")
+    contrast, miss = acceptances[0].answer.contrast, targets.conformal_miss
+    estimate = {} if contrast is None or contrast.interval is None else {"share_of_strangers": (contrast.share, *contrast.interval)}
+    correct = searches.correct[searches.has_mate]
     calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
         targets=targets,
         flag=flag,
         detector=detector,
-        false_accepts=strangers,
-        right_hits=searches.score.double().masked_fill(~searches.correct, -torch.inf)[mated].sort().values,
-        answers=tuple(fit(kind, correct) for kind, fit in {tuple(kind): (kind, fit) for kind, fit in fits}.values()),
-        reliability=probability_bins(cross_validated(evidence[0], correct, fit=fits[0][1]), correct),
-        depth=conformal_depth(searches.rank[mated], target=miss) if len(correct) >= needed(miss) else None,
+        acceptances=acceptances,
+        reliability=probability_bins(right_if_known, correct),
+        depth=conformal_depth(searches.rank[searches.has_mate], target=miss) if len(correct) >= needed(miss) else None,
         kappa=Histogram.of(queries.kappa),
         dimension=queries.dimension,
+        nearest=nearest,
         reference=reference,
         verifier=verifier,
-        facts=facts,
+        facts={**(facts or {}), **estimate},
     )
     _refuse_unpromised(calibration)
     return calibration
@@ -524,5 +568,4 @@ def _refuse_unpromised(calibration: Calibration) -> None:
         try:
             getattr(calibration, threshold)
         except ValueError as error:
-            halved = f"; flag {COMBINED} has half of the queries for it" if calibration.flag == COMBINED else ""
-            raise ValueError(f"target {name} (--target-{name}): {error}{halved if name == 'ood' else ''}") from None
+            raise ValueError(f"target {name} (--target-{name}): {error}") from None

@@ -1,4 +1,4 @@
-"""P(known) learnt from what is foreign: from labelled outsiders, or from queries of which nobody says what they are.
+"""P(known) learnt from queries that the gallery cannot answer: from known examples, or from an unlabelled mixture.
 
 How far a query is from those of the calibration (`lam.retrieval.decisions.known`) tells nothing of the directions in
 which strangers lie; examples of strangers do. An unlabelled mixture, such as what a service is asked, does as well: the
@@ -7,7 +7,7 @@ ratio of its density to that of known queries has the same order.
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +16,23 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.known import is_evidence
-from lam.retrieval.decisions.probability import Correctness, Scores, cross_validated, random_order
+from lam.retrieval.decisions.probability import (
+    Correctness,
+    MonotoneRegression,
+    Scores,
+    cross_validated,
+    random_order,
+)
 from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, " O"]]
 """By name, one value for each of O queries that are not known to be known."""
 
-SHARE = 0.05
-"""The share of strangers among the queries that are expected, where nobody says another."""
+SHARE = 0.5
+"""The share of queries without a match that is expected, where nobody says another: as many as have one."""
+
+ONE_WAY = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
+"""Scores that a stranger raises. Chosen on validation data of photographs, faces, characters and texts."""
 
 _TOPS = (0.25, 0.5, 0.75)
 """Shares of the known queries, those that look most known, among which the unlabelled ones are counted."""
@@ -31,40 +40,48 @@ _TOPS = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Contrast:
-    """P(known) of a query, by a regression that tells known queries from others.
+    """P(known) of a query, by a regression that tells queries with a match in the gallery from others.
 
-    With r the ratio of the densities of known queries and of others and π the share of strangers, P(known) is
-    (1 − π)r/((1 − π)r + π) where the others are all strangers, and min(1, (1 − π)r) where they are a mixture of both.
+    With r the ratio of the densities of known queries and of others and π the share of others, P(known) is
+    (1 − π)r/((1 − π)r + π) where the others have no match, and min(1, (1 − π)r) where they are a mixture of both.
 
     Attributes:
         regression: P(of the known ones | scores) among the queries it was learnt from.
-        odds: how many others came on a known one there.
+        odds: how much others weighed against known ones there.
         share: π.
         is_mixture: whether the others are unlabelled, known queries among them.
         interval: of π at 0.95, where it was estimated.
     """
 
-    regression: Correctness
+    regression: MonotoneRegression | Correctness
     odds: float
     share: float
     is_mixture: bool = False
     interval: tuple[float, float] | None = None
 
     @classmethod
-    def from_outsiders(cls, known: Scores, outsiders: OtherScores, *, share: float = SHARE) -> "Contrast":
-        """Learn from N known queries and O strangers.
+    def from_strangers(cls, known: Scores, others: Sequence[OtherScores], *, share: float = SHARE) -> "Contrast":
+        """Learn from N known queries and one or more kinds of others; each kind weighs as much as the next.
 
         Args:
-            known: scores of the known, by name; what is evidence is as of `Known`.
-            outsiders: the same scores of the strangers.
+            known: scores of the known, by name; of these `ONE_WAY` are looked at.
+            others: the same scores of queries without a match in the gallery.
             share: π of the queries to come, in (0, 1).
 
         Raises:
-            ValueError: for a share outside (0, 1), or no outsider.
+            ValueError: for a share outside (0, 1), no query without a match, or none of the scores.
         """
-        check_share("the share of strangers", share)
-        both, is_known = _joined(known, outsiders)
-        return cls(Correctness.fit(both, is_known), _odds(is_known), share)
+        check_share("the share of queries without a match", share)
+        groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
+        if len(groups) == 1:
+            raise ValueError("P(known) is learnt from queries that are not known, got none")
+        names = [name for name in ONE_WAY if name in known]
+        sizes = [len(next(iter(group.values()))) for group in groups]
+        weight = [torch.full((size,), 1 / size) for size in sizes]
+        weight[1:] = [kind / (len(groups) - 1) for kind in weight[1:]]
+        both = {name: torch.cat([group[name].cpu() for group in groups]) for name in names}
+        is_known = torch.arange(sum(sizes)) < sizes[0]
+        return cls(MonotoneRegression.fit(both, is_known, torch.cat(weight)), 1.0, share)
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "Contrast":
@@ -96,8 +113,8 @@ class Contrast:
             ValueError: for a score that is missing or not finite.
         """
         p = self.regression(scores)
-        known = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
-        return known.clamp(max=1) if self.is_mixture else known / (known + self.share)
+        ratio = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
+        return ratio.clamp(max=1) if self.is_mixture else ratio / (ratio + self.share)
 
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:

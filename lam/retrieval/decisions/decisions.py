@@ -1,7 +1,7 @@
 """The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -20,8 +20,7 @@ class Decisions:
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
-        probability: (Q,) that the query is of a known kind and its first hit right, if it has a match; 0 where there
-            is no hit.
+        probability: (Q,) that the first hit is right, or of pairs that the two match; 0 where there is no hit.
         score: (Q,) cosine of the first hit; −∞ where there is none.
         ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
         p_value: (Q,) share of the calibration data whose OOD score is as high.
@@ -40,7 +39,7 @@ class Decisions:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def where(self, which: Bool[Tensor, " Q"], others: "Decisions") -> "Decisions":
+    def where(self, which: Bool[Tensor, " Q"], others: Self) -> Self:
         """These answers to some of the queries, and others to the rest."""
         columns = {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
         chosen = {name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()}
@@ -62,15 +61,32 @@ class Decisions:
         return float((self.codes == DECISIONS.index(decision)).double().mean())
 
 
+@dataclass(frozen=True)
+class SearchDecisions(Decisions):
+    """The answers to Q searches. Their probability is P(known) · P(right | known).
+
+    Attributes:
+        p_known: (Q,) P(known), that the gallery holds a match, at the share of queries that is expected to have none.
+        right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
+        statistic: (Q,) what decides: the probability, or minus the score that `accept` names; −∞ where there is no hit.
+        false_accept: (Q,) share of calibration queries without a match for which the statistic is as high.
+    """
+
+    p_known: Float[Tensor, " Q"]
+    right_if_known: Float[Tensor, " Q"]
+    statistic: Float[Tensor, " Q"]
+    false_accept: Float[Tensor, " Q"]
+
+
 def decision_codes(
-    flagged: Bool[Tensor, " Q"], score: Float[Tensor, " Q"], *, accept_above: float
+    flagged: Bool[Tensor, " Q"], statistic: Float[Tensor, " Q"], *, accept_above: float
 ) -> Int64[Tensor, " Q"]:
-    """Abstain where the query is flagged; else a match where the first hit's score is above the threshold, or unknown.
+    """Abstain where the query is flagged; else a match where the statistic is above the threshold, or unknown.
 
     Args:
         flagged: (Q,) which queries cannot be judged.
-        score: (Q,) of the first hits; −∞ where there is none.
-        accept_above: a score equal to this is not accepted.
+        statistic: (Q,) of the first hits; −∞ where there is none.
+        accept_above: a statistic equal to this is not accepted.
 
     Returns:
         (Q,) positions in `DECISIONS`.
@@ -79,11 +95,11 @@ def decision_codes(
         ValueError: for NaN, or another length.
 
     Example:
-        >>> flagged, score = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])
-        >>> [DECISIONS[code] for code in decision_codes(flagged, score, accept_above=0.5).tolist()]
+        >>> flagged, statistic = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])
+        >>> [DECISIONS[code] for code in decision_codes(flagged, statistic, accept_above=0.5).tolist()]
         ['match', 'unknown', 'abstain']
     """
-    check_length("flagged", flagged, "the scores", len(score))
-    check_no_nan("score", score)
-    codes = torch.where(score > accept_above, MATCH, UNKNOWN)
+    check_length("flagged", flagged, "the statistics", len(statistic))
+    check_no_nan("statistic", statistic)
+    codes = torch.where(statistic > accept_above, MATCH, UNKNOWN)
     return codes.masked_fill(flagged, ABSTAIN)

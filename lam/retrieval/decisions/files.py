@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
-from lam.retrieval.decisions.probability import Correctness, RankOdds
+from lam.retrieval.decisions.probability import Correctness, MonotoneRegression
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import CalibrationBins
@@ -29,14 +30,17 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 7
+FORMAT = 8
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG, _RELIABILITY = "flag_", "reliability_"
 _OF_REFERENCE = ("labels", "lengths", "embeddings")
-_PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "facts")
+_ACCEPT = "accept_"
+_PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
 _RECORDS: dict[str, Any] = {
     "targets": Targets,
-    "combined": dict[str, RankOdds],
+    "combined": MonotoneRegression | None,
+    "ranking": dict[str, float],
+    "accepts": tuple[str, ...],
     "answers": tuple[Answer, ...],
     "sameness": Correctness | None,
     "kappa": Histogram,
@@ -49,8 +53,10 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
     metadata: dict[str, Any] = {
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
-        "combined": {name: asdict(rank) for name, rank in calibration.detector.ranks.items()},
-        "answers": [asdict(model) for model in calibration.answers],
+        "combined": None if calibration.detector.combined is None else asdict(calibration.detector.combined),
+        "ranking": calibration.detector.ranking,
+        "accepts": [one.accept for one in calibration.acceptances],
+        "answers": [asdict(one.answer) for one in calibration.acceptances],
         "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
         "kappa": asdict(calibration.kappa),
     }
@@ -89,10 +95,16 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
         targets=records["targets"],
-        detector=OodDetector(_calibrated(tables), records["combined"]),
-        false_accepts=ConformalScores(_table(tables, "false_accepts"), tables.get("stranger_classes")),
-        right_hits=_table(tables, "right_hits"),
-        answers=records["answers"],
+        detector=OodDetector(_calibrated(tables), records["combined"], records["ranking"]),
+        acceptances=tuple(
+            Acceptance(
+                accept,
+                answer,
+                ConformalScores(_table(tables, f"{_ACCEPT}{place}"), tables.get(f"{_ACCEPT}{place}_classes")),
+                _table(tables, f"{_ACCEPT}{place}_right"),
+            )
+            for place, (accept, answer) in enumerate(zip(records["accepts"], records["answers"], strict=True))
+        ),
         reliability=CalibrationBins(
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
         ),
@@ -103,13 +115,15 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    tables = {"false_accepts": calibration.false_accepts.scores, "right_hits": calibration.right_hits}
+    tables: dict[str, Tensor] = {}
+    for place, one in enumerate(calibration.acceptances):
+        tables |= {f"{_ACCEPT}{place}": one.false_accepts.scores, f"{_ACCEPT}{place}_right": one.right_hits}
+        if one.false_accepts.classes is not None:
+            tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
     tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
-    if calibration.false_accepts.classes is not None:
-        tables["stranger_classes"] = calibration.false_accepts.classes
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
         rest = {name: getattr(calibration.reference, name) for name in _OF_REFERENCE}

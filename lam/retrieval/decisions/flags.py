@@ -2,66 +2,90 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, joint_surprise, random_order
+from lam.retrieval.decisions.contrast import ONE_WAY
+from lam.retrieval.decisions.evidence import Evidence
+from lam.retrieval.decisions.probability import MonotoneRegression, Scores
+from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
-"""Several scores as one."""
-TOGETHER = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
-"""These, as far as there is evidence for them: what features say, and what was found. Chosen by AUROC on validation
-parts, with intents left out and outsiders made of images; κ beside them changes little (`benchmarks/combined.py`)."""
+"""Several scores as one: how much they look like those of a stranger."""
 FLAGS = (*SCORES, COMBINED)
 """By what a query can be flagged."""
+_AS_GOOD = 0.005  # of AUROC, by which a single score must be ahead of the combined one
 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
-    `combined` is `joint_surprise`, a mean of p over several scores: the calibration items are parted, one half
-    gives each score its p, the share of items above it, and the means of the other half are calibrated. It is one score
-    like all others, so that its false-flag rate is promised alike, whatever the dependence of its parts.
+    `combined` is a `MonotoneRegression` of strangers against known queries. The score of each calibration query is what
+    the other folds taught, so that none is lost; what holds of its rate is said in `lam.retrieval.decisions.acceptance`.
 
     Attributes:
-        calibrated: by flag, the scores of the calibration items, among them `kappa`; `combined` has those of one half,
-            relative to the other.
-        ranks: of the other half, by score of `combined`; empty where there are not two.
+        calibrated: by flag, the scores of the calibration items, among them `kappa`.
+        combined: P(known), minus the log odds of which are the score; None where nothing was combined.
+        ranking: by flag, the AUROC of strangers against known queries, the highest first; empty without strangers.
     """
 
     calibrated: dict[str, ConformalScores]
-    ranks: dict[str, RankOdds] = field(default_factory=dict)
+    combined: MonotoneRegression | None = None
+    ranking: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scores: Mapping[str, Float[Tensor, " N"]]) -> "OodDetector":
-        """Learn from N in-distribution items that nothing was fitted to.
+    def of(cls, scores: Scores) -> "OodDetector":
+        """Take each score of N in-distribution items as it is.
 
         Args:
             scores: of these items, by name, as `lam.retrieval.metrics.registry.scores_of` gives them.
 
         Raises:
-            ValueError: for no item, or only one where scores are combined; without −κ; NaN; or another length.
+            ValueError: for no item, without −κ, NaN, or another length.
         """
         if "kappa" not in scores:
             raise ValueError(f"scores must hold those of 'kappa', got {', '.join(scores) or 'none'}")
         columns = {name: values.detach().cpu().double() for name, values in scores.items()}
         for name, values in columns.items():
             check_length(name, values, "the values of kappa", len(columns["kappa"]))
-        calibrated = {name: ConformalScores.of(values) for name, values in columns.items()}
-        together = [name for name in TOGETHER if name in columns]
-        if len(together) < 2:
-            return cls(calibrated)
-        if len(columns["kappa"]) < 2:
-            raise ValueError(f"scores are combined from at least 2 items, got {len(columns['kappa'])}")
-        order = random_order(len(columns["kappa"]))
-        ranks = {name: RankOdds.of(columns[name][order[::2]]) for name in together}
-        combined = joint_surprise(ranks, {name: columns[name][order[1::2]] for name in together})
-        return cls({**calibrated, COMBINED: ConformalScores.of(combined)}, ranks)
+        return cls({name: ConformalScores.of(values) for name, values in columns.items()})
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> "OodDetector":
+        """Learn to tell strangers from the queries that have a match, too.
+
+        Raises:
+            ValueError: as `of`.
+        """
+        single = cls.of(evidence.asked)
+        if not len(evidence.stranger_fold):
+            return single
+
+        def log_odds(part: Evidence) -> Any:
+            regression = _strangeness(part)
+            return lambda scores: -regression.log_odds(scores)[None]
+
+        asked, _, strangers = (values[:, 0] for values in evidence.out_of_fold(log_odds))
+        inside, outside = {**evidence.asked, COMBINED: asked}, {**evidence.strangers, COMBINED: strangers}
+        ranks = {name: auroc(inside[name][evidence.has_match], outside[name]) for name in inside}
+        ranking = dict(sorted(ranks.items(), key=lambda rank: -rank[1]))
+        return cls({**single.calibrated, COMBINED: ConformalScores.of(asked)}, _strangeness(evidence), ranking)
+
+    @property
+    def best(self) -> str:
+        """The flag that tells strangers best: `combined`, unless a single score is ahead by more than 0.005; κ without
+        strangers."""
+        if COMBINED not in self.ranking:
+            return "kappa"
+        first = next(iter(self.ranking))
+        return COMBINED if self.ranking[COMBINED] >= self.ranking[first] - _AS_GOOD else first
 
     def known(self, flag: str) -> ConformalScores:
         """The calibration scores of one flag.
@@ -90,13 +114,13 @@ class OodDetector:
             ValueError: as `known`; for a score that is missing; or NaN.
         """
         self.known(flag)
-        names = tuple(self.ranks) if flag == COMBINED else (flag,)
+        names = self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
         if missing := [name for name in names if name not in scores]:
             raise ValueError(f"flag {flag!r} needs {_evidence(names)} of every query: there is no {missing[0]!r}")
         for name in names:
             check_no_nan(name, scores[name])
-        if flag == COMBINED:
-            return joint_surprise(self.ranks, scores).to(scores[names[0]].device)
+        if flag == COMBINED and self.combined is not None:
+            return -self.combined.log_odds(scores).to(scores[names[0]].device)
         return scores[flag].detach().double()
 
 
@@ -111,14 +135,12 @@ def needs_input(flag: str) -> bool:
 
 
 def without_input(flag: str) -> str:
-    """The flag in its place for queries that are but a mean and a κ: κ, or of several scores one that hits give."""
-    if not needs_input(flag):
-        return flag
-    return "mean_cosine" if flag == COMBINED else "kappa"
+    """The flag in its place for queries that are only a mean and a κ: one that hits give."""
+    return "mean_cosine" if needs_input(flag) else flag
 
 
 def without_hits(flag: str) -> str:
-    """The flag in its place for queries that found nothing: κ, or of several scores one that features give."""
+    """The flag in its place for queries that found nothing: κ, or in place of several scores one that features give."""
     if not _is_made_from(flag, "cosines", "labels"):
         return flag
     return "knn" if flag == COMBINED else "kappa"
@@ -132,7 +154,17 @@ def without_labels(flag: str) -> str:
 
 def scores_behind(flag: str) -> tuple[str, ...]:
     """The scores that a flag is made of."""
-    return TOGETHER if flag == COMBINED else (flag,)
+    return ONE_WAY if flag == COMBINED else (flag,)
+
+
+def _strangeness(evidence: Evidence) -> MonotoneRegression:
+    """P(known) among known queries and strangers, as many of one as of the other."""
+    known = evidence.known
+    sizes = len(next(iter(known.values()))), len(evidence.stranger_fold)
+    names = [name for name in ONE_WAY if name in known]
+    both = {name: torch.cat([known[name], evidence.strangers[name]]) for name in names}
+    weight = torch.cat([torch.full((size,), 1 / max(1, size)) for size in sizes])
+    return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 
 
 def _is_made_from(flag: str, *evidence: str) -> bool:

@@ -5,6 +5,7 @@ the training features. So unusual is what lies far from the calibration queries,
 together.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,15 +13,17 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.flags import TOGETHER
-from lam.retrieval.decisions.probability import RankOdds, Scores, folds, joint_surprise
+from lam.retrieval.decisions.probability import RankOdds, Scores, check_evidence, folds
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
 """Where P(known) begins to fall: at the most unusual share of the calibration queries."""
 
+TOGETHER = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
+"""Scores that outsiders of some kind raise: what features say, and what was found."""
 _OF_THE_FIRST = "cosine", "cosine_spread"
 
 
@@ -33,8 +36,7 @@ class Known:
 
     Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
     rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
-    distance is taken between these. The other is `joint_surprise` of the scores behind the flag `combined`, each of
-    which outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
+    distance is taken between these. The other is `joint_surprise` of the scores that outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
     the mean is about 0.99. What labels say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is,
     both ways, what the first hit alone decides: a query that is in the gallery finds itself, as no calibration query
     does.
@@ -43,7 +45,7 @@ class Known:
 
     Attributes:
         evidence: the scores that are looked at both ways, E of them.
-        together: those behind the flag.
+        together: those that outsiders of some kind raise.
         ranks: of all these.
         mean: (E,) of the log odds of the evidence.
         precision: (E, E) inverse of their covariance, shrunk.
@@ -92,8 +94,7 @@ class Known:
         Raises:
             ValueError: for a score that is missing.
         """
-        if missing := [name for name in self.ranks if name not in scores]:
-            raise ValueError(f"P(known) rests on {', '.join(self.ranks)}: {', '.join(missing)} is missing")
+        check_evidence("P(known)", tuple(self.ranks), scores)
         mean, precision, known = self._learnt
         distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
         surprises = joint_surprise({name: self.ranks[name] for name in self.together}, scores)
@@ -107,6 +108,18 @@ class Known:
             torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.unusual)
         )
         return mean, precision, ConformalScores(unusual)
+
+
+def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above; float64 on the CPU.
+
+    It lies between the geometric mean, by which many scores that doubt a little count, and the harmonic one, by which
+    one that doubts much suffices. −log p = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
+
+    Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
+    """
+    of_each = [softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]
+    return 2 * ((torch.stack(of_each) / 2).logsumexp(0) - math.log(len(ranks)))
 
 
 def is_evidence(name: str) -> bool:

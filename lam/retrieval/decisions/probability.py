@@ -1,7 +1,7 @@
-"""P(first hit is right): a regression on scores of the query and its hits, kept as plain numbers."""
+"""P(first hit is right) and P(known): regressions on scores of the query and its hits, kept as plain numbers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.checks import check_finite, check_length
@@ -29,6 +28,7 @@ LOGISTIC_COUNTS = 300
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
+_BULK = 2.0  # spreads of a score from its median
 _BINS = 10
 
 
@@ -76,16 +76,112 @@ class RankOdds:
         return self(score) + above.log1p() - below.log1p()
 
 
-def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above; float64 on the CPU.
+@dataclass(frozen=True)
+class SoftScale:
+    """A score in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
 
-    It lies between the geometric mean, by which many scores that doubt a little count, and the harmonic one, by which
-    one that doubts much suffices. −log p = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
+    Distances count within the bulk, and no outlier outweighs it.
 
-    Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
+    Attributes:
+        median: of the score.
+        spread: the range between its quartiles, or else its standard deviation.
     """
-    of_each = [softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]
-    return 2 * ((torch.stack(of_each) / 2).logsumexp(0) - math.log(len(ranks)))
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, score: Float[Tensor, " N"]) -> "SoftScale":
+        """Learn from N values."""
+        low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+        return cls(middle, (high - low) or float(score.double().std(correction=0)) or 1.0)
+
+    def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Of new values, float64 on the CPU."""
+        z = (score.detach().cpu().double() - self.median) / self.spread
+        size = z.abs()
+        return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
+
+
+@dataclass(frozen=True)
+class MonotoneRegression:
+    """P(known) from several scores, none of which makes a query more known as it rises.
+
+    log(P/(1 − P)) = b − Σ_j w_j x_j with all w_j ≥ 0, x_j the scores on a `SoftScale`: logistic regression with a
+    ridge penalty, Σ w²/2 beside the weighted sum of log losses. A score is doubt, so that a weight below 0 could only
+    fit chance; without such weights a few dozen queries suffice to learn from.
+
+    Attributes:
+        evidence: the scores that it needs, E of them.
+        scales: of each.
+        weights: of each, not negative.
+        intercept: b.
+    """
+
+    evidence: tuple[str, ...]
+    scales: tuple[SoftScale, ...]
+    weights: tuple[float, ...]
+    intercept: float
+
+    def __post_init__(self) -> None:
+        if not len(self.evidence) == len(self.scales) == len(self.weights) > 0:
+            raise ValueError(f"there must be a scale and a weight for each score, got {len(self.weights)} weights")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights):
+            raise ValueError(f"weights must be finite and not negative, got {self.weights}")
+
+    @classmethod
+    def fit(
+        cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
+    ) -> "MonotoneRegression":
+        """Learn from N queries.
+
+        Args:
+            scores: higher meaning more doubt.
+            known: (N,) whether each is known.
+            weight: (N,) how much each counts, not negative; their sum is of no effect. All alike by default.
+
+        Raises:
+            ValueError: for no query or no score, another length, or scores that are not finite.
+        """
+        if len(known) == 0 or not scores:
+            raise ValueError(f"P(known) is learnt from queries and their scores, got {len(known)} and {len(scores)}")
+        for name, values in scores.items():
+            check_length(name, values, "the queries", len(known))
+            check_finite(name, values)
+        from scipy.optimize import minimize
+
+        scales = tuple(SoftScale.of(values) for values in scores.values())
+        x = torch.stack([scale(values) for scale, values in zip(scales, scores.values(), strict=True)], 1).numpy()
+        sign = np.where(known.cpu().numpy(), 1.0, -1.0)
+        mass = np.ones(len(sign)) if weight is None else weight.cpu().double().numpy()
+        mass = mass * (len(sign) / mass.sum())
+
+        def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            margin = sign * (theta[-1] - x @ theta[:-1])
+            slope = -sign * mass * np.exp(-np.logaddexp(0, margin))
+            value = mass @ np.logaddexp(0, -margin) + theta[:-1] @ theta[:-1] / 2
+            return value, np.append(theta[:-1] - x.T @ slope, slope.sum())
+
+        bounds = [(0.0, None)] * len(scales) + [(None, None)]
+        found: Any = minimize(loss, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds)
+        *weights, intercept = map(float, found.x)
+        return cls(tuple(scores), scales, tuple(weights), intercept)
+
+    def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
+        """P(known), float64, as often as among the queries that it was learnt from.
+
+        Raises:
+            ValueError: for a score that is missing or not finite.
+        """
+        return self.log_odds(scores).sigmoid()
+
+    def log_odds(self, scores: Scores) -> Float[Tensor, " N"]:
+        """log(P/(1 − P)), float64; errors as of a call."""
+        check_evidence("P(known)", self.evidence, scores)
+        total = torch.full((len(scores[self.evidence[0]]),), self.intercept, dtype=torch.float64)
+        for name, scale, weight in zip(self.evidence, self.scales, self.weights, strict=True):
+            total = total - weight * scale(scores[name])
+        return total
 
 
 @dataclass(frozen=True)
@@ -180,11 +276,9 @@ class Correctness:
         Raises:
             ValueError: for a score that is missing or not finite.
         """
-        if missing := [name for name in self.evidence if name not in scores]:
-            raise ValueError(f"the probability rests on {', '.join(self.evidence)}: {', '.join(missing)} is missing")
+        check_evidence("the probability", self.evidence, scores)
         total: Any = self.intercept
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
-            check_finite(name, scores[name])
             total = total + weight * rank(scores[name])
         level = torch.from_numpy(np.interp(total.numpy(), self.knots, self.levels))
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
@@ -205,6 +299,14 @@ def cross_validated(
     for fold, rest in folds(len(correct)):
         probability[fold] = fit(_rows(scores, rest), correct[rest])(_rows(scores, fold))
     return probability
+
+
+def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
+    """Refuse scores one of which is missing or not finite."""
+    if missing := [name for name in evidence if name not in scores]:
+        raise ValueError(f"{what} rests on {', '.join(evidence)}: {', '.join(missing)} is missing")
+    for name in evidence:
+        check_finite(name, scores[name])
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:

@@ -5,13 +5,15 @@ count as far as the known items say.
 """
 
 import math
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
@@ -41,12 +43,15 @@ class Reference:
         lengths: (O,) of the features; None where they are not known, and only directions count.
         embeddings: (O, D) unit vectors of the same items after the network's last layer; None where they are not known,
             or the last layer changes nothing.
+        excluded: (N,) the class that is left out for each of N items which are compared with these; None for none. See
+            `excluding`.
     """
 
     unit: Float[Tensor, "O P"]
     labels: Int[Tensor, " O"] | None = None
     lengths: Float[Tensor, " O"] | None = None
     embeddings: Float[Tensor, "O D"] | None = None
+    excluded: Int[Tensor, " N"] | None = None
 
     @classmethod
     def of(
@@ -76,6 +81,29 @@ class Reference:
             if embeddings.shape == unit.shape and (embeddings - unit.to(embeddings)).abs().max() <= _SAME_DIRECTION:
                 embeddings = None
         return cls(unit, labels, features.norm(dim=1), embeddings)
+
+    def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
+        """The same items for comparison with N items, as if the class of each had never been seen.
+
+        Means and covariances stay those of all items; distances to the class itself, and to its items, are left out.
+
+        Args:
+            classes: (N,) of the items that will be compared, in the numbering of `labels`; others leave nothing out.
+
+        Raises:
+            ValueError: where these items have no labels.
+        """
+        if self.labels is None:
+            raise ValueError("a class can be left out of reference items that have labels, and these have none")
+        excluding = copy(self)  # with the Gaussians, where they are known already
+        vars(excluding)["excluded"] = classes
+        return excluding
+
+    def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
+        """Which items are left out for some rows of the items that are compared; None for none."""
+        if self.excluded is None or self.labels is None:
+            return None
+        return self.excluded[rows, None].to(self.labels.device) == self.labels
 
     def __len__(self) -> int:
         return len(self.unit)
@@ -141,6 +169,7 @@ class Gaussians:
     Attributes:
         center: (P,) mean of all items.
         basis: (P, q) the components.
+        classes: (C,) labels of the classes, rising.
         means: (C, q) of the classes, whitened by `within`.
         within: (q, q) W with WWᵀ the inverse covariance of items about the means of their classes.
         total: (q, q) the same about the mean of all.
@@ -148,6 +177,7 @@ class Gaussians:
 
     center: Float[Tensor, " P"]
     basis: Float[Tensor, "P q"]
+    classes: Int[Tensor, " C"]
     means: Float[Tensor, "C q"]
     within: Float[Tensor, "q q"]
     total: Float[Tensor, "q q"]
@@ -162,20 +192,25 @@ class Gaussians:
         center = x.mean(0)
         basis = _principal_components(x - center)
         z = (x - center) @ basis
-        classes = (
-            torch.zeros(len(z), dtype=torch.int64) if labels is None else labels.cpu().unique(return_inverse=True)[1]
-        )
+        names, classes = (torch.zeros(len(z)).long() if labels is None else labels.cpu()).unique(return_inverse=True)
         count = classes.bincount().double()
         means = torch.zeros(len(count), z.shape[1], dtype=z.dtype).index_add_(0, classes, z) / count[:, None]
         within = _whitening(z - means[classes])
-        return cls(center, basis, means @ within, within, _whitening(z))
+        return cls(center, basis, names, means @ within, within, _whitening(z))
 
     @without_autocast()
-    def distances(self, unit: Float[Tensor, "N P"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """(N,) squared Mahalanobis distances of unit vectors to the nearest class, and (N,) to all items together."""
+    def distances(
+        self, unit: Float[Tensor, "N P"], excluded: Int[Tensor, " N"] | None = None
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """(N,) squared Mahalanobis distances of unit vectors to the nearest class, and (N,) to all items together.
+
+        The class that is excluded for a vector is not its nearest, unless there is no other.
+        """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
-        nearest = torch.cdist(z @ self.within, self.means).amin(1).square()
-        return nearest, (z @ self.total).square().sum(1)
+        to_classes = torch.cdist(z @ self.within, self.means)
+        if excluded is not None and len(self.classes) > 1:
+            to_classes = to_classes.masked_fill(excluded.cpu()[:, None] == self.classes, torch.inf)
+        return to_classes.amin(1).square(), (z @ self.total).square().sum(1)
 
 
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
@@ -203,7 +238,8 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
         tensor([1.])
     """
     check_neighbours(k, reference.unit)
-    return unit_knn_distance(reference.directions_of(features), reference.unit.to(features), k=k).to(features)
+    unit = reference.directions_of(features)
+    return unit_knn_distance(unit, reference.unit.to(features), k=k, is_excluded=reference.is_excluded).to(features)
 
 
 def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -220,7 +256,7 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
     Raises:
         ValueError: where the reference is of another width.
     """
-    return reference.gaussians.distances(reference.directions_of(features))[0].to(features)
+    return reference.gaussians.distances(reference.directions_of(features), reference.excluded)[0].to(features)
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -235,7 +271,7 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
     Raises:
         ValueError: where the reference is of another width.
     """
-    nearest, together = reference.gaussians.distances(reference.directions_of(features))
+    nearest, together = reference.gaussians.distances(reference.directions_of(features), reference.excluded)
     return (nearest - together).to(features)
 
 
@@ -260,7 +296,7 @@ def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
         >>> bool(near < far)
         True
     """
-    return reference.gaussians.distances(reference.directions_of(features))[1].to(features)
+    return reference.gaussians.distances(reference.directions_of(features), reference.excluded)[1].to(features)
 
 
 def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
@@ -289,7 +325,7 @@ def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
     """
     lengths = features.norm(dim=1, keepdim=True)
     scaled = reference.directions_of(features) * lengths ** (1 - reference.exponent)
-    return reference.radial_gaussians.distances(scaled)[0].to(features)
+    return reference.radial_gaussians.distances(scaled, reference.excluded)[0].to(features)
 
 
 @without_autocast()
@@ -334,10 +370,11 @@ def layer_change(
         raise ValueError(f"the reference has embeddings of dimension {width}, these have {embeddings.shape[1]}")
     unit, k = reference.directions_of(features), min(k, len(reference))
     known, after, parts = reference.unit.to(unit), reference.embeddings.to(embeddings), []
-    size = max(1, min(_BLOCK, _PRODUCTS // len(reference)))
-    for item, embedding in zip(unit.split(size), embeddings.split(size), strict=True):
-        cosines = embedding @ after.T
-        before = cosines.gather(1, (item @ known.T).topk(k, dim=1).indices).sort(dim=1, descending=True).values
+    for rows in blocks_of(len(unit), len(reference)):
+        item, cosines, products = unit[rows], embeddings[rows] @ after.T, unit[rows] @ known.T
+        if (excluded := reference.is_excluded(rows)) is not None:
+            cosines, products = cosines.masked_fill(excluded, -1.0), products.masked_fill(excluded, -torch.inf)
+        before = cosines.gather(1, products.topk(k, dim=1).indices).sort(dim=1, descending=True).values
         change = cosines.topk(k, dim=1).values.double().mean(1) - before.double().mean(1)
         parts.append(change.clamp(min=0).masked_fill(item.isnan().any(1), torch.nan))
     return torch.cat(parts).to(features)
@@ -362,19 +399,34 @@ def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"])
 
 @without_autocast()
 def unit_knn_distance(
-    features: Float[Tensor, "N P"], reference: Float[Tensor, "O P"], *, k: int
+    features: Float[Tensor, "N P"],
+    reference: Float[Tensor, "O P"],
+    *,
+    k: int,
+    is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
     """1 − cosine of unit vectors of one type to the k-th nearest of the reference, in float64.
 
-    By products of matrices: for one vector as fast as FAISS, for many several times faster.
+    By products of matrices: for one vector as fast as FAISS, for many several times faster. Where fewer than k items
+    are left, the distance is 2, the greatest.
     """
     parts = []
-    for part in features.split(max(1, min(_BLOCK, _PRODUCTS // len(reference)))):
-        neighbour = reference[(part @ reference.T).topk(k, dim=1).indices[:, -1]]
+    for rows in blocks_of(len(features), len(reference)):
+        part, excluded = features[rows], is_excluded(rows)
+        cosines = part @ reference.T
+        cosines = cosines if excluded is None else cosines.masked_fill(excluded, -torch.inf)
+        nearest = cosines.topk(k, dim=1)
+        neighbour = reference[nearest.indices[:, -1]]
         distance = (part.double() - neighbour.double()).square().sum(1) / 2
         directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
-        parts.append(torch.where(directed, distance, 1.0))
+        parts.append(torch.where(directed, distance, 1.0).masked_fill(nearest.values[:, -1] == -torch.inf, 2.0))
     return torch.cat(parts)
+
+
+def blocks_of(n: int, width: int) -> Iterator[slice]:
+    """Slices of N rows, so small that a matrix of their products with `width` others fits."""
+    size = max(1, min(_BLOCK, _PRODUCTS // width))
+    yield from (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
 def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:

@@ -30,7 +30,8 @@ class Searches:
         cosines: (Q, K) theirs.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of an item that matches; −∞ where none does.
-        others: (Q, K) the cosines of the first hits once all matches are taken out; −∞ beyond the last of them.
+        other_hits: (Q, K) the items of highest cosine once all matches are taken out.
+        others: (Q, K) theirs; −∞ beyond the last of them.
         rank: (Q,) the rank of the first match, counted from 1, after all others of its score; 0 where none matches.
         gallery_size: how many items were searched, the query itself not among them.
     """
@@ -39,6 +40,7 @@ class Searches:
     cosines: Float[Tensor, "Q K"]
     correct: Bool[Tensor, " Q"]
     mated: Float[Tensor, " Q"]
+    other_hits: Int64[Tensor, "Q K"]
     others: Float[Tensor, "Q K"]
     rank: Int64[Tensor, " Q"]
     gallery_size: int
@@ -121,4 +123,5 @@ def _searched(
     mated = similarity.masked_fill(~matching, -torch.inf).amax(1)
     others = similarity.masked_fill(matching, -torch.inf)
     rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
-    return hits, cosines, correct, mated, others.topk(cosines.shape[1], dim=1).values, rank
+    nearest_others = others.topk(cosines.shape[1], dim=1)
+    return hits, cosines, correct, mated, nearest_others.indices, nearest_others.values, rank

@@ -1,0 +1,296 @@
+"""How scores and decisions do on the features of `real.py`: draws of known and of strange classes.
+
+Of each cell some classes are known, some are set aside to calibrate with, and the rest are the strangers of the test.
+Items of known classes are the gallery (and what a head is trained on), calibration queries and test queries.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from scipy.stats import binom
+from torch import Tensor, nn
+
+from lam.losses import SupCon
+from lam.methods.fit import fit_features
+from lam.pairs.pairs import Pairs
+from lam.retrieval.decisions.acceptance import PROBABILITY
+from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.decisions import ABSTAIN
+from lam.retrieval.decisions.flags import COMBINED
+from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.reference import Reference
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.retrieval.metrics.uncertainty import ausc
+from lam.vmf.embeddings import Embeddings
+
+RATES = 0.01, 0.05, 0.1
+SINGLE = "cosine", "relative_mahalanobis"
+"""Single scores that stand beside the probability as what decides."""
+LOOSE = Targets(far=0.5, ood=0.05, conformal_miss=0.5)  # thresholds are taken at each rate in turn
+GALLERY, MOST, DIMENSION, STEPS = {"faces": 4}, 60, 128, 600
+RESAMPLES = 300
+
+
+@dataclass(frozen=True)
+class Part:
+    """Items of one part of a draw: their embeddings, features and classes."""
+
+    embeddings: Embeddings
+    features: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one draw parts a cell into."""
+
+    gallery: Part
+    calibration: Part
+    test: Part
+    aside: Part
+    strange: Part
+
+
+def draw(file: Path, data: str, seed: int) -> Draw:
+    """Part the features of a cell, train a head where the network has none of its own, and fit the posterior."""
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118
+    features, labels = tensors["features"].float(), tensors["labels"].long()
+    rows = _parted(tensors, labels, data, seed)
+    x, y = features[rows["gallery"]], labels[rows["gallery"]]
+    if "head" in tensors:
+        weight, bias = tensors["head"].float(), None
+    elif data == "emoji":  # one picture a class: nothing to train on but principal components
+        mean, axes = x.mean(0), torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:DIMENSION].contiguous()
+        weight, bias = axes, -(axes @ mean)
+    else:
+        weight, bias = trained_head(x, y, seed)
+    pairs = y if int(y.bincount().max()) > 1 else torch.arange(len(y)) // 2
+    posterior = fit_features(x, pairs, weight, bias, margin=0.7).posterior
+    return Draw(**{name: Part(posterior.predict(features[of]), features[of], labels[of]) for name, of in rows.items()})
+
+
+def trained_head(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """A linear head on frozen features, by SupCon: 600 batches of 256, dropout one half."""
+    torch.manual_seed(seed)
+    scale = math.sqrt(x.shape[1]) / float(x.norm(dim=1).mean())
+    layer, loss = nn.Linear(x.shape[1], min(DIMENSION, x.shape[1])), SupCon(temperature=0.1)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3, weight_decay=1e-2)
+    for _ in range(STEPS):
+        batch = torch.randperm(len(x))[:256]
+        pairs = Pairs.by_label(y[batch])
+        if not pairs.positive.any():
+            continue
+        value = loss(F.normalize(layer(F.dropout(x[batch] * scale))), pairs)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    return layer.weight.detach() * scale, layer.bias.detach()
+
+
+def _parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> dict[str, Tensor]:
+    """Rows of each part: of 10 classes 6 are known and 2 set aside; of characters one alphabet is strange in turn."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
+
+    def shuffled(values: Tensor) -> Tensor:
+        return values[torch.randperm(len(values), generator=generator)]
+
+    counts = labels[labels >= 0].bincount()
+    classes = shuffled((counts >= (2 if data == "emoji" else 4)).nonzero().flatten())
+    if data == "omniglot":
+        alphabet = torch.tensor([int(tensors["alphabet"][labels == one][0]) for one in classes.tolist()])
+        n = int(alphabet.max()) + 1
+        strange, aside = (classes[alphabet == (seed + more) % n] for more in (0, 1))
+        known = classes[(alphabet != seed % n) & (alphabet != (seed + 1) % n)]
+    else:
+        known, aside, strange = classes.tensor_split([round(0.6 * len(classes)), round(0.8 * len(classes))])
+    if data == "emoji":
+        maker = tensors["maker"]
+        of = lambda names, who: (torch.isin(labels, names) & (maker == who)).nonzero().flatten()  # noqa: E731
+        first, second = known.tensor_split(2)
+        queries = {"calibration": of(first, 1), "test": of(second, 1), "aside": of(aside, 1), "strange": of(strange, 1)}
+        return {"gallery": of(known, 0), **queries}
+    rows: dict[str, list[Tensor]] = {"gallery": [], "calibration": [], "test": []}
+    for one in known.tolist():
+        items = shuffled((labels == one).nonzero().flatten())[:MOST]
+        n = GALLERY.get(data, len(items) // 2)
+        parts = items.tensor_split([n, n + max(1, (len(items) - n) // 2)])
+        for name, part in zip(rows, parts, strict=True):
+            rows[name].append(part)
+    others = {"aside": aside, "strange": strange}
+    limited = {
+        name: [shuffled((labels == one).nonzero().flatten())[:MOST] for one in of.tolist()]
+        for name, of in others.items()
+    }
+    return {name: torch.cat(parts) for name, parts in {**rows, **limited}.items()}
+
+
+def measure(parts: Draw, seed: int) -> dict[str, Any]:
+    """AUROC of strangers and AUSC by every score, and what is answered at promised rates."""
+    gallery, asked, test = parts.gallery, parts.calibration, parts.test
+    reference = Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean)
+    searches, found = searched(asked, gallery), searched(test, gallery)
+    aside, strange = (as_strangers(part, gallery) for part in (parts.aside, parts.strange))
+    common: dict[str, Any] = {
+        "key": "",
+        "targets": LOOSE,
+        "features": asked.features,
+        "gallery_labels": gallery.labels,
+        "classes": asked.labels,
+        "reference": reference,
+    }
+    measured: dict[str, Any] = {
+        "recall@1": float(found.correct.double().mean()),
+        "queries": len(found),
+        "calibration_queries": len(searches),
+    }
+    for name, strangers in (("alone", None), ("set_aside", aside)):
+        made = calibrate(searches, asked.embeddings, strangers=strangers, **common)
+        known, no_match = of_queries(made, test, found, gallery)
+        outside = asked_of(made, strange)
+        measured[name] = {
+            "flag": made.flag,
+            "accept": made.accept,
+            **flags(made, known, outside),
+            **answers(made, known, found.correct, seed),
+            "promised_of_no_match" if strangers is None else "promised_of_strangers": {
+                f"{rate:g}": promised(made, rate, searches, aside, known, found.correct, no_match, outside)
+                for rate in RATES
+            },
+        }
+    return measured
+
+
+def searched(part: Part, gallery: Part) -> Searches:
+    """What queries of known classes find."""
+    return search_open_set(
+        part.embeddings.mean, gallery.embeddings.mean, lambda rows: part.labels[rows][:, None] == gallery.labels
+    )
+
+
+def as_strangers(part: Part, gallery: Part) -> Searched:
+    """What queries of other classes find."""
+    found = searched(part, gallery)
+    labels = gallery.labels[found.hits]
+    return Searched(part.embeddings, found.cosines, labels, part.features, part.labels)
+
+
+Asked = tuple[dict[str, Tensor], Any]
+"""Scores of queries, and what was decided."""
+
+
+def asked_of(made: Calibration, queries: Searched) -> Asked:
+    """What is decided of queries."""
+    hits = Hits(torch.zeros_like(queries.labels), queries.cosines, torch.ones_like(queries.cosines))  # type: ignore
+    found = {"features": queries.features, "labels": queries.labels}
+    scores = made.scores(hits, queries.embeddings, **found)
+    scores[COMBINED] = made.detector.ood_score(COMBINED, scores)
+    return scores, made.decide(hits, queries.embeddings, **found)
+
+
+def of_queries(made: Calibration, part: Part, found: Searches, gallery: Part) -> tuple[Asked, Asked]:
+    """What is decided of known queries, and of the same without their matches."""
+    width = int(found.others.isfinite().sum(1).min())
+    more = [found.others[:, width - 1 : width]] * (found.others.shape[1] - width)  # a small gallery has no more hits
+    places = [found.other_hits[:, width - 1 : width]] * len(more)
+    known = Searched(part.embeddings, found.cosines, gallery.labels[found.hits], part.features)
+    others = torch.cat([found.others[:, :width], *more], 1), torch.cat([found.other_hits[:, :width], *places], 1)
+    no_match = Searched(part.embeddings, others[0], gallery.labels[others[1]], part.features)
+    return asked_of(made, known), asked_of(made, no_match)
+
+
+def flags(made: Calibration, known: Asked, outside: Asked) -> dict[str, Any]:
+    """AUROC of strangers by every score."""
+    by_score = {name: auroc(known[0][name], outside[0][name]) for name in known[0]}
+    by_score |= {name: auroc(-getattr(known[1], name), -getattr(outside[1], name)) for name in ("probability", "p_known")}
+    means = {kind: float(one[1].probability.mean()) for kind, one in (("known", known), ("strangers", outside))}
+    best = max(by_score[name] for name in SINGLE)
+    return {"auroc": by_score, "auroc_of_flag": by_score[made.flag], "behind": best - by_score[made.flag], "mean": means}
+
+
+def answers(made: Calibration, known: Asked, correct: Tensor, seed: int) -> dict[str, Any]:
+    """AUSC by every score and by both probabilities, and ECE of P(right | known)."""
+    scores, decisions = known
+    doubts = {**scores, "right_if_known": -decisions.right_if_known, "probability": -decisions.probability}
+    by_score = {name: ausc(correct, doubt) for name, doubt in doubts.items()}
+    best = max((name for name in scores), key=lambda name: by_score[name])
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randint(len(correct), (len(correct),), generator=generator) for _ in range(RESAMPLES)]
+
+    def behind(name: str) -> dict[str, Any]:
+        ours, theirs = doubts[name], doubts[best]
+        error = torch.tensor([ausc(correct[of], theirs[of]) - ausc(correct[of], ours[of]) for of in draws]).std()
+        gap = by_score[best] - by_score[name]
+        return {"gap": gap, "error": float(error), "not_behind": gap <= max(0.002, float(error))}
+
+    bins = probability_bins(decisions.right_if_known, correct)
+    return {
+        "ausc": by_score,
+        "ausc_best_single": best,
+        "ausc_behind": {name: behind(name) for name in ("right_if_known", "probability")},
+        "ece": bins.expected_error,
+        "ece_by_chance": bins.error_by_chance,
+    }
+
+
+def promised(
+    made: Calibration,
+    rate: float,
+    searches: Searches,
+    aside: Searched,
+    known: Asked,
+    correct: Tensor,
+    no_match: Asked,
+    outside: Asked,
+) -> dict[str, Any]:
+    """What is answered, and answered right, at a promised rate: by what decides, and by single scores.
+
+    `same_rate` is of thresholds that accept just so many of the refused queries of the test.
+    """
+    of_strangers = made.false_accepts.classes is not None
+    refused = outside if of_strangers else no_match
+    statistics = {made.accept: lambda one: one[1].statistic}
+    statistics |= {name: lambda one, name=name: -one[0][name] for name in SINGLE}
+    found: dict[str, Any] = {
+        "same_rate": {
+            name: _share((take(known) > _quantile(take(refused), rate)) & correct) for name, take in statistics.items()
+        }
+    }
+    if rate < (least := made.false_accepts.least_rate):
+        return {**found, "least": least}
+    thresholds = {made.accept: made.false_accepts.threshold(rate)}
+    if of_strangers:
+        of_aside = asked_of(made, aside)
+        for name in SINGLE:
+            thresholds[name] = ConformalScores.of(-of_aside[0][name], aside.classes).threshold(rate)
+    else:
+        thresholds["cosine"] = ConformalScores.of(searches.non_mated).threshold(rate)
+    for name, threshold in thresholds.items():
+        take = statistics[name]
+        n_wrong, n = int((take(refused) > threshold).sum()), len(take(refused))
+        found[name] = {
+            "answered_right": _share((take(known) > threshold) & correct),
+            "false_accepts": n_wrong / n,
+            "held": bool(n_wrong <= binom.ppf(0.975, n, rate)),
+            "strangers_accepted": _share(take(outside) > threshold),
+            "no_match_accepted": _share(take(no_match) > threshold),
+        }
+    is_above = known[1].statistic > thresholds[made.accept]
+    return {**found, "not_flagged": _share((known[1].codes != ABSTAIN) & is_above & correct)}
+
+
+def _share(which: Tensor) -> float:
+    return float(which.double().mean())
+
+
+def _quantile(values: Tensor, rate: float) -> float:
+    return float(values.sort(descending=True).values[int(rate * len(values))])

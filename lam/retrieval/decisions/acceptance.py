@@ -1,0 +1,124 @@
+"""`Acceptance`: the one number that decides whether a first hit is accepted, and how often it accepts what is wrong.
+
+A single score, such as the cosine of the first hit, is the same function whatever the calibration data: a threshold by
+counting is then exact (`lam.retrieval.decisions.conformal`). A learnt probability is not. Each calibration query is
+therefore scored by what the other folds taught, and new queries by what all taught. This is cross-conformal prediction:
+no half of the data is lost, and the rate is promised of scores that learning did not see. What holds for any
+distribution is twice the target, if each fold's own function is applied to a new query and the counts are added
+(Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for new queries, as here, the
+target itself holds as far as leaving out a fold changes no decision; `tests/retrieval/decisions/test_acceptance` draws
+2,000 calibration sets and finds no mean rate above it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lam.retrieval.decisions.answer import Answer
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.evidence import Evidence
+from lam.retrieval.decisions.probability import LEAST, Scores
+from lam.retrieval.metrics.ood import auroc
+from lam.retrieval.metrics.registry import SCORES
+
+PROBABILITY = "probability"
+"""P(known) · P(right | known), see `lam.retrieval.decisions.answer`."""
+ACCEPTS = (PROBABILITY, *SCORES)
+"""By what a first hit can be accepted: the probability, or how little a score doubts."""
+_AS_GOOD = 0.005  # of AUROC, by which a single score must be ahead to stand in for the probability
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """Accepts a first hit where a statistic is above a threshold.
+
+    Attributes:
+        accept: the statistic: `probability`, or the name of a score, whose negative it is.
+        answer: the two factors of the probability.
+        false_accepts: of the statistic, for queries without a match.
+        right_hits: (R,) of it for queries with a match, −∞ where the first hit is wrong, rising.
+    """
+
+    accept: str
+    answer: Answer
+    false_accepts: ConformalScores
+    right_hits: Float[Tensor, " R"]
+
+    @classmethod
+    def fit(
+        cls,
+        evidence: Evidence,
+        fit: Callable[[Evidence], Answer],
+        *,
+        accept: str | None = None,
+        of_strangers: bool = False,
+        classes: Int[Tensor, " O"] | None = None,
+    ) -> tuple["Acceptance", Float[Tensor, " N"]]:
+        """Learn what decides.
+
+        Args:
+            evidence: of the calibration.
+            fit: learns an answer from a part of it.
+            accept: the statistic; by default the probability, unless a single score tells right hits better from
+                wrong ones and from queries without a match, by cross-validation, or fewer than 10 queries have a match.
+            of_strangers: whether the rate is promised of the strangers, and not of queries without their matches.
+            classes: (O,) of the strangers, where the rate is promised of classes.
+
+        Returns:
+            What decides, and (N,) P(right | known) of the queries with a match, by cross-validation.
+
+        Raises:
+            ValueError: for a statistic without its evidence, or where there is nothing to promise the rate of.
+        """
+        if accept is not None and accept != PROBABILITY and accept not in evidence.asked:
+            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {accept!r}")
+
+        def both(part: Evidence) -> Callable[[Scores], Tensor]:
+            learnt = fit(part)
+            return lambda scores: torch.stack([learnt(scores), learnt.right(scores)])
+
+        asked, no_match, strangers = evidence.out_of_fold(both)
+        of_asked, of_no_match, of_stranger = (kind[:, 0] for kind in (asked, no_match, strangers))
+        accept = _best(evidence, of_asked, of_no_match, of_stranger) if accept is None else accept
+        if accept != PROBABILITY:
+            of_asked, of_no_match, of_stranger = (
+                -kind[accept] for kind in (evidence.asked, evidence.no_match, evidence.strangers)
+            )
+        unanswerable = of_stranger if of_strangers else of_no_match
+        if len(unanswerable) == 0:
+            raise ValueError(
+                "no query has an item in the gallery that does not match it: there is no false accept to learn"
+            )
+        right_hits = of_asked.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
+        false_accepts = ConformalScores.of(unanswerable, classes if of_strangers else None)
+        learnt = cls(accept, fit(evidence), false_accepts, right_hits.sort().values)
+        return learnt, asked[:, 1][evidence.has_match]
+
+    @cached_property
+    def evidence(self) -> frozenset[str]:
+        """The scores that it needs."""
+        return self.answer.evidence if self.accept == PROBABILITY else self.answer.evidence | {self.accept}
+
+    def statistic(self, scores: Scores, probability: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
+        """What decides, of queries with a `probability`; a hit is accepted where it is above the threshold."""
+        return probability if self.accept == PROBABILITY else -scores[self.accept]
+
+
+def _best(evidence: Evidence, *probability: Tensor) -> str:
+    """The statistic that best tells right first hits from queries without a match and from strangers."""
+
+    def separation(asked: Tensor, *unanswerable: Tensor) -> float:
+        sides = [auroc(-asked[evidence.right], -kind) for kind in unanswerable if len(kind)]
+        return sum(sides) / max(1, len(sides))
+
+    if not evidence.right.any():
+        return PROBABILITY
+    kinds = evidence.asked, evidence.no_match, evidence.strangers
+    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.asked}
+    best = max(single, key=lambda name: (single[name], name == "cosine"))
+    is_enough = int(evidence.right.sum()) >= LEAST
+    return PROBABILITY if is_enough and separation(*probability) >= single[best] - _AS_GOOD else best

@@ -1,0 +1,106 @@
+"""`Evidence`: scores of the calibration queries, with and without their matches, and of strangers, parted into folds."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lam.retrieval.decisions.probability import FOLDS, Scores, random_order
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is learnt from: Q queries as they are, M of them without their matches, and O strangers.
+
+    Attributes:
+        asked: (Q,) scores of the queries in the gallery as it is.
+        has_match: (Q,) whether the gallery holds a match.
+        right: (Q,) whether the first hit is one.
+        no_match: (M,) scores of queries whose matches were taken out of the gallery.
+        strangers: (O,) scores of queries whose class neither the gallery nor the reference holds.
+        asked_fold: (Q,) the part of the data that each belongs to, from 0.
+        no_match_fold: (M,) likewise; a query is in one part, with its matches and without.
+        stranger_fold: (O,) likewise; a class of strangers is in one part.
+    """
+
+    asked: Scores
+    has_match: Bool[Tensor, " Q"]
+    right: Bool[Tensor, " Q"]
+    no_match: Scores
+    strangers: Scores
+    asked_fold: Int[Tensor, " Q"]
+    no_match_fold: Int[Tensor, " M"]
+    stranger_fold: Int[Tensor, " O"]
+
+    @property
+    def known(self) -> Scores:
+        """Scores of the queries that have a match."""
+        return {name: values[self.has_match] for name, values in self.asked.items()}
+
+    @property
+    def right_if_known(self) -> Bool[Tensor, " N"]:
+        """Of these, whether the first hit is right."""
+        return self.right[self.has_match]
+
+    def only(self, names: Collection[str]) -> "Evidence":
+        """Some of the scores."""
+        kinds = {
+            kind: {name: values for name, values in getattr(self, kind).items() if name in names}
+            for kind in ("asked", "no_match", "strangers")
+        }
+        return replace(self, **kinds)
+
+    def without(self, fold: int) -> "Evidence":
+        """All but one fold; all, where no query with a match would be left."""
+        kept, no_match, strangers = (
+            numbers != fold for numbers in (self.asked_fold, self.no_match_fold, self.stranger_fold)
+        )
+        if not (self.has_match & kept).any():
+            return self
+        return Evidence(
+            asked=_rows(self.asked, kept),
+            has_match=self.has_match[kept],
+            right=self.right[kept],
+            no_match=_rows(self.no_match, no_match),
+            strangers=_rows(self.strangers, strangers),
+            asked_fold=self.asked_fold[kept],
+            no_match_fold=self.no_match_fold[no_match],
+            stranger_fold=self.stranger_fold[strangers],
+        )
+
+    def out_of_fold(
+        self, fit: Callable[["Evidence"], Callable[[Scores], Float[Tensor, "F *B"]]]
+    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"]]:
+        """What is learnt from the other folds says of each query, each query without its match, and each stranger.
+
+        Args:
+            fit: learns F statistics of a query from its scores.
+        """
+        parts = [(self.asked, self.asked_fold), (self.no_match, self.no_match_fold), (self.strangers, self.stranger_fold)]
+        columns: list[Tensor | None] = [None, None, None]
+        for fold in range(FOLDS):
+            if not any((numbers == fold).any() for _, numbers in parts):
+                continue
+            learnt = fit(self.without(fold))
+            for place, (scores, numbers) in enumerate(parts):
+                held = numbers == fold
+                values = learnt(_rows(scores, held)).T if held.any() else None
+                if values is not None:
+                    column = columns[place]
+                    column = values.new_zeros(len(numbers), values.shape[1]) if column is None else column
+                    column[held], columns[place] = values, column
+        width = next(column.shape[1] for column in columns if column is not None)
+        asked, no_match, strangers = (torch.zeros(0, width).double() if one is None else one for one in columns)
+        return asked, no_match, strangers
+
+
+def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The fold of each of N items: items of one unit, such as a class, are in one fold; units in a random order."""
+    names, position = units.unique(return_inverse=True)
+    return (random_order(len(names)).argsort() % FOLDS)[position]
+
+
+def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
+    return {name: values[rows] for name, values in scores.items()}

@@ -211,10 +211,17 @@ def of_queries(made: Calibration, part: Part, found: Searches, gallery: Part) ->
 def flags(made: Calibration, known: Asked, outside: Asked) -> dict[str, Any]:
     """AUROC of strangers by every score."""
     by_score = {name: auroc(known[0][name], outside[0][name]) for name in known[0]}
-    by_score |= {name: auroc(-getattr(known[1], name), -getattr(outside[1], name)) for name in ("probability", "p_known")}
+    by_score |= {
+        name: auroc(-getattr(known[1], name), -getattr(outside[1], name)) for name in ("probability", "p_known")
+    }
     means = {kind: float(one[1].probability.mean()) for kind, one in (("known", known), ("strangers", outside))}
     best = max(by_score[name] for name in SINGLE)
-    return {"auroc": by_score, "auroc_of_flag": by_score[made.flag], "behind": best - by_score[made.flag], "mean": means}
+    return {
+        "auroc": by_score,
+        "auroc_of_flag": by_score[made.flag],
+        "behind": best - by_score[made.flag],
+        "mean": means,
+    }
 
 
 def answers(made: Calibration, known: Asked, correct: Tensor, seed: int) -> dict[str, Any]:

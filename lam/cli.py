@@ -346,6 +346,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     if parsed.flag is None and flag is not None and parsed.reference == 0 and needs_reference(flag):
         _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
         flag = None
+    accept = previous.facts.get("asked_accept") if parsed.accept is None and previous is not None else parsed.accept
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
     if previous is not None:
         for name in previous.facts.get("asked_rates", rates):
@@ -354,6 +355,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         parsed.run,
         targets={name: rate for name, rate in rates.items() if rate is not None},
         flag=flag,
+        accept=accept,
         gallery=parsed.gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
@@ -510,11 +512,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--flag",
         metavar="SCORE",
-        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, global_mahalanobis, "
-        "radial_mahalanobis, layer_change, mahalanobis_knn, cosine, margin, mean_cosine, cosine_spread, votes, "
-        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or "
-        "combined, which is knn, relative_mahalanobis, cosine and mean_cosine (default: the one asked for last, or "
-        "else combined; kappa without training features, or with too few queries)",
+        help="to abstain by: a score such as kappa, knn or relative_mahalanobis (docs/answers.md lists all), or combined, "
+        "several as one (default: the one asked for last, or else what tells strangers best, by cross-validation)",
+    )
+    calibrate.add_argument(
+        "--accept",
+        metavar="SCORE",
+        help="to answer by: probability, that the first hit is right, or a score such as cosine (default: the one asked "
+        "for last, or else probability, unless a single score does better, by cross-validation)",
     )
     calibrate.add_argument(
         "--gallery",
@@ -536,8 +541,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-of-strangers",
         type=float,
-        help="among the queries to come, where --unlabelled does not tell it (default: 0.05 where there are strangers; "
-        "where there are none, and this is given, queries stand for them whose matches are taken out of the gallery)",
+        help="without a match, among the queries to come, where --unlabelled does not tell it (default: 0.5)",
     )
     with_columns(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")

@@ -30,11 +30,12 @@ from lam.encoders.seen import Remembered
 from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
-from lam.retrieval.decisions.calibration import Calibration, Others, OwnClasses, Targets, calibrate
-from lam.retrieval.decisions.conformal import ConformalScores, least_rate, needed
+from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
+from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
+from lam.retrieval.decisions.conformal import least_rate, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
-from lam.retrieval.decisions.flags import COMBINED, FLAGS, needs_reference
+from lam.retrieval.decisions.flags import FLAGS, needs_reference
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
@@ -67,6 +68,7 @@ def calibrate_run(
     *,
     targets: Targets | Mapping[str, float] | None = None,
     flag: str | None = None,
+    accept: str | None = None,
     gallery: Gallery = "index",
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
@@ -83,23 +85,24 @@ def calibrate_run(
         run: the run's folder.
         targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
             and that the data are too few to promise, the least that they can is promised, with a warning.
-        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default
-            `combined`, or κ where there are no training features. In place of `combined`, which has half of the
-            queries, κ or an encoder's own score flags where these are too few, and the facts say so.
+        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the one
+            that tells strangers from known queries best, by cross-validation.
+        accept: what decides on a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
+            unless a single score does better, by cross-validation.
         gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
             or one half of the held-out data.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
             a CSV or JSON file of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
             promised. By default they are promised of the classes that the run set aside, where these are enough for the
-            target; else of images like the others, whose matches are taken out of the gallery. P(known) is learnt from
-            them too, or from the classes that were set aside, however few.
+            target; else of images like the others, whose matches are taken out of the gallery. P(known) and the flag
+            learn from them, or from the classes that were set aside, however few; where there are none, from the
+            queries as if their classes had never been seen.
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
             these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
             --keep-queries` kept. What is stored, or was trained on, is left out, with a warning.
-        share_of_strangers: the share of strangers among the queries to come, where no unlabelled ones tell it: 0.05
-            where there are strangers to learn from. Where there are none, but a share is given, calibration queries
-            whose matches are taken out of the gallery stand for them.
+        share_of_strangers: the share of queries without a match among those to come, where no unlabelled ones tell it:
+            one half by default.
         columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
         reference: how many training items distances compare with; 0 for none.
@@ -123,8 +126,11 @@ def calibrate_run(
     encoder = opened.encoder
     if flag is not None:
         check_choice("flag", flag, FLAGS)
-    if flag is not None and reference == 0 and needs_reference(flag):
-        raise ValueError(f"flag {flag!r} compares with training features: leave out reference=0, or flag by 'kappa'")
+    if accept is not None:
+        check_choice("accept", accept, ACCEPTS)
+    for name, by in (("flag", flag), ("accept", accept)):
+        if by not in (None, PROBABILITY) and reference == 0 and needs_reference(by):
+            raise ValueError(f"{name} {by!r} compares with training features: leave out reference=0, or choose 'kappa'")
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     columns = columns_of(opened, columns)
@@ -158,32 +164,23 @@ def calibrate_run(
             stacklevel=2,
         )
     asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets or {})
-    targets, asked_flag = Targets(**asked_rates), flag
-    usual = encoder.ood_score if known is not None else "kappa"
-    if flag is None:
-        flag = COMBINED if known is not None else usual
-    in_place_of = flag if flag == COMBINED and len(queries) // 2 < needed(targets.ood) else None
-    flag = flag if in_place_of is None else usual
-    set_aside, stranger_scores = None, None
-    others: list[Others | OwnClasses] = []
+    targets, gallery_labels = Targets(**asked_rates), relevance.labels_of_hits(torch.arange(len(items))[None])
+    gallery_labels = None if gallery_labels is None else gallery_labels[0]
+    outside, promised_of = None, None
     if strangers is not None:
         unknown = read_items(encoder, strangers, asked).queries
-        outside, of_outside = _outside(encoder, unknown, items.mean, share, progress)
-        stranger_scores = ConformalScores.of(outside)
-        others = [of_outside]
-    n_strangers = int(searches.non_mated.isfinite().sum()) if stranger_scores is None else len(stranger_scores)
+        outside = promised_of = _outside(encoder, unknown, items.mean, gallery_labels, progress)
+    n_strangers = int(searches.non_mated.isfinite().sum()) if outside is None else len(outside.cosines)
     targets = _promised(targets, asked_rates, {"far": n_strangers, "ood": len(queries)})
+    n_set_aside = 0
     if strangers is None and splits is not None and splits.strangers is not None:
-        outside, of_outside = _outside(encoder, splits.strangers, items.mean, share, progress, labels)
-        set_aside = ConformalScores.of(outside, splits.strangers.labels)
-        stranger_scores = set_aside if set_aside.n_units >= needed(targets.far) else None
-        others = [of_outside]
-    elif strangers is None and share_of_strangers is not None:
-        others = [OwnClasses(searches.others, share)]
+        outside = _outside(encoder, splits.strangers, items.mean, gallery_labels, progress, labels)
+        n_set_aside = len(splits.strangers.labels.unique())
+        promised_of = outside if n_set_aside >= needed(targets.far) else None
+    mixture = None
     if unlabelled is not None:
         n_trained_on = 0 if splits is None else len(splits.train)
         mixture = _mixture(opened, unlabelled, asked, items.mean, known, n_trained_on, progress)
-        others[:0] = [] if mixture is None else [mixture]
     right = searches.correct[searches.has_mate]
     with opened.lock():
         calibration = calibrate(
@@ -192,29 +189,34 @@ def calibrate_run(
             key=opened.fingerprint,
             targets=targets,
             flag=flag,
+            accept=accept,
             features=prediction.features[relevance.queries],
-            labels=relevance.labels_of_hits(searches.hits),
+            gallery_labels=gallery_labels,
+            classes=None if splits is None else _numbers(images, relevance, splits.train),
             reference=known,
-            strangers=stranger_scores,
-            others=others,
+            strangers=outside,
+            of_strangers=promised_of is not None,
+            mixture=mixture,
+            share=share,
             verifier=verifier,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
-                "asked_flag": asked_flag,
+                "asked_flag": flag,
+                "asked_accept": accept,
                 "asked_rates": sorted(asked_rates),
-                "in_place_of": in_place_of,
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
-                "false_accepts": _promised_of(opened, folder, strangers, set_aside, targets.far),
+                "false_accepts": _promised_of(opened, folder, strangers, n_set_aside, targets.far),
                 "without_label": without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
-                "own_classes": any(isinstance(other, OwnClasses) for other in others),
-                "n_others": [len(other.cosines) for other in others],
+                "n_unlabelled": 0 if mixture is None else len(mixture.cosines),
+                "n_strangers": 0 if outside is None else len(outside.cosines),
                 "queries": len(searches),
                 "queries_with_match": len(right),
                 "first_hit_right": float(right.double().mean()),
             },
         )
+        flag = calibration.flag
         scores = calibration.detector.known(flag).scores
         if len(scores) > 1 and scores[0] == scores[-1]:
             warnings.warn(
@@ -222,9 +224,6 @@ def calibrate_run(
                 "where every item has a label of its own: it tells no query from another; flag by another score",
                 stacklevel=2,
             )
-        if set_aside is not None and stranger_scores is None:
-            calibration.facts["strangers_set_aside"] = set_aside.n_units
-            calibration.facts["strangers_accepted"] = set_aside.share_above(calibration.accept_above)
         save_calibration(opened.folder, calibration)
         plot = opened.folder / "plots" / "probability.png"
         plot_calibration(plot, calibration.reliability, confidence="P(first hit is right)")
@@ -248,60 +247,63 @@ def _promised_of(
     run: Run,
     folder: str | Path | None,
     strangers: str | Path | None,
-    set_aside: ConformalScores | None,
+    n_set_aside: int,
     target: float,
 ) -> str:
     """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
     if strangers is not None:
         return f"of strangers like those in {strangers}"
-    if set_aside is not None and set_aside.n_units >= needed(target):
-        return f"of a random item of a class never trained on, like the {set_aside.n_units} classes set aside"
+    if n_set_aside >= needed(target):
+        return f"of a random item of a class never trained on, like the {n_set_aside} classes set aside"
     known = "it was trained on; strangers" if run.config.network.head == "train" else "it was calibrated on; others"
     known = known if folder is None else f"in {folder}; other strangers"
     what = "questions" if run.has_answers else run.gallery_kind
     sentence = f"of {what} like those {known} are not promised"
-    if set_aside is None:
+    if not n_set_aside:
         return sentence
-    return (
-        f"{sentence}: {set_aside.n_units} classes were set aside, which can promise a rate of {set_aside.least_rate:g} "
-        f"or more (--target-far {set_aside.least_rate:g})"
-    )
+    least = least_rate(n_set_aside)
+    return f"{sentence}: {n_set_aside} classes were set aside, which can promise {least:g} or more (--target-far {least:g})"
 
 
 def _outside(
     encoder: Encoder,
     queries: Dataset,
     items: Tensor,
-    share: float | None,
+    gallery_labels: Tensor | None,
     progress: bool,
     labels: tuple[str, ...] | None = None,
-) -> tuple[Float[Tensor, " O"], Others]:
-    """The highest cosines of queries without a match, and what P(known) is learnt from.
-
-    Of classes set aside the items, whose labels are then given, may hold some: of what a query finds those that match
-    it are left out, and from what P(known) is learnt all items of such classes are.
-    """
+) -> Searched:
+    """What queries without a match find. Of classes set aside the gallery, with these labels, may hold some items: they
+    are left out."""
     prediction = encoder.predict(loader_of(queries, EMBEDDING_BATCH), progress=progress)
     mean = prediction.embeddings.mean
     numbers = {} if labels is None else {queries.classes[number]: number for number in queries.labels.unique().tolist()}
-    classes = torch.tensor([numbers.get(name, -1) for name in labels or [""] * len(items)])
-
-    def matches(rows: Tensor) -> Tensor:
-        return queries.labels[rows][:, None] == classes if numbers else torch.zeros(len(rows), len(items)).bool()
-
-    searches = search_open_set(mean, items, matches)
-    if labels is None and share is not None and (n_same := int(_find_themselves(mean, items, searches).sum())):
+    is_foreign = torch.tensor([name not in numbers for name in labels or [""] * len(items)])
+    kept = is_foreign.nonzero().flatten()
+    if len(kept) == 0:
+        raise ValueError("the gallery holds items of the classes set aside alone: index items of known classes")
+    searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
+    if labels is None and (n_same := int(_find_themselves(mean, items, searches).sum())):
         warnings.warn(
             f"{n_same} of {len(mean)} strangers have the very embedding of an item: what the gallery holds is no "
             "stranger, and a threshold above it accepts nothing; give --strangers that have no match in the gallery",
             stacklevel=3,
         )
-    is_foreign = classes < 0
-    cosines = searches.cosines
-    if not is_foreign.all():
-        rest = items[is_foreign]
-        cosines = search_open_set(mean, rest, lambda rows: torch.zeros(len(rows), len(rest)).bool()).cosines
-    return searches.non_mated, Others(prediction.embeddings, cosines, prediction.features, share)
+    return Searched(
+        prediction.embeddings,
+        searches.cosines,
+        None if gallery_labels is None else gallery_labels[kept[searches.hits]],
+        prediction.features,
+        None if labels is None else queries.labels,
+    )
+
+
+def _numbers(images: Dataset, relevance: Relevance, known: Dataset) -> Tensor | None:
+    """Classes of the queries in the numbering of the data trained on, −1 for others; None where there are none."""
+    if images.targets.ndim > 1 or known.targets.ndim > 1:
+        return None
+    places = {name: number for number, name in enumerate(known.classes)}
+    return torch.tensor([places.get(images.classes[label], -1) for label in images.labels[relevance.queries].tolist()])
 
 
 def _mixture(
@@ -312,7 +314,7 @@ def _mixture(
     known: Reference | None,
     n_trained_on: int,
     progress: bool,
-) -> Others | None:
+) -> Searched | None:
     """What P(known) is learnt from, of queries of which nobody says what they are.
 
     What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
@@ -331,7 +333,7 @@ def _mixture(
         is_trained_on = (knn_distance(features, known, k=1) < _SAME**2 / 2).to(is_stored)
     rest = (~(is_stored | is_trained_on)).nonzero().flatten()
     if len(rest) == len(embeddings):
-        return Others(embeddings, searches.cosines, features, None)
+        return Searched(embeddings, searches.cosines, features=features)
     is_told = known is None or len(known) >= n_trained_on or not is_trained_on.any()
     learnt = f"they are left out, and P(known) is learnt from the other {len(rest)}"
     if not is_told:
@@ -346,7 +348,7 @@ def _mixture(
     )
     if len(rest) == 0 or not is_told:
         return None
-    return Others(embeddings[rest], searches.cosines[rest.cpu()], features[rest], None)
+    return Searched(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

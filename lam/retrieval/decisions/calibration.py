@@ -489,7 +489,11 @@ def calibrate(
     if accept is not None and acceptances[0].accept != accept:
         raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *scores))}, got {accept!r}")
     contrast, miss = acceptances[0].answer.contrast, targets.conformal_miss
-    estimate = {} if contrast is None or contrast.interval is None else {"share_of_strangers": (contrast.share, *contrast.interval)}
+    estimate = (
+        {}
+        if contrast is None or contrast.interval is None
+        else {"share_of_strangers": (contrast.share, *contrast.interval)}
+    )
     correct = searches.correct[searches.has_mate]
     calibration = Calibration(
         key=key,

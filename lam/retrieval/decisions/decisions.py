@@ -1,7 +1,7 @@
 """The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -12,6 +12,7 @@ from lam.utils.checks import check_choice, check_length, check_no_nan
 Decision = Literal["match", "unknown", "abstain"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 MATCH, UNKNOWN, ABSTAIN = range(3)
+Same = TypeVar("Same", bound="Decisions")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Decisions:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def where(self, which: Bool[Tensor, " Q"], others: Self) -> Self:
+    def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
         """These answers to some of the queries, and others to the rest."""
         columns = {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
         chosen = {name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()}

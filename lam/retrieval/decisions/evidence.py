@@ -78,7 +78,11 @@ class Evidence:
         Args:
             fit: learns F statistics of a query from its scores.
         """
-        parts = [(self.asked, self.asked_fold), (self.no_match, self.no_match_fold), (self.strangers, self.stranger_fold)]
+        parts = [
+            (self.asked, self.asked_fold),
+            (self.no_match, self.no_match_fold),
+            (self.strangers, self.stranger_fold),
+        ]
         columns: list[Tensor | None] = [None, None, None]
         for fold in range(FOLDS):
             if not any((numbers == fold).any() for _, numbers in parts):

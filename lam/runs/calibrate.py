@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits
@@ -262,7 +262,7 @@ def _promised_of(
     if not n_set_aside:
         return sentence
     least = least_rate(n_set_aside)
-    return f"{sentence}: {n_set_aside} classes were set aside, which can promise {least:g} or more (--target-far {least:g})"
+    return f"{sentence}: {n_set_aside} classes set aside can promise {least:g} or more (--target-far {least:g})"
 
 
 def _outside(

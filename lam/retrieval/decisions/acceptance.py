@@ -81,9 +81,9 @@ class Acceptance:
             learnt = fit(part)
             return lambda scores: torch.stack([learnt(scores), learnt.right(scores)])
 
-        asked, no_match, strangers = evidence.out_of_fold(both)
+        asked, no_match, strangers, made = evidence.out_of_fold(both)
         of_asked, of_no_match, of_stranger = (kind[:, 0] for kind in (asked, no_match, strangers))
-        accept = _best(evidence, of_asked, of_no_match, of_stranger) if accept is None else accept
+        accept = _best(evidence, of_asked, of_no_match, of_stranger, made[:, 0]) if accept is None else accept
         if accept != PROBABILITY:
             of_asked, of_no_match, of_stranger = (
                 -kind[accept] for kind in (evidence.asked, evidence.no_match, evidence.strangers)
@@ -117,7 +117,7 @@ def _best(evidence: Evidence, *probability: Tensor) -> str:
 
     if not evidence.right.any():
         return PROBABILITY
-    kinds = evidence.asked, evidence.no_match, evidence.strangers
+    kinds = evidence.asked, evidence.no_match, *evidence.all_strangers
     single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.asked}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
     is_enough = int(evidence.right.sum()) >= LEAST

@@ -68,7 +68,7 @@ class OodDetector:
             return single
 
         def log_odds(part: Evidence) -> Any:
-            regression = one_way(part.known, part.all_strangers)
+            regression = one_way(part.known, part.all_strangers or evidence.all_strangers)
             return lambda scores: -regression.log_odds(scores)[None]
 
         asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(log_odds))

@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,14 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
 }
 
 
-def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Splits:
+def load(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Splits:
     """Load a data set in three disjoint splits.
 
     Args:
@@ -82,13 +90,15 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
         root: where its files are; digits and docstrings have none, folder, places and texts need it, all others have a
             default.
         seed: of every random choice.
+        preprocessing: how an image becomes an input, as a record or the fields that differ from ImageNet's at 224
+            pixels; by default as the data set has it.
         options: those of the data set: `lam.datasets.published.HalvedClasses.splits` of cub200 and cars196,
             `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, those in
             `lam.datasets.intents` of clinc150 and banking77, else `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option is of another type, or what the data set itself
-            raises.
+        ValueError: If the name or an option is unknown, an option is of another type, the items are texts where a
+            preprocessing of images is given, or what the data set itself raises.
         MissingDataError: If files are missing.
 
     Example:
@@ -96,7 +106,22 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
         (1, 8, 8)
     """
     loader = _find(DATASETS, name, "data set")
-    return _call(loader, name, options, root=root, seed=seed)
+    reads = "preprocessing" in inspect.signature(loader).parameters
+    own = {"preprocessing": preprocessing} if reads and preprocessing is not None else {}
+    splits = _call(loader, name, options | own, root=root, seed=seed)
+    return splits if reads or preprocessing is None else _read_anew(splits, Preprocessing.of(preprocessing))
+
+
+def _read_anew(splits: Splits, preprocessing: Preprocessing) -> Splits:
+    """Images that are in memory, read as files of them would be."""
+    parts: dict[str, Any] = {}
+    for name, part in splits.parts().items():
+        if not isinstance(part, TensorImages):
+            raise ValueError(
+                f"{part.name} holds no images to read so: leave preprocessing out, or take a network for it"
+            )
+        parts[name] = part if part.preprocessing == preprocessing else ReadAnew(part, preprocessing)
+    return replace(splits, **parts)
 
 
 def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: int = 0, **options: Any) -> Dataset:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, texts
+from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
 from lam.datasets.base import Dataset, MissingDataError, ReadAnew, Splits, TensorImages
 from lam.datasets.cars196 import cars
 from lam.datasets.cifar import cifar10, svhn
@@ -60,6 +60,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "clinc150": intents.clinc150,
     "banking77": intents.banking77,
     "docstrings": docstrings.splits,
+    "spots": spots.splits,
 }
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
@@ -72,6 +73,7 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
     "texts": texts.outsiders,
     "clinc150_oos": intents.clinc150_oos,
     "descriptions": docstrings.descriptions,
+    "portrait": spots.portrait,
 }
 
 
@@ -87,7 +89,7 @@ def load(
 
     Args:
         name: one of `DATASETS`, such as "digits" or "folder"; docs/methods.md has the layout of each.
-        root: where its files are; digits and docstrings have none, folder, places and texts need it, all others have a
+        root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others have a
             default.
         seed: of every random choice.
         preprocessing: how an image becomes an input, as a record or the fields that differ from ImageNet's at 224

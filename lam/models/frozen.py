@@ -56,6 +56,17 @@ class Frozen(nn.Module, ABC):
     def compute(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
         """Features of N inputs, on any device."""
 
+    def traced(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
+        """Features of N inputs by operations of torch alone, as a program that is exported has them.
+
+        Raises:
+            ValueError: where there are none such.
+        """
+        raise ValueError(
+            "a network for texts cannot be exported: what cuts a text into tokens is no operation of torch; save the "
+            "encoder, and serve it with lam"
+        )
+
     def train(self, mode: bool = True) -> "Frozen":
         """Change the mode; features are kept from the first training on."""
         if mode:
@@ -75,6 +86,8 @@ class Frozen(nn.Module, ABC):
         """Features (N, P) of N inputs, whatever their gradient mode: there is none."""
         if self.is_features(inputs):
             return inputs
+        if torch.compiler.is_exporting():
+            return self.traced(inputs)
         kept = {} if self._kept is None else self._kept
         keys = range(len(inputs)) if self._kept is None else self.keys(inputs)
         missing = {key: row for row, key in enumerate(keys) if key not in kept}
@@ -96,7 +109,7 @@ def frozen_in(network: nn.Module) -> Frozen | None:
     return found[0] if len(found) == 1 else None
 
 
-def check_head(head: Head, layers: Layers | None, dropout: float) -> None:
+def check_head(head: str, layers: str | None, dropout: float) -> None:
     """Refuse heads and layers that are unknown or do not go together, and a rate of dropout outside [0, 1)."""
     check_choice("head", head, get_args(Head))
     if layers is not None:

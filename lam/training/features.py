@@ -38,6 +38,9 @@ class FeatureItems:
     def __getitem__(self, index: int) -> tuple[Float[Tensor, " P"], Tensor]:
         return self.features[index], torch.as_tensor(self.dataset.targets[index])
 
+    def __getitems__(self, indices: list[int]) -> list[tuple[Float[Tensor, " P"], Tensor]]:
+        return [self[index] for index in indices]
+
 
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
     """The items of a data set as features of a network's frozen part, as its head trains on them in every epoch.

@@ -173,7 +173,7 @@ def test_every_data_set_has_a_file_and_methods_where_they_need_more_than_their_d
     assert set(shipped("methods")) <= set(METHODS)
     for path in (SHIPPED / "methods").glob("*.yaml"):
         assert yaml.safe_load(path.read_text()) != {"method": path.stem}, path
-    assert {"digits", "folder", "places", *TEXTS, *PUBLISHED} == set(DATA)
+    assert {"digits", "folder", "places", "spots", *TEXTS, *PUBLISHED} == set(DATA)
     assert set(PUBLISHED) == set(shipped("paper"))
     for kind in ("data", "paper"):
         for path in (SHIPPED / kind).glob("*.yaml"):

@@ -5,7 +5,8 @@
 Each cell is one `lam run folder` in a process of its own, so that its seconds are those that a user waits for. Beside
 the default, a frozen EfficientNet-Lite0 with a trained head, stand its features without a head and the ResNet-18 that
 is trained from random weights where the extra lam[images] is missing, both from one seed.
-benchmarks/results/images.json has all cells; what is there is not run again.
+benchmarks/results/images.json has all cells, with the load of the machine as each began; what is there is not run
+again.
 """
 
 import argparse
@@ -77,7 +78,11 @@ def main() -> None:
             for seed in seeds:
                 name = f"{folder.name}/{network}/{seed}"
                 if name not in cells:
-                    cells[name] = {"cores": os.cpu_count(), **cell(folder, network, seed, given.work / name)}
+                    cells[name] = {
+                        "cores": os.cpu_count(),
+                        "load": round(os.getloadavg()[0], 1),
+                        **cell(folder, network, seed, given.work / name),
+                    }
                     write_json(RESULTS, cells)
                     print(name, cells[name], flush=True)
             of_network = [cells[f"{folder.name}/{network}/{seed}"] for seed in seeds]

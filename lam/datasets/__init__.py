@@ -82,15 +82,15 @@ def load(
     *,
     root: str | Path | None = None,
     seed: int = 0,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    preprocessing: Any = None,
     **options: Any,
 ) -> Splits:
     """Load a data set in three disjoint splits.
 
     Args:
         name: one of `DATASETS`, such as "digits" or "folder"; docs/methods.md has the layout of each.
-        root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others have a
-            default.
+        root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others
+            have a default.
         seed: of every random choice.
         preprocessing: how an image becomes an input, as a record or the fields that differ from ImageNet's at 224
             pixels; by default as the data set has it.

@@ -82,8 +82,8 @@ def efficientnet_lite0(
     """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
 
     Args:
-        dimension: embedding dimensions D of a head that is trained.
-        head: `train` for a linear layer; `identity` to keep the 1,280 features, D being their number.
+        dimension: embedding dimensions D. Those of a head that is `identity` are 1,280.
+        head: `train` for a linear layer; `identity` to keep the features.
         layers: what a trained head learns from: the features alone, `last`, or with them the mean over the pixels of
             `all` stages but the first two, which tell small and coarse pictures better. By default `all`.
         dropout: rate in [0, 1) before a head that is trained, while it is.

@@ -137,7 +137,7 @@ def options_of(data: str) -> tuple[str, ...]:
         return () if data == "digits" else ("--data.options={validation: 20}",)
     if data in TEXTS:
         return ("--network.name=bag_of_words", "--network.dimension=8", "--training.learning_rate=0.01")
-    if data in ("folder", "places"):
+    if data in ("folder", "places", "spots"):
         small = f"--data.options={{{TINY_IMAGES}}}"
         return (*RESNET, small)
     sizes = {"cub200": "validation: 0.5", "lfw": "validation: 0.3", "msls": ", ".join(CITIES)}

@@ -501,6 +501,8 @@ def images() -> list[Row]:
     rows = [["network (seeds)", "recall@1", "recall@1 in the whole folder", "AUSC", "seconds", "processor seconds"]]
     for network, title in titles.items():
         cells = [cell for name, cell in read("images").items() if name.split("/")[1] == network]
+        if not cells:
+            continue
         found = [[cell[figure] for cell in cells] for figure in figures]
         spread = (
             f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""

@@ -490,6 +490,30 @@ def curvature_of_items() -> list[Row]:
 
 
 @table
+def images() -> list[Row]:
+    """A folder of pictures by network: what is found, and how long a run takes."""
+    titles = {
+        "default": "EfficientNet-Lite0, trained head",
+        "identity": "EfficientNet-Lite0, as it is",
+        "resnet18": "ResNet-18 from random weights",
+    }
+    figures = {"recall@1": 3, "recall@1_in_folder": 3, "ausc": 3, "seconds": 0, "processor_seconds": 0}
+    rows = [["network (seeds)", "recall@1", "recall@1 in the whole folder", "AUSC", "seconds", "processor seconds"]]
+    for network, title in titles.items():
+        cells = [cell for name, cell in read("images").items() if name.split("/")[1] == network]
+        if not cells:
+            continue
+        found = [[cell[figure] for cell in cells] for figure in figures]
+        spread = (
+            f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+            for values, digits in zip(found, figures.values(), strict=True)
+        )
+        means = (f"{mean(values):.{digits}f}" for values, digits in zip(found, figures.values(), strict=True))
+        rows.append([f"{title} ({len(cells)})", *(a + b for a, b in zip(means, spread, strict=True))])
+    return rows
+
+
+@table
 def supcon_settings() -> list[Row]:
     """What validation splits say, over the runs that have a setting."""
     figures = {"ausc": "AUSC", "ece": "ECE", "auroc_of_made": "AUROC of outsiders that are made"}

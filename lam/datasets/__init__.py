@@ -5,10 +5,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, texts
+from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
 from lam.datasets.base import Dataset, MissingDataError, ReadAnew, Splits, TensorImages
 from lam.datasets.cars196 import cars
 from lam.datasets.cifar import cifar10, svhn
@@ -59,6 +60,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "clinc150": intents.clinc150,
     "banking77": intents.banking77,
     "docstrings": docstrings.splits,
+    "spots": spots.splits,
 }
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
@@ -71,24 +73,34 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
     "texts": texts.outsiders,
     "clinc150_oos": intents.clinc150_oos,
     "descriptions": docstrings.descriptions,
+    "portrait": spots.portrait,
 }
 
 
-def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Splits:
+def load(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    preprocessing: Any = None,
+    **options: Any,
+) -> Splits:
     """Load a data set in three disjoint splits.
 
     Args:
         name: one of `DATASETS`, such as "digits" or "folder"; docs/methods.md has the layout of each.
-        root: where its files are; digits and docstrings have none, folder, places and texts need it, all others have a
-            default.
+        root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others
+            have a default.
         seed: of every random choice.
+        preprocessing: how an image becomes an input, as a record or the fields that differ from ImageNet's at 224
+            pixels; by default as the data set has it.
         options: those of the data set: `lam.datasets.published.HalvedClasses.splits` of cub200 and cars196,
             `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, those in
             `lam.datasets.intents` of clinc150 and banking77, else `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option is of another type, or what the data set itself
-            raises.
+        ValueError: If the name or an option is unknown, an option is of another type, the items are texts where a
+            preprocessing of images is given, or what the data set itself raises.
         MissingDataError: If files are missing.
 
     Example:
@@ -96,7 +108,22 @@ def load(name: str, *, root: str | Path | None = None, seed: int = 0, **options:
         (1, 8, 8)
     """
     loader = _find(DATASETS, name, "data set")
-    return _call(loader, name, options, root=root, seed=seed)
+    reads = "preprocessing" in inspect.signature(loader).parameters
+    own = {"preprocessing": preprocessing} if reads and preprocessing is not None else {}
+    splits = _call(loader, name, options | own, root=root, seed=seed)
+    return splits if reads or preprocessing is None else _read_anew(splits, Preprocessing.of(preprocessing))
+
+
+def _read_anew(splits: Splits, preprocessing: Preprocessing) -> Splits:
+    """Images that are in memory, read as files of them would be."""
+    parts: dict[str, Any] = {}
+    for name, part in splits.parts().items():
+        if not isinstance(part, TensorImages):
+            raise ValueError(
+                f"{part.name} holds no images to read so: leave preprocessing out, or take a network for it"
+            )
+        parts[name] = part if part.preprocessing == preprocessing else ReadAnew(part, preprocessing)
+    return replace(splits, **parts)
 
 
 def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: int = 0, **options: Any) -> Dataset:

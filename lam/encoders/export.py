@@ -1,6 +1,7 @@
 """An encoder as one `torch.export` program, for serving without lam."""
 
 import io
+import warnings
 from pathlib import Path
 
 import torch
@@ -55,5 +56,7 @@ def export_encoder(
     with evaluating(program):
         exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = io.BytesIO()
-    torch.export.save(exported, content)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No complete tensor")  # said of weights in channels_last that are complete
+        torch.export.save(exported, content)
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))

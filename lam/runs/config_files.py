@@ -8,6 +8,9 @@
 may have a section `methods`: settings that hold for one method each, above the others of the file. With `--paper` those
 of the data set are left out, and those of the authors hold in their place.
 
+A section `networks` holds settings for one network each. The first of them that is installed is the default, in place
+of the one that the file names, unless a network or weights for it are asked for.
+
 A file of one's own may begin where another configuration ends: `extends: digits hib`, or `extends: base.yaml` for a
 file beside it, and says only what differs. Sections and mappings are merged setting by setting; whatever else both
 give, lists too, is that of the file that extends. Options of another method are not taken over.
@@ -17,6 +20,7 @@ What the settings are is `lam.runs.config`.
 
 import inspect
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.resources import files
@@ -25,13 +29,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from lam import datasets, methods
+from lam import datasets, methods, models
 from lam.datasets.texts import FORMS
 from lam.runs.config import METHOD, RunConfig, named_method
 from lam.runs.folder import CONFIG
 from lam.utils.files import read_yaml
 
-EXTENDS, SECTIONS, PAPER = "extends", "methods", "--paper"
+EXTENDS, SECTIONS, NETWORKS, PAPER = "extends", "methods", "networks", "--paper"
 SHIPPED = Path(str(files("lam") / "configs"))
 
 _LIST = "`lam run --help` lists the settings"
@@ -58,7 +62,7 @@ def load_config(
     """
     words = _words(source)
     settings = [_parse_override(override) for override in overrides]
-    content = _content(words, _method_in(settings))
+    content = _content(words, _method_in(settings), network=_network_in(settings))
     for name, value in settings:
         _set(content, name, value)
     try:
@@ -105,6 +109,24 @@ def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
     return next((name for name in reversed(names) if name is not None), None)
 
 
+def _network_in(settings: Sequence[tuple[str, Any]]) -> str | None:
+    """The network that overrides ask for, as `_asked` has it."""
+    section: dict[str, Any] = {}
+    for name, value in settings:
+        if name == "network" and isinstance(value, Mapping):
+            section |= value
+        elif name in ("network.name", "network.weights"):
+            section[name.removeprefix("network.")] = value
+    return _asked(section)
+
+
+def _asked(section: Any) -> str | None:
+    """The network that a section asks for: "" for the one that the file names, whose weights are given; or None."""
+    if not isinstance(section, Mapping):
+        return None
+    return section.get("name") or ("" if section.get("weights") else None)
+
+
 def _set(content: dict[str, Any], name: str, value: Any) -> None:
     """Set a setting by its dotted name; mappings on the way are made where they are missing."""
     if name == METHOD:
@@ -144,8 +166,13 @@ def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
     return sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
 
 
-def _content(words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings that words stand for, with their method by name; one that is given stands above theirs."""
+def _content(
+    words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
+) -> dict[str, Any]:
+    """The settings that words stand for, with their method by name; one that is given stands above theirs.
+
+    Whoever has asked for a network is not given another one by default.
+    """
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(f"there is no setting {rest[1]}; {_LIST}")
@@ -156,11 +183,11 @@ def _content(words: Sequence[str], method: str | None = None, extending: tuple[P
     if where not in shipped("data") or _is_run(words):
         if PAPER in words:
             raise ValueError(f"{PAPER} is for {', '.join(shipped('paper'))}, got {where}")
-        return _of_file(_file_of(where), method, extending)
+        return _of_file(_file_of(where), method, extending, network)
     if method is None:
         raise ValueError(f"which method on {where}? `lam run {where} METHOD`; METHOD is {', '.join(methods.METHODS)}")
     if PAPER not in words:
-        return _of_file(path, method, extending)
+        return _of_file(path, method, extending, network)
     if where not in shipped("paper"):
         raise ValueError(f"the authors have no settings for {where}, but for {', '.join(shipped('paper'))}")
     common, _ = _read(path)
@@ -185,28 +212,31 @@ def _file_of(where: str) -> Path:
     )
 
 
-def _of_file(path: Path, method: str | None, extending: tuple[Path, ...]) -> dict[str, Any]:
+def _of_file(path: Path, method: str | None, extending: tuple[Path, ...], network: str | None) -> dict[str, Any]:
     """A file upon what it extends, or upon the file of a method that was named beside it."""
-    settings, sections = _read(path)
+    settings, sections = _read(path, network)
+    network = _asked(settings.get("network")) if network is None else network
     extends = settings.pop(EXTENDS, None)
     method = method or named_method(settings.get(METHOD))[0]
     if extends is None:
         base = {} if method is None or METHOD in settings else _of_method(method)
     else:
-        base = _extended(path, extends, method, (*extending, path.resolve()))
+        base = _extended(path, extends, method, (*extending, path.resolve()), network)
     merged = _merge(base, settings)
     method = method or merged[METHOD].get("name")
     return merged if method is None else _merge(merged, sections.get(method, {}), {METHOD: method})
 
 
-def _extended(path: Path, extends: Any, method: str | None, chain: tuple[Path, ...]) -> dict[str, Any]:
+def _extended(
+    path: Path, extends: Any, method: str | None, chain: tuple[Path, ...], network: str | None
+) -> dict[str, Any]:
     if not isinstance(extends, str):
         raise ValueError(f"{path}: {EXTENDS} must be one configuration, such as `digits hib`, got {extends!r}")
     beside = path.parent / extends
     if beside.is_file() and beside.resolve() in chain:
         raise ValueError(f"{path}: {EXTENDS}: {extends} extends this file itself")
     try:
-        return _content([str(beside)] if beside.is_file() else extends.split(), method, chain)
+        return _content([str(beside)] if beside.is_file() else extends.split(), method, chain, network=network)
     except ValueError as error:
         raise ValueError(f"{path}: {EXTENDS}: {error}") from None
 
@@ -217,15 +247,36 @@ def _of_method(name: str) -> dict[str, Any]:
     return _merge({METHOD: name}, _read(path)[0] if path.is_file() else {})
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file, and those of each method."""
+def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a file, with those of the network asked for or taken by default, and those of each method."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
-    sections = content.pop(SECTIONS, {})
+    methods_of_it, networks = (_sections(path, content, name) for name in (SECTIONS, NETWORKS))
+    if network is None:
+        network = _installed(path, networks)
+    own = {} if network not in networks else _merge_mappings({"network": {"name": network}}, networks[network])
+    return _merge_mappings(content, own), methods_of_it
+
+
+def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """The settings of each method, or each network, taken out of the content of a file."""
+    sections = content.pop(name, {})
     if not isinstance(sections, dict) or not all(isinstance(of, dict | None) for of in sections.values()):
-        raise ValueError(f"{path}: {SECTIONS} must hold a section of settings for each method, got {sections!r}")
-    return content, {name: of or {} for name, of in sections.items()}
+        kind = name.removesuffix("s")
+        raise ValueError(f"{path}: {name} must hold a section of settings for each {kind}, got {sections!r}")
+    return {of: settings or {} for of, settings in sections.items()}
+
+
+def _installed(path: Path, networks: Mapping[str, Any]) -> str | None:
+    """The first of some networks that is installed; a warning says how to get one that is not."""
+    for name in networks:
+        if (reason := models.why_missing(name)) is None:
+            return name
+        warnings.warn(
+            f"{path.stem}: {reason}; what is trained in its place knows much less of photographs", stacklevel=2
+        )
+    return None
 
 
 def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:

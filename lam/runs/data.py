@@ -168,8 +168,8 @@ def check_files(parts: Iterable[Dataset], progress: bool) -> None:
             raise ValueError(f"{error}: replace or remove it") from None
 
 
-def loader_of(images: Dataset, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
-    """A loader in the order of the images; torch's global random state stays as it is."""
+def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
+    """A loader in the order of the images, or of their features; torch's global random state stays as it is."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)

@@ -73,6 +73,7 @@ from lam.runs.report import write_plots_and_report
 from lam.runs.samples import draw_samples, write_samples
 from lam.runs.start import TRAINED_BY, Start, start_from, write_trained_by
 from lam.training import Training, device_of
+from lam.training.features import with_features
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, seal, write_json
 
@@ -349,7 +350,8 @@ def nearest_is_relevant(
     relevance = relevance_of(relation, images.targets, is_query=images.is_query, relevant_within=relevant_within)
     with evaluating(network):
         device = next(network.parameters()).device
-        batches = loader_of(images, EMBEDDING_BATCH, num_workers)
+        items = with_features(network, images, num_workers=num_workers)
+        batches = loader_of(items, EMBEDDING_BATCH, num_workers)
         embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
     gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
     hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)

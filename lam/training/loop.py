@@ -30,6 +30,7 @@ from lam.losses import TrainableLoss
 from lam.pairs.relation import Relation
 from lam.training import checkpoints
 from lam.training.batches import Batches
+from lam.training.features import with_features
 from lam.training.settings import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
@@ -109,11 +110,12 @@ class Loop:
     def run(self) -> History:
         """Train to the last epoch, from the last checkpoint if there is one."""
         self._restore()
+        shows = self.training.progress and distributed.is_rank_zero()
+        self.dataset = with_features(self.network, self.dataset, num_workers=self.training.num_workers, progress=shows)
         at, epochs = self.at, self.training.epochs
-        show_bar = self.training.progress and distributed.is_rank_zero()
         self.clock = time.perf_counter()
         done = at.epoch * self.n_batches + at.batch
-        with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not show_bar) as bar:
+        with tqdm(total=epochs * self.n_batches, initial=done, unit="batch", disable=not shows) as bar:
             while at.epoch < epochs:
                 bar.set_description(f"epoch {at.epoch + 1}/{epochs}")
                 self._epoch(bar)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lam.inputs.texts import texts_of
 from lam.models import EmbeddingNetwork, register
-from lam.models.sentences import identity_layer
+from lam.models.frozen import identity_layer
 
 WIDTH = 64
 

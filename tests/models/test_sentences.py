@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lam import models
 from lam.inputs import TextPreprocessing
 from lam.models import EmbeddingNetwork, sentences
+from lam.models.frozen import identity_layer
 from lam.models.layers import find_layers
-from lam.models.sentences import EveryLayer, SentenceFeatures, from_sentence_transformers, identity_layer, is_cut
+from lam.models.sentences import EveryLayer, SentenceFeatures, from_sentence_transformers, is_cut
 from tests.helpers import unchecked
 
 

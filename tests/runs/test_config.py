@@ -232,7 +232,7 @@ def test_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
 )
 def test_options_below_options_are_read_as_yaml(overrides: list[str], expected: dict[str, Any]) -> None:
     given = [f"--data.options.preprocessing.{override}" for override in overrides]
-    config = load_config("folder laplace_posthoc", given)
+    config = load_config("folder laplace_posthoc", ["--network.name=resnet18", *given])
     assert config.data.options == {"preprocessing": expected}
 
 
@@ -244,7 +244,9 @@ def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
         ("mnist", OodConfig("mnist")),
         ("[{name: mnist, root: here}]", OodConfig("mnist", "here")),
     ):
-        config = load_config("folder laplace_posthoc", ["--data.root=x", f"--data.ood={value}"])
+        config = load_config(
+            "folder laplace_posthoc", ["--network.name=resnet18", "--data.root=x", f"--data.ood={value}"]
+        )
         assert config.data.ood == [expected]
         config.check()
 

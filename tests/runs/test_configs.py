@@ -137,7 +137,7 @@ def options_of(data: str) -> tuple[str, ...]:
         return () if data == "digits" else ("--data.options={validation: 20}",)
     if data in TEXTS:
         return ("--network.name=bag_of_words", "--network.dimension=8", "--training.learning_rate=0.01")
-    if data in ("folder", "places"):
+    if data in ("folder", "places", "spots"):
         small = f"--data.options={{{TINY_IMAGES}}}"
         return (*RESNET, small)
     sizes = {"cub200": "validation: 0.5", "lfw": "validation: 0.3", "msls": ", ".join(CITIES)}
@@ -173,7 +173,7 @@ def test_every_data_set_has_a_file_and_methods_where_they_need_more_than_their_d
     assert set(shipped("methods")) <= set(METHODS)
     for path in (SHIPPED / "methods").glob("*.yaml"):
         assert yaml.safe_load(path.read_text()) != {"method": path.stem}, path
-    assert {"digits", "folder", "places", *TEXTS, *PUBLISHED} == set(DATA)
+    assert {"digits", "folder", "places", "spots", *TEXTS, *PUBLISHED} == set(DATA)
     assert set(PUBLISHED) == set(shipped("paper"))
     for kind in ("data", "paper"):
         for path in (SHIPPED / kind).glob("*.yaml"):

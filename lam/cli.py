@@ -511,7 +511,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--target-wrong",
         type=float,
-        help="of the answers, how many may be wrong (default: as asked for last, or else nothing is promised; 0: nothing)",
+        help="of the answers, what share may be wrong (default: as asked for last, or else none is promised; 0: none)",
     )
     calibrate.add_argument(
         "--flag",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits

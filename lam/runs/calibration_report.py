@@ -42,7 +42,7 @@ def described(calibration: Calibration) -> Iterator[str]:
         yield f"       compared with {len(reference)} training items, {size}"
     if calibration.unseen is not None:
         single, share = int(calibration.unseen.is_single.sum()), calibration.unseen.share_of_new
-        yield f"new classes: {single} classes of one item; at most {share:.3g} of new items are of a class not in the gallery"
+        yield f"new classes: {single} classes have one item; at most {share:.3g} of new items are of a class not here"
         yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:

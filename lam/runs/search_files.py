@@ -40,8 +40,8 @@ def write_result(path: str | Path, result: SearchResult) -> None:
     `accept`, `accept_above` its threshold, `false_accept` the share of searches without a match that look as good,
     `p_value` the share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
     `lam.retrieval.decisions.unseen_classes`. Without a calibration there is none of these, and no hit is known to be
-    uncertain: JSON has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be. What is not
-    of every hit, such as metadata, JSON alone has.
+    uncertain: JSON has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would
+    be. What is not of every hit, such as metadata, JSON alone has.
 
     Raises:
         ValueError: for a path with another suffix.

@@ -24,7 +24,7 @@ from lam.retrieval.decisions.decisions import Decisions, SearchDecisions, decisi
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
-from lam.retrieval.decisions.probability import Scores, probability_bins
+from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
@@ -329,7 +329,7 @@ class Calibration:
         return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
-        """p-values of "this item is of a new class" and of "this item is of a class in the gallery"; see `UnseenClasses`.
+        """p-values of "this item is of a new class" and "this item is of a class in the gallery", see `UnseenClasses`.
 
         They are of the gallery as it was calibrated on, and rest on its being a random sample of what comes in.
 

@@ -279,7 +279,8 @@ def _stream(asked: int, with_match: int, outside: Searched | None, strangers: st
     """Of which queries the share of wrong answers is promised."""
     given = 0 if outside is None else len(outside.cosines)
     without = asked - with_match + given
-    share = f"{without / (asked + given):.0%} of them without a match in the gallery"
+    share = f"{without / (asked + given):.2g} of them" if without else "none of them"
+    share = f"{share} without a match in the gallery"
     if given == 0:
         return f"of queries like those calibrated on, {share}"
     whom = "of the classes set aside" if strangers is None else f"like those in {strangers}"

@@ -124,7 +124,7 @@ export function reason(decision, answer, thresholds) {
   const stands = answer.accept === "probability" ? "this probability" : `${what}, ${value},`;
   const [, edge, side] = limit === null ? [] : statisticOf(answer.accept, limit);
   if (decision === "match") {
-    const why = limit === null ? "" : `It is answered as ${stands} is ${side} ${edge}. `;
+    const why = limit === null ? "" : `It is answered because ${stands} is ${side} ${edge}. `;
     return `${why}${others} at most ${percent(accept.row.rate)} look that good.`;
   }
   const why = limit === null ? "" : `It would be answered if ${stands} were ${side} ${edge}. `;
@@ -169,7 +169,7 @@ export function facts(decision, answer, calibration) {
       const [what, value] = statisticOf(answer.accept, answer.statistic);
       numbers.push(["Decides", value, what]);
     }
-    numbers.push(["As good", percent(answer.false_accept), "of searches with no match in the gallery"]);
+    numbers.push(["As good by chance", percent(answer.false_accept), "of searches with no match in the gallery"]);
   }
   if (answer.unseen) {
     numbers.push(["New class", plain(answer.unseen.p_new), "p-value: small means that its class is in the gallery"]);

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from lam.losses import SupCon
 from lam.methods.fit import fit_features
 from lam.pairs.pairs import Pairs
-from lam.retrieval.decisions.acceptance import PROBABILITY
 from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.decisions import ABSTAIN

@@ -516,14 +516,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--flag",
         metavar="SCORE",
-        help="to abstain by: a score such as kappa, knn or relative_mahalanobis (docs/answers.md lists all), or combined, "
-        "several as one (default: the one asked for last, or else what tells strangers best, by cross-validation)",
+        help="to abstain by: a score such as kappa, knn or relative_mahalanobis (docs/answers.md lists all), or "
+        "combined, several as one (default: the one asked for last, or what tells strangers best in cross-validation)",
     )
     calibrate.add_argument(
         "--accept",
         metavar="SCORE",
-        help="to answer by: probability, that the first hit is right, or a score such as cosine (default: the one asked "
-        "for last, or else probability, unless a single score does better, by cross-validation)",
+        help="to answer by: probability, that the first hit is right, or a score such as cosine (default: the one "
+        "asked for last, or else probability, unless a single score does better in cross-validation)",
     )
     calibrate.add_argument(
         "--gallery",

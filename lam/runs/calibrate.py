@@ -272,7 +272,7 @@ def _promised_of(
     if not n_set_aside:
         return sentence
     least = least_rate(n_set_aside)
-    return f"{sentence}: {n_set_aside} classes were set aside, which can promise {least:g} or more (--target-far {least:g})"
+    return f"{sentence}: {n_set_aside} classes set aside can promise {least:g} or more (--target-far {least:g})"
 
 
 def _stream(asked: int, with_match: int, outside: Searched | None, strangers: str | Path | None) -> str:

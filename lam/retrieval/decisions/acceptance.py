@@ -10,6 +10,7 @@ target itself holds as far as leaving out a fold changes no decision; `tests/ret
 2,000 calibration sets and finds no mean rate above it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,6 @@ PROBABILITY = "probability"
 """P(known) · P(right | known), see `lam.retrieval.decisions.answer`."""
 ACCEPTS = (PROBABILITY, *SCORES)
 """By what a first hit can be accepted: the probability, or how little a score doubts."""
-_AS_GOOD = 0.005  # of AUROC, by which a single score must be ahead to stand in for the probability
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +69,9 @@ class Acceptance:
         Args:
             evidence: of the calibration.
             fit: learns an answer from a part of it.
-            accept: the statistic; by default the probability, unless a single score tells right hits better from
-                wrong ones and from queries without a match, by cross-validation, or fewer than 10 queries have a match.
+            accept: the statistic; by default the probability, unless a single score tells right hits from queries
+                without a match and from strangers better, by more than a standard error of its AUROC, or fewer than
+                10 first hits are right.
             of_strangers: whether the rate is promised of the strangers, and not of queries without their matches.
             has_strangers: whether the strangers were given, and are not the queries themselves once more.
             classes: (O,) of the strangers, where the rate is promised of classes.
@@ -88,9 +89,9 @@ class Acceptance:
             learnt = fit(part)
             return lambda scores: torch.stack([learnt(scores), learnt.right(scores)])
 
-        asked, no_match, strangers = evidence.out_of_fold(both)
+        asked, no_match, strangers, made = evidence.out_of_fold(both)
         of_asked, of_no_match, of_stranger = (kind[:, 0] for kind in (asked, no_match, strangers))
-        accept = _best(evidence, of_asked, of_no_match, of_stranger) if accept is None else accept
+        accept = _best(evidence, of_asked, of_no_match, of_stranger, made[:, 0]) if accept is None else accept
         if accept != PROBABILITY:
             of_asked, of_no_match, of_stranger = (
                 -kind[accept] for kind in (evidence.asked, evidence.no_match, evidence.strangers)
@@ -157,8 +158,9 @@ def _best(evidence: Evidence, *probability: Tensor) -> str:
 
     if not evidence.right.any():
         return PROBABILITY
-    kinds = evidence.asked, evidence.no_match, evidence.strangers
+    kinds = evidence.asked, evidence.no_match, *evidence.all_strangers
     single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.asked}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
-    is_enough = int(evidence.right.sum()) >= LEAST
-    return PROBABILITY if is_enough and separation(*probability) >= single[best] - _AS_GOOD else best
+    n_right, area = int(evidence.right.sum()), single[best]
+    error = math.sqrt(area * (1 - area) / n_right)  # the best of many scores looks better than it is
+    return PROBABILITY if n_right >= LEAST and separation(*probability) >= area - error else best

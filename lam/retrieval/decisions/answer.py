@@ -41,8 +41,9 @@ class Answer:
         contrast = None
         if mixture is not None:
             contrast = Contrast.from_mixture(evidence.known, mixture)
-        if (contrast is None or not contrast.is_told) and (len(evidence.no_match_fold) or len(evidence.stranger_fold)):
-            contrast = Contrast.from_strangers(evidence.known, [evidence.no_match, evidence.strangers], share=share)
+        others = [evidence.no_match, *evidence.all_strangers]
+        if (contrast is None or not contrast.is_told) and (len(evidence.no_match_fold) or len(others) > 1):
+            contrast = Contrast.from_strangers(evidence.known, others, share=share)
         right = Correctness.fit(evidence.known, evidence.right_if_known)
         return cls(Known.fit(evidence.known), right, None if contrast is None or not contrast.is_told else contrast)
 

@@ -471,6 +471,10 @@ def calibrate(
     scores = query_scores(queries, searches.cosines, labels=labels, nearest=nearest, **parts)
     of_no_match = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
     asked_fold = folds_of(torch.arange(len(queries)))
+    if reference is not None and reference.labels is not None and classes is not None:
+        query_parts["reference"] = reference.excluding(classes[has_other])
+    made = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
+    of_stranger, stranger_fold, made_fold = made, asked_fold[has_other], asked_fold[has_other]
     if strangers is not None:
         of_stranger = query_scores(
             strangers.embeddings,
@@ -480,13 +484,10 @@ def calibrate(
             reference=reference,
             nearest=nearest,
         )
-        count = len(strangers.cosines)
-        stranger_fold = folds_of(torch.arange(count) if strangers.classes is None else strangers.classes)
+        units = torch.arange(len(strangers.cosines)) if strangers.classes is None else strangers.classes
+        stranger_fold = folds_of(units)
     else:
-        if reference is not None and reference.labels is not None and classes is not None:
-            query_parts["reference"] = reference.excluding(classes[has_other])
-        of_stranger = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
-        stranger_fold = asked_fold[has_other]
+        made, made_fold = {}, made_fold[:0]
     evidence = Evidence(
         asked=scores,
         has_match=searches.has_mate,
@@ -496,6 +497,8 @@ def calibrate(
         asked_fold=asked_fold,
         no_match_fold=asked_fold[has_other],
         stranger_fold=stranger_fold,
+        made=made,
+        made_fold=made_fold,
     )
     detector = OodDetector.fit(evidence)
     flag = detector.best if flag is None else flag

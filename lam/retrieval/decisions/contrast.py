@@ -72,16 +72,7 @@ class Contrast:
             ValueError: for a share outside (0, 1), no query without a match, or none of the scores.
         """
         check_share("the share of queries without a match", share)
-        groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
-        if len(groups) == 1:
-            raise ValueError("P(known) is learnt from queries that are not known, got none")
-        names = [name for name in ONE_WAY if name in known]
-        sizes = [len(next(iter(group.values()))) for group in groups]
-        weight = [torch.full((size,), 1 / size) for size in sizes]
-        weight[1:] = [kind / (len(groups) - 1) for kind in weight[1:]]
-        both = {name: torch.cat([group[name].cpu() for group in groups]) for name in names}
-        is_known = torch.arange(sum(sizes)) < sizes[0]
-        return cls(MonotoneRegression.fit(both, is_known, torch.cat(weight)), 1.0, share)
+        return cls(one_way(known, others), 1.0, share)
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "Contrast":
@@ -115,6 +106,22 @@ class Contrast:
         p = self.regression(scores)
         ratio = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
         return ratio.clamp(max=1) if self.is_mixture else ratio / (ratio + self.share)
+
+
+def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
+    """P(known) by `ONE_WAY`, where others weigh as much as known queries, and each kind of others as the next.
+
+    Raises:
+        ValueError: for no other query, or none of the scores.
+    """
+    groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
+    if len(groups) == 1:
+        raise ValueError("P(known) is learnt from queries that are not known, got none")
+    sizes = [len(next(iter(group.values()))) for group in groups]
+    share = [1.0] + [1 / (len(groups) - 1)] * (len(groups) - 1)
+    weight = torch.cat([torch.full((size,), part / size) for size, part in zip(sizes, share, strict=True)])
+    both = {name: torch.cat([group[name].cpu() for group in groups]) for name in ONE_WAY if name in known}
+    return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 
 
 def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:

@@ -1,7 +1,7 @@
-"""`Evidence`: scores of the calibration queries, with and without their matches, and of strangers, parted into folds."""
+"""`Evidence`: scores of calibration queries, with and without their matches, and of strangers, parted into folds."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,19 +20,29 @@ class Evidence:
         right: (Q,) whether the first hit is one.
         no_match: (M,) scores of queries whose matches were taken out of the gallery.
         strangers: (O,) scores of queries whose class neither the gallery nor the reference holds.
+        made: (A,) the same of calibration queries, as if their classes had never been seen, beside strangers that were
+            given; empty where these are the strangers.
         asked_fold: (Q,) the part of the data that each belongs to, from 0.
         no_match_fold: (M,) likewise; a query is in one part, with its matches and without.
         stranger_fold: (O,) likewise; a class of strangers is in one part.
     """
 
-    asked: Scores
+    asked: Mapping[str, Float[Tensor, " Q"]]
     has_match: Bool[Tensor, " Q"]
     right: Bool[Tensor, " Q"]
-    no_match: Scores
-    strangers: Scores
+    no_match: Mapping[str, Float[Tensor, " M"]]
+    strangers: Mapping[str, Float[Tensor, " O"]]
     asked_fold: Int[Tensor, " Q"]
     no_match_fold: Int[Tensor, " M"]
     stranger_fold: Int[Tensor, " O"]
+    made: Mapping[str, Float[Tensor, " A"]] = field(default_factory=dict)
+    made_fold: Int[Tensor, " A"] = field(default_factory=lambda: torch.zeros(0).long())
+
+    @property
+    def all_strangers(self) -> list[Scores]:
+        """Strangers of each kind that there is."""
+        kinds = (self.strangers, self.stranger_fold), (self.made, self.made_fold)
+        return [scores for scores, numbers in kinds if len(numbers)]
 
     @property
     def known(self) -> Scores:
@@ -48,14 +58,14 @@ class Evidence:
         """Some of the scores."""
         kinds = {
             kind: {name: values for name, values in getattr(self, kind).items() if name in names}
-            for kind in ("asked", "no_match", "strangers")
+            for kind in ("asked", "no_match", "strangers", "made")
         }
         return replace(self, **kinds)
 
     def without(self, fold: int) -> "Evidence":
         """All but one fold; all, where no query with a match would be left."""
-        kept, no_match, strangers = (
-            numbers != fold for numbers in (self.asked_fold, self.no_match_fold, self.stranger_fold)
+        kept, no_match, strangers, made = (
+            numbers != fold for numbers in (self.asked_fold, self.no_match_fold, self.stranger_fold, self.made_fold)
         )
         if not (self.has_match & kept).any():
             return self
@@ -68,36 +78,39 @@ class Evidence:
             asked_fold=self.asked_fold[kept],
             no_match_fold=self.no_match_fold[no_match],
             stranger_fold=self.stranger_fold[strangers],
+            made=_rows(self.made, made),
+            made_fold=self.made_fold[made],
         )
 
     def out_of_fold(
-        self, fit: Callable[["Evidence"], Callable[[Scores], Float[Tensor, "F *B"]]]
-    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"]]:
-        """What is learnt from the other folds says of each query, each query without its match, and each stranger.
+        self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]
+    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"], Float[Tensor, "A F"]]:
+        """What the other folds teach of each query, each query without its match, and each stranger, given or made.
 
         Args:
-            fit: learns F statistics of a query from its scores.
+            fit: learns statistics, (F, N) of the scores of N queries.
         """
-        parts = [
+        kinds = [
             (self.asked, self.asked_fold),
             (self.no_match, self.no_match_fold),
             (self.strangers, self.stranger_fold),
+            (self.made, self.made_fold),
         ]
-        columns: list[Tensor | None] = [None, None, None]
+        parts: list[list[Tensor]] = [[] for _ in kinds]
+        width = 0
         for fold in range(FOLDS):
-            if not any((numbers == fold).any() for _, numbers in parts):
+            held = [numbers == fold for _, numbers in kinds]
+            if not any(map(torch.any, held)):
                 continue
             learnt = fit(self.without(fold))
-            for place, (scores, numbers) in enumerate(parts):
-                held = numbers == fold
-                values = learnt(_rows(scores, held)).T if held.any() else None
-                if values is not None:
-                    column = columns[place]
-                    column = values.new_zeros(len(numbers), values.shape[1]) if column is None else column
-                    column[held], columns[place] = values, column
-        width = next(column.shape[1] for column in columns if column is not None)
-        asked, no_match, strangers = (torch.zeros(0, width).double() if one is None else one for one in columns)
-        return asked, no_match, strangers
+            for part, (scores, _), rows in zip(parts, kinds, held, strict=True):
+                if rows.any():
+                    part.append(learnt(_rows(scores, rows)).T)
+                    width = part[-1].shape[1]
+        columns = [torch.cat(part) if part else torch.zeros(0, width, dtype=torch.float64) for part in parts]
+        orders = [numbers.argsort(stable=True).argsort() for _, numbers in kinds]
+        asked, no_match, strangers, made = (column[order] for column, order in zip(columns, orders, strict=True))
+        return asked, no_match, strangers, made
 
 
 def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:

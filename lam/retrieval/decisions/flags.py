@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.contrast import ONE_WAY
+from lam.retrieval.decisions.contrast import ONE_WAY, one_way
 from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.probability import MonotoneRegression, Scores
 from lam.retrieval.metrics.ood import auroc
@@ -28,7 +27,7 @@ class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
     `combined` is a `MonotoneRegression` of strangers against known queries. The score of each calibration query is what
-    the other folds taught, so that none is lost; what holds of its rate is said in `lam.retrieval.decisions.acceptance`.
+    the other folds taught, so that none is lost; `lam.retrieval.decisions.acceptance` says what holds of its rate.
 
     Attributes:
         calibrated: by flag, the scores of the calibration items, among them `kappa`.
@@ -69,14 +68,21 @@ class OodDetector:
             return single
 
         def log_odds(part: Evidence) -> Any:
-            regression = _strangeness(part)
+            regression = one_way(part.known, part.all_strangers or evidence.all_strangers)
             return lambda scores: -regression.log_odds(scores)[None]
 
-        asked, _, strangers = (values[:, 0] for values in evidence.out_of_fold(log_odds))
-        inside, outside = {**evidence.asked, COMBINED: asked}, {**evidence.strangers, COMBINED: strangers}
-        ranks = {name: auroc(inside[name][evidence.has_match], outside[name]) for name in inside}
+        asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(log_odds))
+        kinds = [{**kind, COMBINED: values} for kind, values in zip(evidence.all_strangers, combined, strict=False)]
+        ranks = {
+            name: sum(auroc(inside[evidence.has_match], kind[name]) for kind in kinds) / len(kinds)
+            for name, inside in {**evidence.asked, COMBINED: asked}.items()
+        }
         ranking = dict(sorted(ranks.items(), key=lambda rank: -rank[1]))
-        return cls({**single.calibrated, COMBINED: ConformalScores.of(asked)}, _strangeness(evidence), ranking)
+        return cls(
+            {**single.calibrated, COMBINED: ConformalScores.of(asked)},
+            one_way(evidence.known, evidence.all_strangers),
+            ranking,
+        )
 
     @property
     def best(self) -> str:
@@ -155,16 +161,6 @@ def without_labels(flag: str) -> str:
 def scores_behind(flag: str) -> tuple[str, ...]:
     """The scores that a flag is made of."""
     return ONE_WAY if flag == COMBINED else (flag,)
-
-
-def _strangeness(evidence: Evidence) -> MonotoneRegression:
-    """P(known) among known queries and strangers, as many of one as of the other."""
-    known = evidence.known
-    sizes = len(next(iter(known.values()))), len(evidence.stranger_fold)
-    names = [name for name in ONE_WAY if name in known]
-    both = {name: torch.cat([known[name], evidence.strangers[name]]) for name in names}
-    weight = torch.cat([torch.full((size,), 1 / max(1, size)) for size in sizes])
-    return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 
 
 def _is_made_from(flag: str, *evidence: str) -> bool:

@@ -36,10 +36,10 @@ class Known:
 
     Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
     rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
-    distance is taken between these. The other is `joint_surprise` of the scores that outsiders of some kind raise. Nothing foreign is needed to learn it, and of queries like those calibrated on
-    the mean is about 0.99. What labels say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is,
-    both ways, what the first hit alone decides: a query that is in the gallery finds itself, as no calibration query
-    does.
+    distance is taken between these. The other is `joint_surprise` of the scores that outsiders of some kind raise.
+    Nothing foreign is needed to learn it, and of queries like those calibrated on the mean is about 0.99. What labels
+    say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is, both ways, what the first hit alone
+    decides: a query that is in the gallery finds itself, as no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 

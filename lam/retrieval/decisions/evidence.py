@@ -39,7 +39,7 @@ class Evidence:
     made_fold: Int[Tensor, " A"] = field(default_factory=lambda: torch.zeros(0).long())
 
     @property
-    def all_strangers(self) -> list[Scores]:
+    def all_strangers(self) -> list[Mapping[str, Float[Tensor, "..."]]]:
         """Strangers of each kind that there is."""
         kinds = (self.strangers, self.stranger_fold), (self.made, self.made_fold)
         return [scores for scores, numbers in kinds if len(numbers)]

@@ -243,7 +243,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
         run.encoder, parsed.folder, columns=columns, shard=shard, calibration=calibration_of(run), progress=not quiet
     )
     save_embeddings(output, embedded, encoder=run.fingerprint, shard=shard)
-    flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged"
+    flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged as unlike known queries"
     print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
 
 
@@ -320,10 +320,8 @@ def _show_answer(result: Any, row: int) -> None:
         print(f"       {doubt}: p_known {known:.3f}, kappa of ambiguity {closely:.4g}")
     if (decisions := result.decisions) is not None:
         stale = ", calibration: stale" if decisions.stale else ""
-        right = f"probability {float(decisions.probability[row]):.3f} that the first hit is right"
-        print(f"decision: {decisions.decision[row]}, {right}{stale}")
-        if flag := result.flag_in_words(row):
-            print(f"          {flag}")
+        print(f"decision: {decisions.decision[row]}{stale}")
+        print("".join(f"  {line}\n" for line in result.decision_in_words(row)), end="")
     items = result.items[row]
     is_labelled = not all(item.label_repeats_text for item in items)
     text = any(item.text is not None for item in items)
@@ -353,12 +351,13 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         flag = None
     accept = previous.facts.get("asked_accept") if parsed.accept is None and previous is not None else parsed.accept
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
+    rates["wrong"] = parsed.target_wrong
     if previous is not None:
         for name in previous.facts.get("asked_rates", rates):
             rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
     calibration = calibrate_run(
         parsed.run,
-        targets={name: rate for name, rate in rates.items() if rate is not None},
+        targets={name: rate for name, rate in rates.items() if rate is not None and (name, rate) != ("wrong", 0)},
         flag=flag,
         accept=accept,
         gallery=parsed.gallery,
@@ -516,6 +515,11 @@ def _parser() -> argparse.ArgumentParser:
         "--target-ood", type=float, help="false flags (default: likewise, or else 0.05, or the least)"
     )
     calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
+    calibrate.add_argument(
+        "--target-wrong",
+        type=float,
+        help="of the answers, what share may be wrong (default: as asked for last, or else none is promised; 0: none)",
+    )
     calibrate.add_argument(
         "--flag",
         metavar="SCORE",

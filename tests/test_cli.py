@@ -78,7 +78,10 @@ def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
     assert calibrated.startswith("calibrated: false accepts ")
     assert page == f"a page to try it: lam serve {run}"
     assert main(["search", str(run), "--text", "Return the absolute value of a number.", "-k", "3"]) == 0
-    query, decision, header, *hits = capsys.readouterr().out.splitlines()
+    query, decision, *rest = capsys.readouterr().out.splitlines()
+    reasons = [line for line in rest if line.startswith("  ") and "score" not in line and not line[2:3].isspace()]
+    assert reasons
+    header, *hits = rest[len(reasons) :]
     assert query.startswith("query: kappa ")
     assert decision.startswith("decision: ")
     assert header.split() == ["score", "kappa", "label", "text"]

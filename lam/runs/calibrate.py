@@ -31,12 +31,14 @@ from lam.gallery.embed import read_items
 from lam.gallery.snapshot import Snapshot
 from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
-from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import FLAGS, needs_reference
+from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
+from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
@@ -52,6 +54,8 @@ REFERENCE = 5000
 HELD_OUT, LIVE = "held-out", "live"
 Gallery = Literal["index", "held-out"]
 VALIDATION = "validation split"
+UNSEEN = 50_000
+"""Items of the largest gallery that is compared with itself, to tell items of classes that it does not hold."""
 _SAME = 1e-5  # between two embeddings of one input, in batches of other sizes
 
 
@@ -199,6 +203,7 @@ def calibrate_run(
             mixture=mixture,
             share=share,
             verifier=verifier,
+            unseen=None if labels is None or without_label else _unseen(opened, items, labels),
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": flag,
@@ -207,6 +212,9 @@ def calibrate_run(
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
                 "false_accepts": _promised_of(opened, folder, strangers, n_set_aside, targets.far),
+                "answers_wrong": None
+                if targets.wrong is None
+                else _stream(len(searches), len(right), outside, strangers),
                 "without_label": without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
                 "n_unlabelled": 0 if mixture is None else len(mixture.cosines),
@@ -226,7 +234,9 @@ def calibrate_run(
             )
         save_calibration(opened.folder, calibration)
         plot = opened.folder / "plots" / "probability.png"
-        plot_calibration(plot, calibration.reliability, confidence="P(first hit is right)")
+        plot_calibration(
+            plot, calibration.reliability, confidence="P(the first hit is right, if the gallery holds a match)"
+        )
     return calibration
 
 
@@ -263,6 +273,34 @@ def _promised_of(
         return sentence
     least = least_rate(n_set_aside)
     return f"{sentence}: {n_set_aside} classes set aside can promise {least:g} or more (--target-far {least:g})"
+
+
+def _stream(asked: int, with_match: int, outside: Searched | None, strangers: str | Path | None) -> str:
+    """Of which queries the share of wrong answers is promised."""
+    given = 0 if outside is None else len(outside.cosines)
+    without = asked - with_match + given
+    share = f"{without / (asked + given):.2g} of them" if without else "none of them"
+    share = f"{share} without a match in the gallery"
+    if given == 0:
+        return f"of queries like those calibrated on, {share}"
+    whom = "of the classes set aside" if strangers is None else f"like those in {strangers}"
+    return f"of queries like those calibrated on and strangers {whom}, {share}"
+
+
+def _unseen(run: Run, items: Embeddings, labels: tuple[str, ...]) -> UnseenClasses | None:
+    """What tells items of classes that the gallery does not hold, from the gallery compared with itself.
+
+    None where nothing could be told, or what is searched for is of another kind than items are: without a class of one
+    item, of answers to questions, of fused items, and beyond `UNSEEN` items.
+    """
+    if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
+        return None
+    keys, order = torch.tensor([label_key(label) for label in labels]).sort()
+    if not (keys.unique(return_counts=True)[1] == 1).any():
+        return None
+    hits = search_flat(items, items, 2)
+    is_itself = hits.ids[:, 0] == torch.arange(len(items))  # not where another has the very same embedding
+    return UnseenClasses(keys, torch.where(is_itself, hits.scores[:, 1], hits.scores[:, 0])[order].double())
 
 
 def _outside(

@@ -1,9 +1,11 @@
-"""A run's calibration in words: what `lam calibrate` prints."""
+"""A run's calibration in words, and a decision by it: what `lam calibrate` and `lam search` print."""
 
 from collections.abc import Iterator
 
 from lam.retrieval.decisions.acceptance import PROBABILITY
 from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.conformal import LEVEL
+from lam.retrieval.decisions.decisions import SearchDecisions
 
 _SHOWN_SCORES = 5
 
@@ -20,6 +22,9 @@ def described(calibration: Calibration) -> Iterator[str]:
     yield f"match: {_decides(calibration)}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
     yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered, and rightly"
+    if targets.wrong is not None:
+        yield f"answers: at most {targets.wrong:g} of those answered are wrong, with confidence {LEVEL:g}"
+        yield f"       {facts['answers_wrong']}; a higher statistic must not be wrong more often"
     flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
@@ -27,26 +32,62 @@ def described(calibration: Calibration) -> Iterator[str]:
         shown = ", ".join(f"{name} {area:.3f}" for name, area in list(ranking.items())[:_SHOWN_SCORES])
         yield f"       AUROC of strangers against known queries, cross-validated: {shown}, ..."
     ece, chance = calibration.reliability.expected_error, calibration.reliability.error_by_chance
-    yield f"P(right | known): cross-validated ECE {ece:.4f} of queries with a match"
-    yield f"       a perfect probability stays below {chance:.4f} on so many, in 95 of 100 draws"
+    yield f"P(right | known), that the first hit is right if the gallery holds a match: cross-validated ECE {ece:.4f}"
+    yield f"       a calibrated probability stays below {chance:.4f} on so many, in 95 of 100 draws"
     yield f"       from {_worth(calibration)}"
-    yield f"P(known): {_known_from(calibration)}"
+    yield f"P(known), that the gallery holds a match: {_known_from(calibration)}"
     reference = calibration.reference
     if reference is not None:
         size = f"{reference.nbytes / 2**20:.3g} MiB in the run's folder"
         yield f"       compared with {len(reference)} training items, {size}"
+    if calibration.unseen is not None:
+        single, share = int(calibration.unseen.is_single.sum()), calibration.unseen.share_of_new
+        yield f"new classes: {single} classes have one item; at most {share:.3g} of new items are of a class not here"
+        yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
-        yield f"too few queries had a match to say how many hits hold one with probability {share}"
+        yield f"hits: too few queries had a match to say how many hits hold one with probability {share}"
     else:
-        yield f"a match is among the first {calibration.depth} hits with probability {share}"
+        yield f"hits: if the gallery holds a match, one is among the first {calibration.depth} with probability {share}"
 
 
 def _decides(calibration: Calibration) -> str:
     """What a first hit is accepted by, and from where on."""
     if calibration.accept == PROBABILITY:
         return f"P(known) · P(right | known) above {calibration.accept_above:.9g}"
-    return f"−{calibration.accept} above {calibration.accept_above:.9g}"
+    return f"{statistic_name(calibration.accept)} above {calibration.accept_above:.9g}"
+
+
+def statistic_name(accept: str) -> str:
+    """What decides, in words: the higher, the better the first hit."""
+    return {PROBABILITY: "the probability", "cosine": "the cosine"}.get(accept, f"−{accept}")
+
+
+def without_match(share: float) -> str:
+    """A share of queries that have no match, as the subject of a sentence."""
+    return "half of all queries" if share == 0.5 else f"{share:.3g} of all queries"
+
+
+def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: int) -> Iterator[str]:
+    """What a decision that is no abstention rests on: each number with its event and its condition, in lines."""
+    known, right = float(decisions.p_known[row]), float(decisions.right_if_known[row])
+    statistic, above = float(decisions.statistic[row]), float(decisions.accept_above[row])
+    yield f"if the gallery holds it, the first hit is right: {right:.2f}"
+    contrast = calibration.answer.contrast
+    share = "" if contrast is None else f" (where {without_match(contrast.share)} have no match)"
+    yield f"the gallery holds it at all: {known:.2f}{share}"
+    together, accept = f"together {float(decisions.probability[row]):.2f}", decisions.accept[row]
+    if accept != PROBABILITY:
+        together = f"{together}; {statistic_name(accept)} decides: {statistic:.4g}"
+    yield f"{together}; answered above {above:.4g}; {looks_as_good(float(decisions.false_accept[row]))}"
+
+
+def looks_as_good(share: float) -> str:
+    """How often a search without a match looks as good as this one."""
+    if share >= 1:
+        return "every search without a match looks as good"
+    often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"
+    return f"{often} without a match {'looks' if share <= 0.2 else 'look'} as good"
 
 
 def _known_from(calibration: Calibration) -> str:
@@ -60,7 +101,7 @@ def _known_from(calibration: Calibration) -> str:
         return f"{usual}, and from {mixture}, {share} of them strangers (95 % interval {low} to {high})"
     strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "these as if their classes were new"
     learnt = f"{usual}, from queries without their matches, and from {strangers}"
-    return f"{learnt}; a share {contrast.share:g} of queries is expected to have no match"
+    return f"{learnt}; {without_match(contrast.share)} are expected to have no match"
 
 
 def _worth(calibration: Calibration) -> str:

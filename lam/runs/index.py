@@ -20,12 +20,13 @@ from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.decisions import Decisions
+from lam.retrieval.decisions.decisions import SearchDecisions
 from lam.retrieval.decisions.files import load_calibration
 from lam.retrieval.index.entries import unit_vectors
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.runs.calibration_report import answer_in_words
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import GALLERY
 from lam.utils.checks import check_at_least
@@ -128,31 +129,45 @@ class SearchResult:
         decisions: what is answered, where the run is calibrated.
         doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
         calibration: of the run, where it has one.
+        unseen: p-values of "this item is of a new class" and of "this item is of a class in the gallery", where the
+            calibration can tell; see `Calibration.unseen_p_values`.
     """
 
     images: tuple[Path | str, ...]
     queries: Embeddings
     hits: Hits
     items: tuple[tuple[Item, ...], ...]
-    decisions: Decisions | None
+    decisions: SearchDecisions | None
     doubts: tuple[str, ...] = ()
     calibration: Calibration | None = None
+    unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
         """Whether an image of the item is below the flag for κ; None where the run is not calibrated."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
-    def flag_in_words(self, row: int) -> str:
-        """By what a query is flagged, or, in place of the flag in force, was judged; nothing where it is by that."""
+    def decision_in_words(self, row: int) -> list[str]:
+        """Why the decision is what it is, in lines, each with its event and its condition."""
         if self.decisions is None or self.calibration is None:
-            return ""
-        by, flag = self.decisions.flagged_by[row], self.calibration.flag
+            return []
+        flag = self._flag_in_words(self.decisions, self.calibration, row)
+        lines = [flag] if flag else []
+        if self.decisions.decision[row] != "abstain":
+            lines += answer_in_words(self.calibration, self.decisions, row)
+        if (unseen := self.unseen[row]) is not None:
+            lines.append(
+                f"p-value of a new class {unseen[0]:.2g}, of a class in the gallery {unseen[1]:.2g}: a small one"
+            )
+            lines.append("  speaks against it, if the gallery is a random sample of what comes in")
+        return lines
+
+    def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
+        """By what a query is flagged, or, in place of the flag in force, was judged; nothing where it is by that."""
+        by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} in place of {flag}, as {why}"
-        if self.decisions.decision[row] == "abstain":
-            return (
-                f"flagged by {words}: a share {float(self.decisions.p_value[row]):.2g} of known queries is as unusual"
-            )
+        if decisions.decision[row] == "abstain":
+            return f"flagged by {words}: a share {float(decisions.p_value[row]):.2g} of known queries is as unusual"
         return "" if by == flag else f"judged by {words}"
 
 
@@ -193,13 +208,16 @@ def search(
             warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=2)
     prediction = encoder.predict(batches, n_samples=gallery.mean_samples, progress=progress and len(parts) > 1)
     queries, decisions, calibration = prediction.embeddings, None, opened.calibration
+    unseen: list[tuple[float, float] | None] = [None] * len(asked)
     hits = gallery.search(queries, k if calibration is None else max(k, N_HITS))
     if calibration is not None:
         labels = label_numbers([gallery.items[place].label for place in row] for row in hits.ids.tolist())
         decisions = calibration.decide(
             hits, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
         )
+        firsts = [gallery.items[row[0]].label if row else "" for row in hits.ids.tolist()]
+        unseen = calibration.unseen_p_values(decisions.score, firsts)
     hits = hits[:, :k]
     items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
     doubts = () if encoder.ambiguity is None else tuple(encoder.ambiguity.doubts(queries))
-    return SearchResult(asked, queries, hits, items, decisions, doubts, calibration)
+    return SearchResult(asked, queries, hits, items, decisions, doubts, calibration, tuple(unseen))

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ from lam.runs.index import SearchResult
 from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
-_OF_IMAGE: tuple[str, ...] = ("image", "kappa", "variance", "decision", "probability", "p_value", "flagged_by")
+_OF_DECISION = ("probability", "p_known", "right_if_known", "statistic", "accept_above", "false_accept", "p_value")
+_RENAMED = {"p_known": "known"}  # beside the encoder's own `p_known`
+_UNSEEN = ("p_new", "p_in_gallery")
+_OF_IMAGE: tuple[str, ...] = (
+    *("image", "kappa", "variance", "decision", *(_RENAMED.get(name, name) for name in _OF_DECISION)),
+    *("accept", "flagged_by", *_UNSEEN),
+)
 _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path", "text", "uncertain", "fused")
 
 
@@ -28,9 +35,13 @@ def check_suffix(path: str | Path) -> None:
 def write_result(path: str | Path, result: SearchResult) -> None:
     """Write the result of a search, all of the file or nothing: images in the order given, hits best first.
 
-    Without a calibration there is no decision, probability, p-value or flag, and no hit is known to be uncertain: JSON
-    has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would be. What is not
-    of every hit, such as metadata, JSON alone has.
+    An image has `decision` and what it rests on: `known` is P(the gallery holds a match), `right_if_known` P(the first
+    hit is right, if the gallery holds a match), `probability` their product, `statistic` what decides under the name
+    `accept`, `accept_above` its threshold, `false_accept` the share of searches without a match that look as good,
+    `p_value` the share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
+    `lam.retrieval.decisions.unseen_classes`. Without a calibration there is none of these, and no hit is known to be
+    uncertain: JSON has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would
+    be. What is not of every hit, such as metadata, JSON alone has.
 
     Raises:
         ValueError: for a path with another suffix.
@@ -57,9 +68,11 @@ def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:
         numbers = {"kappa": float(queries.kappa[row]), "variance": float(queries.variance[row])}
         entry = dict.fromkeys(_OF_IMAGE) | {"image": str(image), **numbers}
         if decisions is not None:
-            probability, p_value = float(decisions.probability[row]), float(decisions.p_value[row])
-            entry |= {"decision": decisions.decision[row], "probability": probability, "p_value": p_value}
-            entry["flagged_by"] = decisions.flagged_by[row]
+            numbers = {_RENAMED.get(name, name): float(getattr(decisions, name)[row]) for name in _OF_DECISION}
+            entry |= {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+            for name in ("decision", "accept", "flagged_by"):
+                entry[name] = getattr(decisions, name)[row]
+            entry |= zip(_UNSEEN, result.unseen[row] or (None, None), strict=True)
         if queries.has_parts:
             entry |= {name: float(values[row]) for name, values in queries.parts().items()}
             entry["doubt"] = result.doubts[row]

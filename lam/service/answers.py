@@ -18,7 +18,7 @@ from lam.gallery.item import Images, Item, checked_metadata, content_id, packed
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
-from lam.retrieval.decisions.decisions import Decision
+from lam.retrieval.decisions.decisions import Decision, SearchDecisions
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.service.models import (
@@ -28,6 +28,7 @@ from lam.service.models import (
     SearchFields,
     SearchThresholds,
     State,
+    UnseenFields,
     VerifyResponse,
 )
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -136,6 +137,7 @@ class Responder:
         size: int,
         min_probability: float = 0.0,
         judged: bool = True,
+        is_new: bool = True,
     ) -> Answer:
         """Answer a search.
 
@@ -147,6 +149,7 @@ class Responder:
             size: of the gallery.
             min_probability: that a match must have.
             judged: whether to decide, as of queries like those calibrated on; otherwise only hits are given.
+            is_new: whether the query is no item of the gallery.
         """
         calibration = self.calibration if judged else None
         if calibration is not None and query.features is None:
@@ -157,7 +160,9 @@ class Responder:
         labels = label_numbers([[hit.label for hit in ranked]])
         if calibration is not None and (labels[:, :N_HITS] < 0).any():
             calibration = calibration.for_unlabelled
-        verdict = _verdict(calibration, query, hits, labels, min_probability)
+        decided = _decided(calibration, query, hits, labels)
+        verdict = _verdict(decided, min_probability)
+        is_match, first = verdict["decision"] == "match", ranked[0].label if ranked else ""
         cap = self.credible_cosine(query.kappa)
         sets = _conformal(calibration, hits)
         rows = zip(ranked, hits.scores[0].tolist(), hits.kappa[0].tolist(), sets, strict=True)
@@ -173,14 +178,14 @@ class Responder:
                     uncertain=self.is_uncertain(hit.least_kappa),
                     thumbnail=thumbnail_path(hit.id) if hit.has_thumbnail else None,
                     accepted=None
-                    if calibration is None
-                    else verdict["decision"] == "match" and score > calibration.accept_above,
+                    if decided is None
+                    else is_match and (place == 0 or (first != "" and hit.label == first)),
                     credible=score >= cap,
                     conformal=conformal,
                 ),
                 metadata=hit.metadata,
             )
-            for hit, score, kappa, conformal in islice(rows, k)
+            for place, (hit, score, kappa, conformal) in enumerate(islice(rows, k))
         ]
         body: SearchFields = {
             **verdict,
@@ -189,7 +194,8 @@ class Responder:
             **self._doubt(query.embedding),
             "text_cut": query.text_cut,
             "credible_cosine": cap,
-            "threshold": self.thresholds if calibration is None else _thresholds(calibration),
+            "unseen": _unseen(calibration if is_new else None, hits, first),
+            "threshold": self.thresholds if calibration is None else _thresholds(calibration, decided),
             "calibration": self.state(size),
             "gallery_size": size,
         }
@@ -250,13 +256,15 @@ class Responder:
         calibration = self.calibration
         if calibration is None:
             return None
-        known = calibration.detector.known("kappa")
+        known, contrast = calibration.detector.known("kappa"), calibration.answer.contrast
         kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         return {
             "threshold": self.thresholds,
             "gallery_size": calibration.gallery_size,
+            "accept": calibration.accept,
+            "share_without_match": None if contrast is None else contrast.share,
             "false_accept": [
-                {"cosine": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}
+                {"threshold": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}
                 for at in _accept_points(calibration)
             ],
             "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
@@ -311,35 +319,67 @@ def as_json(known: Mapping[str, Any], **texts: str) -> str:
     return f"{{{','.join(filter(None, [plain, *(f'{json.dumps(name)}:{text}' for name, text in texts.items())]))}}}"
 
 
-def _thresholds(calibration: Calibration) -> SearchThresholds:
+def _thresholds(calibration: Calibration, decided: SearchDecisions | None = None) -> SearchThresholds:
+    """What is in force; of a decision, for its query."""
+    accept_above = calibration.accept_above if decided is None else float(decided.accept_above[0])
     return {
-        "accept_above": calibration.accept_above,
+        "accept": calibration.accept if decided is None else decided.accept[0],
+        "accept_above": accept_above if math.isfinite(accept_above) else None,
         "flag": calibration.flag,
         "flag_above": calibration.flag_above,
         "kappa_below": calibration.kappa_below,
         "far": calibration.targets.far,
         "ood": calibration.targets.ood,
         "conformal_miss": calibration.targets.conformal_miss,
+        "wrong": calibration.targets.wrong,
     }
 
 
-def _verdict(
-    calibration: Calibration | None, query: Query, hits: Hits, labels: Tensor, min_probability: float
-) -> DecisionFields:
+def _decided(calibration: Calibration | None, query: Query, hits: Hits, labels: Tensor) -> SearchDecisions | None:
     if calibration is None:
-        return {"decision": None, "probability": None, "ood_score": None, "p_value": None, "flagged_by": None}
+        return None
     size = len(labels[0])  # all that there are to decide by: an item that is searched for is not among its own hits
-    decisions = calibration.decide(hits, query.embedding, features=query.features, labels=labels, gallery_size=size)
+    return calibration.decide(hits, query.embedding, features=query.features, labels=labels, gallery_size=size)
+
+
+def _verdict(decisions: SearchDecisions | None, min_probability: float) -> DecisionFields:
+    if decisions is None:
+        return {
+            "decision": None,
+            "probability": None,
+            "known": None,
+            "right_if_known": None,
+            "accept": None,
+            "statistic": None,
+            "false_accept": None,
+            "ood_score": None,
+            "p_value": None,
+            "flagged_by": None,
+        }
     decision, probability = decisions.decision[0], float(decisions.probability[0])
+    statistic = float(decisions.statistic[0])
     if decision == "match" and probability < min_probability:
         decision = "unknown"
     return {
         "decision": decision,
         "probability": probability,
+        "known": float(decisions.p_known[0]),
+        "right_if_known": float(decisions.right_if_known[0]),
+        "accept": decisions.accept[0],
+        "statistic": statistic if math.isfinite(statistic) else None,
+        "false_accept": float(decisions.false_accept[0]),
         "ood_score": float(decisions.ood_score[0]),
         "p_value": float(decisions.p_value[0]),
         "flagged_by": decisions.flagged_by[0],
     }
+
+
+def _unseen(calibration: Calibration | None, hits: Hits, label: str) -> UnseenFields | None:
+    """Whether the query is of a class that the gallery does not hold, by its first hit, of this label."""
+    if calibration is None or hits.ids.shape[1] == 0:
+        return None
+    (p_values,) = calibration.unseen_p_values(hits.scores[:, 0], [label])
+    return None if p_values is None else {"p_new": p_values[0], "p_in_gallery": p_values[1]}
 
 
 def _conformal(calibration: Calibration | None, hits: Hits) -> list[bool | None]:
@@ -349,13 +389,14 @@ def _conformal(calibration: Calibration | None, hits: Hits) -> list[bool | None]
 
 
 def _accept_points(calibration: Calibration) -> list[float]:
-    """At most so many rising cosines, steps of what is at stake: of half of them the rate of false accepts falls by one
-    factor from 1/2 to the least, of the others recall evenly to none; and the threshold in force.
+    """At most so many rising thresholds, steps of what is at stake: of half of them the rate of false accepts falls by
+    one factor from 1/2 to the least, of the others recall evenly to none; and the threshold in force.
     """
-    scores, right = calibration.false_accepts.scores.double(), calibration.right_hits
+    right_hits = calibration.acceptances[0].right_hits
+    scores, right = calibration.false_accepts.scores.double(), right_hits
     half, right = _POINTS // 4, right[right.isfinite()]
     by_rate = len(scores) - torch.logspace(0, math.log10(max(1, len(scores) / 2)), half, dtype=torch.float64)
-    shown = [scores[by_rate.round().long()], calibration.right_hits.new_tensor([calibration.accept_above])]
+    shown = [scores[by_rate.round().long()], right_hits.new_tensor([calibration.accept_above])]
     if len(right):
         shown.append(right[torch.linspace(0, len(right) - 1, half).round().long()])
     return torch.cat(shown).unique().tolist()

@@ -307,6 +307,7 @@ class Engine:
                 size=size,
                 min_probability=job.min_probability,
                 judged=job.without is None or not self.run.has_answers,
+                is_new=job.without is None,
             )
             for row, job in enumerate(jobs)
         )

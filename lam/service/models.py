@@ -97,6 +97,7 @@ Cosine = Annotated[float, Field(ge=-1.000001, le=1.000001)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 Cut = Annotated[bool, Field(description="only the beginning of the text was read, being longer than the network reads")]
+_ACCEPT = "what decides: `probability`, or a score such as `cosine`; its `statistic` is higher where the hit is better"
 Metadata = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
 Verdict = Literal["match", "unknown", "abstain"] | None
 State = Annotated[
@@ -104,21 +105,37 @@ State = Annotated[
 ]
 
 
-class PairThresholds(_Closed):
+class _Thresholds(_Closed):
+    kappa_below: Annotated[Kappa, Field(description="a κ below this is flagged where κ decides")]
+    far: Annotated[Share, Field(description="of what has no match, at most this share is a `match`")]
+    ood: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
+
+
+class PairThresholds(_Thresholds):
     """What is in force for pairs, and the rates that it promises."""
 
-    accept_above: Cosine
-    kappa_below: Kappa
-    far: Share
-    ood: Share
+    accept_above: Annotated[Cosine, Field(description="a pair of a cosine above this is a `match`")]
 
 
-class SearchThresholds(PairThresholds):
+class SearchThresholds(_Thresholds):
     """What is in force for searches."""
 
+    accept: Annotated[str, Field(description=_ACCEPT)]
+    accept_above: Annotated[
+        float | None,
+        Field(description="a `statistic` above this is a `match`; null where no threshold keeps what is promised"),
+    ]
     flag: str
-    flag_above: float
-    conformal_miss: Share
+    flag_above: Annotated[float, Field(description="an `ood_score` above this is flagged")]
+    conformal_miss: Annotated[
+        Share, Field(description="of queries that have a match, at most this share has none among the `conformal` hits")
+    ]
+    wrong: Annotated[
+        Share | None,
+        Field(
+            description="of those answered with `match`, at most this share is wrong; null where that is not promised"
+        ),
+    ]
 
 
 class ItemFields(_Closed):
@@ -137,7 +154,10 @@ class HitFields(ItemFields):
     """A hit, beside its metadata."""
 
     score: Cosine
-    accepted: bool | None
+    accepted: Annotated[
+        bool | None,
+        Field(description="of a `match` the first hit, and what has the same label; null where nothing is decided"),
+    ]
     credible: bool
     conformal: bool | None
 
@@ -152,10 +172,40 @@ class DecisionFields(_Closed):
     """What was decided, and what it rests on."""
 
     decision: Verdict
-    probability: Share | None
-    ood_score: float | None
-    p_value: Share | None
-    flagged_by: str | None
+    probability: Annotated[
+        Share | None,
+        Field(
+            description="that the gallery holds a match and the first hit is one: `known` · `right_if_known`, stated for "
+            "the share of queries without a match that the calibration expects (`share_without_match` there)"
+        ),
+    ]
+    known: Annotated[
+        Share | None, Field(description="that the gallery holds a match at all, stated for the same share of queries")
+    ]
+    right_if_known: Annotated[
+        Share | None, Field(description="that the first hit is right, if the gallery holds a match")
+    ]
+    accept: Annotated[str | None, Field(description=_ACCEPT)]
+    statistic: Annotated[
+        float | None,
+        Field(description="what decides: a `match` is above `threshold.accept_above`; null where there is no hit"),
+    ]
+    false_accept: Annotated[
+        Share | None, Field(description="of searches without a match, the share that look as good by the statistic")
+    ]
+    ood_score: Annotated[float | None, Field(description="of the query by `flagged_by`; higher is more unusual")]
+    p_value: Annotated[Share | None, Field(description="of queries like those calibrated on, the share as unusual")]
+    flagged_by: Annotated[str | None, Field(description="the score that says whether the query can be judged")]
+
+
+class UnseenFields(_Closed):
+    """Whether the query is of a class that the gallery does not hold, if the gallery is a random sample of queries."""
+
+    p_new: Annotated[Share, Field(description="of “this item is of a new class”: small means that its class is here")]
+    p_in_gallery: Annotated[
+        Share,
+        Field(description="of “this item is of a class in the gallery”: small means that it is of no class"),
+    ]
 
 
 class DoubtFields(_Closed):
@@ -174,6 +224,13 @@ class SearchFields(DecisionFields, DoubtFields):
     kappa_capped: bool
     text_cut: Cut
     credible_cosine: Cosine
+    unseen: Annotated[
+        UnseenFields | None,
+        Field(
+            description="p-values, of the gallery as it was calibrated on; null where the gallery cannot tell, such as "
+            "without a class of one item, or where an item is searched by"
+        ),
+    ]
     threshold: SearchThresholds | None
     calibration: State
     gallery_size: Count
@@ -190,9 +247,9 @@ class VerifyResponse(_Closed):
 
     same: bool | None
     decision: Verdict
-    probability: Share | None
+    probability: Annotated[Share | None, Field(description="that the two match, where half of all pairs do")]
     score: Cosine
-    far: Share | None
+    far: Annotated[Share | None, Field(description="of pairs that do not match, at most this share is a `match`")]
     threshold: PairThresholds | None
     kappa: Annotated[list[Kappa], Field(min_length=2, max_length=2)]
     text_cut: Annotated[list[Cut], Field(min_length=2, max_length=2)]

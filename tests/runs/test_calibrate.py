@@ -91,7 +91,9 @@ def test_false_accepts_of_digits_are_in_their_interval(digits: tuple[Embeddings,
 def test_the_command_keeps_a_calibration_that_decides(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 0
     printed = capsys.readouterr().out
-    assert "match: cosine above" in printed
+    assert re.search(r"match: (P\(known\) · P\(right \| known\)|the cosine|−\w+) above", printed)
+    assert "hits: if the gallery holds a match, one is among the first" in printed
+    assert not {"answers:", "new classes:"} & set(printed.split())
     assert "first hits are right" in printed or re.search(r"from \d+ scores: \w+ \d+%, ", printed)
     assert re.search(r"compared with \d+ training items, \S+ MiB", printed)
     made = Run(run_copy).calibration
@@ -125,14 +127,71 @@ def test_a_search_of_a_calibrated_run_says_its_decision(
     capsys.readouterr()
     assert main(["search", str(run_copy), image, "-k1"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(
-        r"^decision: (match|unknown|abstain), probability 0\.\d{3} that the first hit is right$", printed, re.MULTILINE
+    number = r"-?\d\S*"
+    factors = (
+        rf"  if the gallery holds it, the first hit is right: {number}\n"
+        rf"  the gallery holds it at all: {number} \(where half of all queries have no match\)\n"
+        rf"  together {number}(; .* decides: {number})?; answered above {number}; .* without a match looks? as good\n"
     )
-    assert len(printed.splitlines()) == 4 + ("decision: abstain" in printed)
+    flagged = r"  flagged by combined: a share \S+ of known queries is as unusual\n"
+    assert re.search(rf"^decision: ((match|unknown)\n{factors}|abstain\n{flagged})", printed, re.MULTILINE)
+    assert len(printed.splitlines()) == (4 if "decision: abstain" in printed else 6)
     assert main(["index", str(run_copy), str(digit_folder), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["search", str(run_copy), image]) == 0
-    assert "calibration: stale" in capsys.readouterr().out
+    assert re.search(r"^decision: \w+, calibration: stale$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_not(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.1"]) == 0
+    assert "answers:" not in capsys.readouterr().out
+    before = Run(run_copy).calibration
+    for options, wrong in ((["--target-wrong=0.9"], 0.9), ([], 0.9), (["--target-wrong=0"], None)):
+        assert main(["calibrate", str(run_copy), "--quiet", *options]) == 0
+        made, printed = Run(run_copy).calibration, capsys.readouterr().out
+        assert made.targets.wrong == wrong
+        assert made.accept_above >= before.accept_above
+        stream = "of queries like those calibrated on, none of them without a match in the gallery"
+        assert made.facts["answers_wrong"] == (stream if wrong else None)
+        said = f"answers: at most 0.9 of those answered are wrong, with confidence 0.95\n       {stream}; "
+        assert (said in printed) == (wrong is not None)
+
+
+@pytest.mark.long
+def test_a_gallery_with_classes_of_one_item_tells_new_ones(
+    run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(digit_folder.glob("*/*.png"))
+    lines = [f"{file},{file.parent.name}" for file in files]
+    lines[-3:] = [f"{file},{name}" for file, name in zip(files[-3:], "xyz", strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]), encoding="utf-8")
+    assert main(["index", str(run_copy), f"--csv={tmp_path / 'list.csv'}", "--quiet"]) == 0
+    targets = ["--target-far=0.3", "--target-ood=0.3", "--target-miss=0.3"]
+    assert main(["calibrate", str(run_copy), "--quiet", *targets]) == 0
+    told = (
+        f"new classes: 3 classes have one item; at most {4 / (len(files) + 1):.3g} of new items are of a class not here"
+    )
+    assert told in capsys.readouterr().out
+    made, gallery = Run(run_copy).calibration, Run(run_copy).gallery
+    assert made.unseen is not None
+    assert int(made.unseen.is_single.sum()) == 3
+    cosines = gallery.embeddings.mean.double() @ gallery.embeddings.mean.double().T
+    nearest = cosines.fill_diagonal_(-torch.inf).amax(1).sort().values
+    torch.testing.assert_close(made.unseen.left_out.sort().values, nearest, rtol=0, atol=1e-6)
+    assert main(["search", str(run_copy), str(files[0]), "-k1"]) == 0
+    assert "p-value of a new class" in capsys.readouterr().out
+    for name in ("hits.json", "hits.csv"):
+        assert main(["search", str(run_copy), str(files[0]), "-k1", "-o", str(tmp_path / name)]) == 0
+    (entry,) = json.loads((tmp_path / "hits.json").read_text())["images"]
+    assert 0 < entry["p_new"] <= 1
+    assert 0 < entry["p_in_gallery"] <= 1
+    with (tmp_path / "hits.csv").open(newline="") as file:
+        assert [float(line["p_new"]) for line in csv.DictReader(file)] == [entry["p_new"]]
+    assert main(["calibrate", str(run_copy), "--quiet", *targets, "--gallery=held-out"]) == 0
+    assert Run(run_copy).calibration.unseen is None
 
 
 @pytest.mark.long
@@ -162,10 +221,10 @@ def test_a_search_says_which_score_flags_and_in_place_of_which(
     asked = [str(run_copy), str(files[0])]
     instead = "by mean_cosine in place of votes, as not all hits have a label"
     assert main(["search", *asked]) == 0
-    assert re.search(rf"^decision: match, .*\n          judged {instead}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(rf"^decision: \w+, .*\n  judged {instead}$", capsys.readouterr().out, re.MULTILINE)
     monkeypatch.setattr(Calibration, "flag_above", -math.inf)
     assert main(["search", *asked]) == 0
-    reason = rf"          flagged {instead}: a share [\d.]+ of known queries is as unusual"
+    reason = rf"  flagged {instead}: a share [\d.]+ of known queries is as unusual"
     assert re.search(rf"^decision: abstain, .*\n{reason}$", capsys.readouterr().out, re.MULTILINE)
     for name in ("hits.json", "hits.csv"):
         assert main(["search", *asked, "-k1", "-o", str(tmp_path / name)]) == 0
@@ -285,6 +344,11 @@ def test_a_flag_that_the_queries_are_too_few_for_gives_way_and_it_is_said(
         (("--flag=length", *TARGETS), "flag must be one of kappa, "),
         (("--flag=p_known", *TARGETS), "flag 'p_known' needs an encoder that has learnt ambiguity"),
         (("--folder=nowhere", *TARGETS), "nowhere"),
+        (("--target-wrong=2", *TARGETS), "target wrong must lie in (0, 1), got 2"),
+        (
+            ("--target-wrong=0.01", *TARGETS),
+            "target wrong (--target-wrong): at most 0.01 wrong with confidence 0.95 needs",
+        ),
     ],
 )
 def test_mistakes_are_said_in_a_line_and_leave_nothing(

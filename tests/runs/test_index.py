@@ -358,7 +358,21 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
         for line, hit in zip(lines[3 * row : 3 * row + 3], entry["hits"], strict=True):
             assert (line["image"], line["decision"], line["label"]) == (entry["image"], decision or "", hit["label"])
             assert float(line["score"]) == pytest.approx(hit["score"])
-            assert bool(line["probability"]) == calibrated
+            for name in (
+                "probability",
+                "known",
+                "right_if_known",
+                "statistic",
+                "accept",
+                "accept_above",
+                "false_accept",
+            ):
+                assert bool(line[name]) == (entry[name] is not None) == calibrated
+            if calibrated:
+                assert entry["probability"] == pytest.approx(entry["known"] * entry["right_if_known"])
+                if entry["decision"] != "abstain":
+                    assert (entry["decision"] == "match") == (entry["statistic"] > entry["accept_above"])
+            assert (line["p_new"], entry["p_in_gallery"]) == ("", None)  # no class of the gallery has one item
             assert line["calibration"] == ("current" if calibrated else "")
             assert hit["uncertain"] in ((True, False) if calibrated else (None,))
             assert (line["uncertain"], line["fused"]) == (str(hit["uncertain"]) if calibrated else "", "False")
@@ -421,7 +435,7 @@ def test_embeddings_say_which_images_are_flagged(
     assert found.decisions is not None
     expected = [decision == "abstain" for decision in found.decisions.decision]
     assert 0 < sum(expected) < 24
-    assert capsys.readouterr().out == f"24 embeddings, {sum(expected)} flagged: {output}\n"
+    assert capsys.readouterr().out == f"24 embeddings, {sum(expected)} flagged as unlike known queries: {output}\n"
     with np.load(output, allow_pickle=False) as written:
         assert written["flagged"].tolist() == expected
     assert main(["index", str(run_copy), "--embeddings", str(output), "--quiet"]) == 0

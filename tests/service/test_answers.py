@@ -11,8 +11,9 @@ import torch
 
 from lam import datasets
 from lam.encoders.ambiguity import SEVERAL, UNSEEN
-from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine
+from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine, label_key
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.hits import Hits
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
@@ -53,26 +54,28 @@ def test_steps_of_the_accept_threshold_are_of_rate_and_of_recall(made: Calibrati
         torch.rand(500, generator=generator).double(),
         torch.rand(300, generator=generator).double() + 0.5,
     )
-    many = replace(
-        made,
-        targets=Targets(far=0.01, ood=0.1, conformal_miss=0.1),
-        false_accepts=ConformalScores.of(strangers),
-        right_hits=torch.cat([torch.full((20,), -torch.inf, dtype=torch.float64), right.sort().values]),
+    wrong = torch.full((20,), -torch.inf, dtype=torch.float64)
+    (acceptance, *_) = made.acceptances
+    finds_right = replace(
+        acceptance, false_accepts=ConformalScores.of(strangers), right_hits=torch.cat([wrong, right.sort().values])
     )
-    few = replace(made, right_hits=torch.full((5,), -torch.inf, dtype=torch.float64))
+    many = replace(made, targets=Targets(far=0.01, ood=0.1, conformal_miss=0.1), acceptances=(finds_right,))
+    few = replace(made, acceptances=(replace(acceptance, right_hits=wrong[:5]),))
     for calibration in (many, made, few):
         summary = Responder(calibration, 3).summary
         assert summary is not None
         rows = summary["false_accept"]
-        assert rows == sorted(rows, key=lambda row: row["cosine"])
-        assert calibration.accept_above in [row["cosine"] for row in rows]
+        assert summary["accept"] == calibration.accept
+        assert summary["share_without_match"] == 0.5
+        assert rows == sorted(rows, key=lambda row: row["threshold"])
+        assert calibration.accept_above in [row["threshold"] for row in rows]
         for row in rows:
-            assert row["rate"] == calibration.false_accepts.rate(row["cosine"])
-            assert row["recall"] == calibration.recall(row["cosine"])
+            assert row["rate"] == calibration.false_accepts.rate(row["threshold"])
+            assert row["recall"] == calibration.recall(row["threshold"])
         assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     summary = Responder(many, 3).summary
     assert summary is not None
-    place = [row["cosine"] for row in summary["false_accept"]].index(many.accept_above)
+    place = [row["threshold"] for row in summary["false_accept"]].index(many.accept_above)
     assert 0.3 < place / len(summary["false_accept"]) < 0.7
     recall = [row["recall"] for row in summary["false_accept"][place:]]
     assert max(before - after for before, after in pairwise(recall)) < 0.05
@@ -110,7 +113,7 @@ def test_thresholds_are_those_in_force_for_the_query(
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
     assert answer["threshold"] == Responder(made, 3).thresholds
     answer = said(shared_engine, made, replace(image, features=None))
-    of_vectors = "mean_cosine" if flag == "combined" else "kappa"
+    of_vectors = "kappa" if flag == "kappa" else "mean_cosine"
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
     assert answer["threshold"]["flag_above"] == made.detector.known(of_vectors).threshold(made.targets.ood)
     assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
@@ -131,19 +134,89 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
 
 def test_hits_are_accepted_in_a_match_alone(shared_engine: Engine, made: Calibration) -> None:
     query = surest(shared_engine, made)
+    made = accepting_all(made)
     answer = said(shared_engine, made, query)
     assert answer["decision"] == "match"
-    above = [hit["score"] > answer["threshold"]["accept_above"] for hit in answer["hits"]]
-    assert [hit["accepted"] for hit in answer["hits"]] == above
-    assert above[0]
+    same = [hit["label"] == answer["hits"][0]["label"] for hit in answer["hits"]]
+    assert [hit["accepted"] for hit in answer["hits"]] == same
+    assert same[0]
+    assert not all(same)
     flagged = replace(query, embedding=replace(query.embedding, kappa=torch.full((1,), 1e-6, dtype=torch.float64)))
     for decision, body in (
         ("unknown", said(shared_engine, made, query, min_probability=answer["probability"] + 1e-9)),
+        ("unknown", said(shared_engine, accepting_all(made, above=2.0), query)),
         ("abstain", said(shared_engine, made, flagged)),
     ):
         assert body["decision"] == decision
         assert {hit["accepted"] for hit in body["hits"]} == {False}
     assert {hit["accepted"] for hit in said(shared_engine, None, query)["hits"]} == {None}
+
+
+def accepting_all(made: Calibration, above: float = -2.0) -> Calibration:
+    """A calibration whose thresholds are all this."""
+    strangers = torch.full((99,), above, dtype=torch.float64)
+    acceptances = [replace(one, false_accepts=ConformalScores.of(strangers)) for one in made.acceptances]
+    return replace(made, acceptances=tuple(acceptances))
+
+
+def test_a_first_hit_without_a_label_is_accepted_alone(shared_engine: Engine, made: Calibration) -> None:
+    query = surest(shared_engine, made)
+    hits, described = shared_engine.gallery.search(query.embedding, 10)
+    unlabelled = {key: replace(info, label="") for key, info in described.items()}
+    body = json.loads(Responder(accepting_all(made), 3).answer(query, hits, unlabelled, k=10, size=60).text)
+    assert body["decision"] == "match"
+    assert [hit["accepted"] for hit in body["hits"]] == [True] + [False] * 9
+
+
+def test_one_number_decides_and_is_the_product_of_two(shared_engine: Engine, made: Calibration, image: Query) -> None:
+    for query in (image, surest(shared_engine, made)):
+        answer = said(shared_engine, made, query)
+        assert answer["probability"] == pytest.approx(answer["known"] * answer["right_if_known"])
+        assert answer["accept"] == answer["threshold"]["accept"]
+        if answer["accept"] == "probability":
+            assert answer["statistic"] == answer["probability"]
+        if answer["decision"] != "abstain":
+            assert (answer["decision"] == "match") == (answer["statistic"] > answer["threshold"]["accept_above"])
+        assert 0 < answer["false_accept"] <= 1
+    without = said(shared_engine, None, image)
+    names = ("probability", "known", "right_if_known", "accept", "statistic", "false_accept", "unseen")
+    assert {without[name] for name in names} == {None}
+
+
+def test_a_cosine_that_decides_is_the_statistic(shared_engine: Engine, made: Calibration, image: Query) -> None:
+    by_cosine = replace(made, acceptances=tuple(replace(one, accept="cosine") for one in made.acceptances))
+    answer = said(shared_engine, by_cosine, image)
+    assert (answer["accept"], answer["threshold"]["accept"]) == ("cosine", "cosine")
+    assert answer["statistic"] == pytest.approx(answer["hits"][0]["score"])
+    nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
+    body = json.loads(Responder(made, 3).answer(image, Hits(none, nothing, nothing), {}, k=10, size=0).text)
+    assert (body["statistic"], body["false_accept"], body["decision"]) == (None, 1, body["decision"])
+    assert body["decision"] != "match"
+
+
+def test_a_threshold_that_keeps_no_promise_is_null(shared_engine: Engine, made: Calibration, image: Query) -> None:
+    wrong = [replace(one, is_right=torch.zeros_like(one.is_right)) for one in made.acceptances]
+    hopeless = replace(made, targets=replace(made.targets, wrong=0.1), acceptances=tuple(wrong))
+    answer = said(shared_engine, hopeless, image)
+    assert answer["threshold"]["accept_above"] is None
+    assert answer["threshold"]["wrong"] == 0.1
+    assert answer["decision"] != "match"
+
+
+def test_an_item_of_a_new_class_is_told_by_a_gallery_with_classes_of_one_item(
+    shared_engine: Engine, made: Calibration, image: Query
+) -> None:
+    assert said(shared_engine, made, image)["unseen"] is None
+    hits, described = shared_engine.gallery.search(replace(image.embedding, samples=None), 1)
+    (label,) = (info.label for info in described.values())
+    keys = torch.tensor([label_key(name) for name in (label, "a", "b", "c", "c")]).sort().values
+    near, far = (replace(made, unseen=UnseenClasses(keys, torch.full((5,), at).double())) for at in (-1.0, 1.0))
+    for calibration, p_new, p_in_gallery in ((near, 2 / 4, 1.0), (far, 1.0, 1 / 3)):
+        unseen = said(shared_engine, calibration, image)["unseen"]
+        assert unseen == pytest.approx({"p_new": p_new, "p_in_gallery": p_in_gallery})
+        assert said(shared_engine, calibration, image, is_new=False)["unseen"] is None
+    other = replace(near, unseen=UnseenClasses(keys[keys != label_key(label)], torch.zeros(4).double()))
+    assert said(shared_engine, other, image)["unseen"] is None  # a class that came later
 
 
 def test_the_conformal_set_is_the_first_hits(shared_engine: Engine, made: Calibration, image: Query) -> None:
@@ -159,7 +232,6 @@ def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Que
     responder = Responder(replace(made, flag="combined"), 3)
     threshold = {"accept_above": made.verifier.impostors.threshold(0.1), "kappa_below": made.kappa_below}
     assert responder.verify(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
-    assert threshold["accept_above"] < made.accept_above
     for kappa, decision in ((made.kappa_below / 2, "abstain"), (made.kappa_below * 2, "match")):
         one = Query(embedding_of(image.embedding.mean[0], kappa))
         other = Query(embedding_of(image.embedding.mean[0], made.kappa_below * 2))

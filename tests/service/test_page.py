@@ -38,17 +38,18 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromi
 
 def tone_of(answer: dict[str, Any]) -> str:
     """How sure the page sounds of an answer, in a gallery of classes."""
-    if answer["decision"] == "abstain":
-        return "abstain"
-    if answer["probability"] < 0.5:
-        return "perhaps"
-    return "match" if answer["decision"] == "match" and answer["probability"] >= 0.8 else "likely"
+    if answer["decision"] == "unknown":
+        return "unknown" if answer["known"] < 0.2 else "perhaps"
+    if answer["decision"] == "abstain" or answer["probability"] >= 0.8:
+        return answer["decision"]
+    return "likely" if answer["probability"] >= 0.5 else "perhaps"
 
 
 def words_of(answer: dict[str, Any]) -> str:
     """What the page says of an answer, in a gallery of classes."""
     name = f"“\u2068{answer['hits'][0]['label']}\u2069”"
     words = {"match": f"It is {name}", "likely": f"Probably {name}", "perhaps": f"Perhaps {name}, or none of these"}
+    words["unknown"] = "Probably none of these"
     return words.get(tone_of(answer), "Not sure")
 
 
@@ -156,12 +157,17 @@ def test_the_verdict_and_the_probability_come_first(
     assert upload(page, tmp_path / "image.png", image) == words_of(answer)
     tone = tone_of(answer)
     assert tone_of_page(page) == tone
-    value, meaning = page.text("#probability-value"), page.text("#probability-meaning")
-    assert meaning == f"that “\u2068{answer['hits'][0]['label']}\u2069” is right"
-    assert float(re.sub(r"[^\d.]", "", value)) == pytest.approx(100 * answer["probability"], rel=0.05, abs=0.1)
+    assert page.run("document.querySelector('#probability').hidden") == (decision == "abstain")
+    if decision != "abstain":
+        value, meaning = page.text("#probability-value"), page.text("#probability-meaning")
+        name = f"“\u2068{answer['hits'][0]['label']}\u2069”"
+        assert meaning == f"that {name} is right, where half of all queries have no match"
+        assert float(re.sub(r"[^\d.]", "", value)) == pytest.approx(100 * answer["probability"], rel=0.05, abs=0.1)
+    factors = "that the gallery holds it at all, where half of all queries have no match"
+    assert (factors in page.run("document.querySelector('#facts').textContent")) == (decision != "abstain")
     assert page.run("document.querySelector('#numbers').open") is False
     tags = page.run("[...document.querySelectorAll('#hits li')].map((card) => card.querySelector('.tag')?.innerText)")
-    rests_on_it = {"match": "✓ accepted", "unknown": "✕ not accepted alone" if tone == "perhaps" else None}
+    rests_on_it = {"match": "✓ accepted", "unknown": "✕ not accepted"}
     assert tags[0] == rests_on_it.get(decision)
     assert set(tags[1:]) == {None}
 
@@ -172,11 +178,12 @@ def test_an_answer_is_shown_in_numbers_and_pictures(page: Browser, address: str,
     upload(page, tmp_path / "digit.png", image)
     page.run("document.querySelector('#numbers').open = true")
     facts = page.text("#facts")
-    for name in ("κ", "Best cosine", "Credible cap"):
+    for name in ("κ", "Best cosine", "Credible cap", "P(known)", "P(right | known)", "As good by chance"):
         assert name in facts
     score = answer["hits"][0]["score"]
     assert page.run(f"(async () => (await import('/numbers.js')).cosine({score}))()") in facts
-    assert "Of queries with no match in the gallery at most" in page.text("#reason")
+    assert "Of searches with no match in the gallery at most" in page.text("#reason")
+    assert "because this probability is above" in page.text("#reason")
     with urllib.request.urlopen(f"{address}/v1/calibration") as response:
         promised = json.load(response)["facts"]["false_accepts"]
     assert page.text("#promise") == f"This rate holds {promised}."
@@ -306,29 +313,28 @@ def test_words_of_pairs(page: Browser) -> None:
 @needs_chromium
 def test_a_gallery_of_identities_is_asked_whether_it_is_here(page: Browser) -> None:
     hit = {"id": "7", "label": "Ann", "score": 0.5, "metadata": {}}
-    answer = {"probability": 0.996, "p_value": 0.02, "hits": [hit]}
+    answer = {"probability": 0.896, "known": 0.9, "p_value": 0.02, "hits": [hit]}
     script = """
       (async () => {
-        const { probabilityOf, questionOf, reason, verdictOf } = await import('/words.js');
-        const { Thresholds } = await import('/thresholds.js');
-        const thresholds = new Thresholds({
-          threshold: { flag: 'kappa', kappa_below: 2, accept_above: 0.7 },
-          false_accept: [{ cosine: 0.2, rate: 0.9 }, { cosine: 0.4, rate: 0.3 }, { cosine: 0.7, rate: 0.01 }],
-          false_flag: [{ kappa: 2, rate: 0.05 }],
-        });
+        const { probabilityOf, questionOf, verdictOf } = await import('/words.js');
         const said = (kind) => (decision) =>
-          [verdictOf(decision, ANSWER, kind)[2], ...probabilityOf(decision, ANSWER, kind, thresholds)];
+          [verdictOf(decision, ANSWER, kind)[2], ...(probabilityOf(decision, ANSWER, SUMMARY) ?? [null])];
         return ['classes', 'identities'].map((kind) =>
-          [questionOf(kind), ...['match', 'unknown'].flatMap(said(kind))]);
+          [questionOf(kind), ...['match', 'unknown', 'abstain', null].flatMap(said(kind))]);
       })()""".replace("ANSWER", json.dumps(answer))
-    classes, identities = page.run(script)
-    ann, sure = "“\u2068Ann\u2069”", "99.6\xa0%"
-    right = f"that {ann} is right"
-    assert classes == ["Which is it?", f"It is {ann}", sure, right, f"Probably {ann}", sure, right]
-    assert identities == [
-        *["Is it here?", f"Yes: {ann}", sure, f"that {ann} is right, if it is here"],
-        *["Not here", "at most 30.0\xa0%", "of queries with no match in the gallery come as close"],
-    ]
+    ann, sure = "“\u2068Ann\u2069”", "89.6\xa0%"
+    for share, condition in (
+        (0.5, ", where half of all queries have no match"),
+        (0.1, ", where 10.0\xa0% of all queries have no match"),
+        (None, ""),
+    ):
+        classes, identities = page.run(script.replace("SUMMARY", json.dumps({"share_without_match": share})))
+        right = f"that {ann} is right{condition}"
+        rest = ["Not sure", None, "No decision", None]
+        assert classes == [
+            *["Which is it?", f"It is {ann}", sure, right, f"Perhaps {ann}, or none of these", sure, right, *rest]
+        ]
+        assert identities == ["Is it here?", f"Yes: {ann}", sure, right, "Not recognised", sure, right, *rest]
 
 
 @needs_chromium
@@ -338,45 +344,88 @@ def test_a_verdict_is_no_surer_than_it_is_probable(page: Browser) -> None:
         ("classes", "match", 0.8): ["match", f"It is {ann}"],
         ("classes", "match", 0.79): ["likely", f"Probably {ann}"],
         ("classes", "match", 0.49): ["perhaps", f"Perhaps {ann}, or none of these"],
-        ("classes", "unknown", 0.9): ["likely", f"Probably {ann}"],
-        ("classes", "unknown", 0.49): ["perhaps", f"Perhaps {ann}, or none of these"],
+        ("classes", "unknown", 0.9): ["perhaps", f"Perhaps {ann}, or none of these"],
+        ("classes", "unknown", 0.2): ["perhaps", f"Perhaps {ann}, or none of these"],
+        ("classes", "unknown", 0.19): ["unknown", "Probably none of these"],
         ("classes", "abstain", 0.9): ["abstain", "Not sure"],
         ("identities", "match", 0.8): ["match", f"Yes: {ann}"],
         ("identities", "match", 0.55): ["likely", f"Probably: {ann}"],
         ("identities", "match", 0.49): ["perhaps", f"Perhaps: {ann}"],
-        ("identities", "unknown", 0.98): ["unknown", "Not here"],
+        ("identities", "unknown", 0.98): ["unknown", "Not recognised"],
         ("identities", "abstain", 0.9): ["abstain", "Not sure"],
     }
+    hits = [{"label": "Ann", "score": 0.5, "metadata": {}}]
     cases = [
-        [kind, decision, {"probability": probability, "hits": [{"label": "Ann", "score": 0.5, "metadata": {}}]}]
+        [kind, decision, {"probability": probability, "known": probability, "hits": hits}]
         for kind, decision, probability in expected
     ]
     script = """
       (async () => {
-        const { reason, verdictOf } = await import('/words.js');
-        const thresholds = { accept: { row: { cosine: 0.7, rate: 0.01 } }, flag: { row: { kappa: 3, rate: 0.1 } } };
-        return CASES.map(([kind, decision, answer]) =>
-          [verdictOf(decision, answer, kind), reason(decision, answer, thresholds, kind)]);
+        const { verdictOf } = await import('/words.js');
+        return CASES.map(([kind, decision, answer]) => verdictOf(decision, answer, kind));
       })()""".replace("CASES", json.dumps(cases))
-    said = page.run(script)
-    assert [[tone, words] for (tone, _, words), _ in said] == list(expected.values())
-    by_all = [why.startswith("The query and all that it finds make it so probable.") for _, why in said]
-    assert [case for case, is_by_all in zip(expected, by_all, strict=True) if is_by_all] == [
-        ("classes", "unknown", 0.9)
-    ]
+    assert [[tone, words] for tone, _, words in page.run(script)] == list(expected.values())
+
+
+@needs_chromium
+def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
+    hits = [{"label": "Ann", "score": 0.5, "metadata": {}}]
+    script = """
+      (async () => {
+        const { reason } = await import('/words.js');
+        const thresholds = { accept: { row: { rate: 0.01 } }, flag: {}, limitOf: () => LIMIT };
+        return ['match', 'unknown'].map((decision) => reason(decision, ANSWER, thresholds));
+      })()"""
+    others = "Of searches with no match in the gallery"
+    rest = [f"{others} at most 1\xa0% look that good.", f"{others} 3\xa0% look as good as this one."]
+    for accept, statistic, limit, said in (
+        ("probability", 0.8, 0.71, ("this probability is above 71.0\xa0%", "this probability were above 71.0\xa0%")),
+        ("probability", 0.8, 0.99952, ("this probability is above 99.952\xa0%", "probability were above 99.952\xa0%")),
+        ("cosine", -0.2, -0.5, ("the cosine, −0.2000, is above −0.5000", "the cosine, −0.2000, were above −0.5000")),
+        ("knn", -0.2, -0.5, ("knn, 0.2, is below 0.5", "knn, 0.2, were below 0.5")),
+        ("probability", 0.8, None, ("", "")),
+    ):
+        answer = {"accept": accept, "statistic": statistic, "false_accept": 0.03, "hits": hits}
+        found = page.run(script.replace("ANSWER", json.dumps(answer)).replace("LIMIT", json.dumps(limit)))
+        for sentence, what, ending in zip(found, said, rest, strict=True):
+            assert what in sentence
+            assert sentence.endswith(ending)
+            assert (sentence == ending) == (limit is None)
 
 
 @needs_chromium
 def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
-    facts = {"facts": {"false_accepts": "of questions like those it was calibrated on; others are not promised"}}
-    said = page.run(f"""
-      (async () => {{
-        const {{ promiseOf }} = await import('/words.js');
-        return ['classes', 'identities'].map((kind) =>
-          ['match', 'unknown', 'abstain', null].map((decision) => promiseOf(decision, kind, {json.dumps(facts)})));
-      }})()""")
-    whom = "This rate holds of questions like those it was calibrated on; others are not promised."
-    assert said == [[whom, "", "", ""], [whom, whom, "", ""]]
+    facts = {"false_accepts": "of questions like those it was calibrated on; others are not promised"}
+    facts["answers_wrong"] = "of queries like those calibrated on, none of them without a match in the gallery"
+    script = """
+      (async () => {
+        const { promiseOf } = await import('/words.js');
+        return ['match', 'unknown', 'abstain', null].map((decision) => promiseOf(decision, SUMMARY, MOVED));
+      })()"""
+    whom = f"This rate holds {facts['false_accepts']}."
+    answers = " Of those answered, at most 5\xa0% are wrong, with a confidence of 95\xa0%: "
+    for wrong, moved, more in (
+        (None, "false", ""),
+        (0.05, "false", f"{answers}{facts['answers_wrong']}."),
+        (0.05, "true", ""),
+    ):
+        summary = json.dumps({"facts": facts, "threshold": {"wrong": wrong}})
+        said = page.run(script.replace("SUMMARY", summary).replace("MOVED", moved))
+        assert said == [f"{whom}{more}", whom, "", ""]
+
+
+@needs_chromium
+def test_what_tells_new_classes_is_said_with_what_it_rests_on(page: Browser) -> None:
+    answer = {"kappa": 3.0, "kappa_capped": False, "p_known": None, "hits": []}
+    for unseen, names in (({"p_new": 0.02, "p_in_gallery": 1.0}, ["New class", "Class here"]), (None, [])):
+        given = json.dumps(answer | {"unseen": unseen})
+        found, rests = page.run(f"""
+          (async () => {{
+            const {{ aboutUnseen, facts }} = await import('/words.js');
+            return [facts('abstain', {given}, {{}}).map(([name]) => name), aboutUnseen({given})];
+          }})()""")
+        assert found == [*names, "κ"]
+        assert ("is a random sample of what comes in" in rests) == bool(names)
 
 
 @needs_chromium
@@ -385,12 +434,12 @@ def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
     script = """
       (async () => {
         const { aboutAngles, facts } = await import('/words.js');
-        const thresholds = { accepts: ({ score }) => score > 0.6 };
-        return [facts('match', ANSWER, 'classes').map(([name]) => name), aboutAngles(ANSWER, thresholds)];
+        return [facts('abstain', ANSWER, {}).map(([name]) => name), aboutAngles(ANSWER, 0.6), aboutAngles(ANSWER, null)];
       })()"""
     for credible in (True, False):
         hits = [{"label": "", "id": "7", "score": 0.7, "credible": credible, "metadata": {}}]
-        names, said = page.run(script.replace("ANSWER", json.dumps(answer | {"hits": hits})))
+        names, said, without = page.run(script.replace("ANSWER", json.dumps(answer | {"hits": hits})))
+        assert "accept threshold" not in without
         assert ("Credible cap" in names, "cap" in said) == (credible, credible)
         assert "1 above the accept threshold (filled)" in said
         drawn = page.run(f"""
@@ -422,12 +471,12 @@ def test_which_doubt_it_is_is_said_in_words(page: Browser, address: str) -> None
     script = """
       (async () => {
         const { doubtOf, facts } = await import('/words.js');
-        return [doubtOf(ANSWER), facts('match', ANSWER, 'classes').map(([name, , meaning]) => [name, meaning])];
+        return [doubtOf(ANSWER), facts('match', ANSWER, {}).map(([name, , meaning]) => [name, meaning])];
       })()"""
     for doubt in ("I have not seen such a thing", "this could be several things", "", None):
         said, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": doubt})))
         assert said == (f"“{doubt[0].upper()}{doubt[1:]}.”" if doubt else "")
-        assert ["Known", "small: I have not seen such a thing"] in numbers
+        assert ["Seen before", "small: I have not seen such a thing"] in numbers
         assert ["κ of ambiguity", "small: this could be several things"] in numbers
     _, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": None, "p_known": None})))
     assert [name for name, _ in numbers] == ["κ"]
@@ -450,12 +499,13 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     image, answer = next(each for each in answers if each[1]["decision"] == "match" and each[1]["p_value"] < 0.4)
     upload(page, tmp_path / "digit.png", image)
     page.run("document.querySelector('#thresholds').open = true")
-    promised = {row["cosine"]: row["rate"] for row in calibration["false_accept"]}
+    promised = {row["threshold"]: row["rate"] for row in calibration["false_accept"]}
     in_force = promised[calibration["threshold"]["accept_above"]]
     assert in_force <= 0.1
     assert f"{100 * in_force:.2g}\xa0%" in page.text("#accept-rate")
     assert page.text("#accept-promise") == "of classes like those it was trained on; strangers are not promised"
-    recall = {row["cosine"]: row["recall"] for row in calibration["false_accept"]}
+    assert page.text("#accept-label") == "Answer where the probability is above"
+    recall = {row["threshold"]: row["recall"] for row in calibration["false_accept"]}
     stands = float(page.text("#accept-recall").split("\xa0")[0])
     assert stands == pytest.approx(100 * recall[calibration["threshold"]["accept_above"]], abs=0.05)
     page.run("document.querySelector('#thresholds').open = false")
@@ -484,15 +534,16 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
 @needs_chromium
 def test_thresholds_other_than_those_in_force(page: Browser) -> None:
     calibration = {
-        "threshold": {"accept_above": 0.7, "flag": "kappa", "kappa_below": 20.0, "ood": 0.2},
+        "threshold": {"accept": "probability", "accept_above": 0.7, "flag": "kappa", "kappa_below": 20.0, "ood": 0.2},
         "false_accept": [
-            {"cosine": 0.6, "rate": 0.3, "recall": 0.9},
-            {"cosine": 0.7, "rate": 0.1, "recall": 0.8},
-            {"cosine": 0.8, "rate": 0.05, "recall": 0.5},
+            {"threshold": 0.6, "rate": 0.3, "recall": 0.9},
+            {"threshold": 0.7, "rate": 0.1, "recall": 0.8},
+            {"threshold": 0.8, "rate": 0.05, "recall": 0.5},
         ],
         "false_flag": [{"kappa": 10.0, "rate": 0.1}, {"kappa": 20.0, "rate": 0.2}, {"kappa": 30.0, "rate": 0.3}],
     }
-    answer = {"decision": "served", "kappa": 20.0, "p_value": 0.2, "hits": [{"score": 0.8}]}
+    answer = {"decision": "served", "kappa": 20.0, "p_value": 0.2, "hits": [{}], "statistic": 0.8, "false_accept": 0.2}
+    answer["threshold"] = calibration["threshold"]
     script = """
       (async () => {
         const { Thresholds } = await import('/thresholds.js');
@@ -508,6 +559,11 @@ def test_thresholds_other_than_those_in_force(page: Browser) -> None:
     calibration["threshold"]["flag"] = "knn"
     by_rate = page.run(script.replace("CALIBRATION", json.dumps(calibration)))
     assert by_rate == ["served", "abstain", "abstain", "abstain", "match", "match"]
+    calibration["threshold"]["flag"] = "kappa"
+    of_vectors = {**answer, "statistic": 0.65, "threshold": {"accept": "probability", "accept_above": 0.61}}
+    script = script.replace(json.dumps(answer), json.dumps(of_vectors))
+    by_another = page.run(script.replace("CALIBRATION", json.dumps(calibration)))
+    assert by_another == ["served", "match", "unknown", "abstain", "match", "match"]
 
 
 @needs_chromium
@@ -683,8 +739,9 @@ def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, ser
             while (threshold := in_force(address) or {}).get("far") != far and time.monotonic() < until:
                 time.sleep(0.05)
             tab.choose("#file", tmp_path / "digit.png")
-            accepted = f"{threshold['accept_above']:.4f}"
-            tab.wait(f"document.querySelector('#accept-value').textContent.startsWith('{accepted}')")
+            by, above = threshold["accept"], threshold["accept_above"]
+            shown = f"(await import('/words.js')).statisticOf('{by}', {above})[1]"
+            tab.wait(f"(async () => document.querySelector('#accept-value').textContent.startsWith({shown}))()")
             answered(tab)
             assert not tab.run(thresholds)
             assert tab.run("document.querySelector('#uncalibrated').hidden")

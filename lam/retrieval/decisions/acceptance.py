@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.probability import LEAST, Scores
+from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import SCORES
 
@@ -41,12 +42,16 @@ class Acceptance:
         answer: the two factors of the probability.
         false_accepts: of the statistic, for queries without a match.
         right_hits: (R,) of it for queries with a match, −∞ where the first hit is wrong, rising.
+        asked: (S,) of it for all queries of the calibration as they came, and for the strangers that were given.
+        is_right: (S,) whether the first hit of each is right; never that of a stranger.
     """
 
     accept: str
     answer: Answer
     false_accepts: ConformalScores
     right_hits: Float[Tensor, " R"]
+    asked: Float[Tensor, " S"]
+    is_right: Bool[Tensor, " S"]
 
     @classmethod
     def fit(
@@ -56,6 +61,7 @@ class Acceptance:
         *,
         accept: str | None = None,
         of_strangers: bool = False,
+        has_strangers: bool = False,
         classes: Int[Tensor, " O"] | None = None,
     ) -> tuple["Acceptance", Float[Tensor, " N"]]:
         """Learn what decides.
@@ -67,6 +73,7 @@ class Acceptance:
                 without a match and from strangers better, by more than a standard error of its AUROC, or fewer than
                 10 first hits are right.
             of_strangers: whether the rate is promised of the strangers, and not of queries without their matches.
+            has_strangers: whether the strangers were given, and are not the queries themselves once more.
             classes: (O,) of the strangers, where the rate is promised of classes.
 
         Returns:
@@ -96,8 +103,41 @@ class Acceptance:
             )
         right_hits = of_asked.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
         false_accepts = ConformalScores.of(unanswerable, classes if of_strangers else None)
-        learnt = cls(accept, fit(evidence), false_accepts, right_hits.sort().values)
+        given = of_stranger if has_strangers else of_stranger[:0]
+        learnt = cls(
+            accept,
+            fit(evidence),
+            false_accepts,
+            right_hits.sort().values,
+            asked=torch.cat([of_asked, given]).double(),
+            is_right=torch.cat([evidence.right, torch.zeros(len(given), dtype=torch.bool)]),
+        )
         return learnt, asked[:, 1][evidence.has_match]
+
+    def threshold(self, *, far: float, wrong: float | None = None) -> float:
+        """The least threshold that keeps all promises: the greater of two.
+
+        Args:
+            far: the share of queries without a match that may be accepted; see `ConformalScores.threshold`.
+            wrong: the share of wrong answers among the answers to `asked`; see `control_selective_risk`. Promised of
+                queries of which as many have no match. None promises nothing.
+
+        Returns:
+            The threshold; ∞ where none keeps the share of wrong answers, as too many of high statistic are wrong.
+
+        Raises:
+            ValueError: where the calibration queries are too few for either.
+        """
+        above = self.false_accepts.threshold(far)
+        if wrong is None:
+            return above
+        risk = control_selective_risk(self.asked, ~self.is_right, target=wrong)
+        return torch.inf if risk is None else max(above, risk.threshold)
+
+    @property
+    def share_without_match(self) -> float:
+        """The share of `asked` whose first hit cannot be right, as the gallery holds no match."""
+        return 1 - len(self.right_hits) / len(self.asked)
 
     @cached_property
     def evidence(self) -> frozenset[str]:

@@ -4,8 +4,9 @@ Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, f
 `lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,6 +25,7 @@ from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
 from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
@@ -50,15 +52,18 @@ class Targets:
             like those calibrated on.
         ood: the share of in-distribution queries that are flagged.
         conformal_miss: the share of queries whose conformal set holds no match.
+        wrong: the share of wrong answers among the answers, at a confidence of 0.95; None promises nothing of it.
     """
 
     far: float = 0.001
     ood: float = 0.05
     conformal_miss: float = 0.05
+    wrong: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_share(f"target {name}", value)
+            if value is not None:
+                check_share(f"target {name}", value)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class Calibration:
         nearest: by score, how many neighbours it looks at, where that is not the usual number.
         reference: features of known items, for distances to them; None where there are none.
         verifier: of pairs of images; None where none were given.
+        unseen: tells items of classes that the gallery does not hold, by the gallery itself; None where it cannot. Its
+            labels are those of `label_key`, rising.
         facts: further facts of how it was made, as JSON.
     """
 
@@ -136,6 +143,7 @@ class Calibration:
     nearest: Mapping[str, int] = field(default_factory=dict)
     reference: Reference | None = None
     verifier: Verifier | None = None
+    unseen: UnseenClasses | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -155,8 +163,17 @@ class Calibration:
 
     @cached_property
     def accept_above(self) -> float:
-        """The threshold above which a first hit is a match: P(a query without one exceeds it) ≤ `targets.far`."""
-        return self.false_accepts.threshold(self.targets.far)
+        """The threshold above which a first hit is a match: P(a query without one exceeds it) ≤ `targets.far`.
+
+        Where `targets.wrong` is asked for, it is also so high that P(wrong | answered) ≤ `targets.wrong`.
+        """
+        return self._accepts_above[0]
+
+    @cached_property
+    def _accepts_above(self) -> tuple[float, ...]:
+        """One threshold for each acceptance."""
+        far, wrong = self.targets.far, self.targets.wrong
+        return tuple(one.threshold(far=far, wrong=wrong) for one in self.acceptances)
 
     @cached_property
     def flag_above(self) -> float:
@@ -246,14 +263,15 @@ class Calibration:
         on = hits.scores.device
         none = torch.zeros(len(hits), dtype=torch.float64)
         p_known, right, statistic, false_accept = none, none, none - torch.inf, none + 1
-        deciding = next((one for one in self.acceptances if scores.keys() >= one.evidence), None)
-        if deciding is not None:
+        able_to = (place for place, one in enumerate(self.acceptances) if scores.keys() >= one.evidence)
+        place = next(able_to, None)
+        deciding, in_force_above = self.acceptances[place or 0], self._accepts_above[place or 0]
+        if place is not None:
             p_known, right = deciding.answer.p_known(scores), deciding.answer.right(scores)
             statistic = deciding.statistic(scores, p_known * right)
             false_accept = deciding.false_accepts.p_values(statistic)
-            accept_above = deciding.false_accepts.threshold(self.targets.far) if accept_above is None else accept_above
         flagged = (ood_score > flag_above).to(on)
-        accept_above = self.accept_above if accept_above is None else accept_above
+        accept_above = in_force_above if accept_above is None else accept_above
         return SearchDecisions(
             codes=decision_codes(flagged, statistic.to(on), accept_above=accept_above),
             probability=(p_known * right).to(on),
@@ -261,6 +279,8 @@ class Calibration:
             right_if_known=right.to(on),
             statistic=statistic.to(on),
             false_accept=false_accept.to(on),
+            accept=(deciding.accept,) * len(hits),
+            accept_above=(none + accept_above).to(on),
             score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
             ood_score=ood_score,
             p_value=known.p_values(ood_score),
@@ -307,6 +327,27 @@ class Calibration:
         """
         scores = query_scores(embeddings, None, features=features, reference=self.reference, nearest=self.nearest)
         return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
+
+    def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
+        """p-values of "this item is of a new class" and "this item is of a class in the gallery", see `UnseenClasses`.
+
+        They are of the gallery as it was calibrated on, and rest on its being a random sample of what comes in.
+
+        Args:
+            first: (Q,) cosines of the first hits.
+            labels: Q labels of these; the empty one where a hit has none, or a query has no hit.
+
+        Returns:
+            Both p-values of each query; None where `unseen` is none, or its first hit has no label.
+        """
+        if self.unseen is None:
+            return [None] * len(labels)
+        classes = self.unseen.labels  # rising; where a class has one item, that item is the nearest
+        keys = torch.tensor([label_key(label) if label else -1 for label in labels], dtype=torch.int64)
+        nearest = torch.searchsorted(classes, keys).clamp(max=len(classes) - 1)
+        known, scores = classes[nearest] == keys, first.detach().cpu().double().clamp(min=-1)
+        pairs = zip(self.unseen.p_new(scores, nearest).tolist(), self.unseen.p_in_gallery(scores).tolist(), strict=True)
+        return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
     def _with_flag(self, flag: str) -> "Calibration":
         return self if flag == self.flag else replace(self, flag=flag)
@@ -377,6 +418,7 @@ def calibrate(
     mixture: Searched | None = None,
     share: float = SHARE,
     verifier: Verifier | None = None,
+    unseen: UnseenClasses | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
     """Learn thresholds and probabilities from searches of in-distribution queries, in an order that tells nothing.
@@ -403,6 +445,7 @@ def calibrate(
         mixture: unlabelled queries to learn P(known) from, unless they may hold no stranger, or nothing else.
         share: of queries without a match among those to come, where no mixture tells it.
         verifier: of pairs of images, where those shall be verified.
+        unseen: made of the gallery, with labels by `label_key`, rising, where items of unseen classes shall be told.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
@@ -484,6 +527,7 @@ def calibrate(
             fit,
             accept=accept if accept in (None, PROBABILITY, *names) else PROBABILITY,
             of_strangers=promised_of_strangers,
+            has_strangers=strangers is not None,
             classes=None if strangers is None else strangers.classes,
         )
         for names in kinds
@@ -512,6 +556,7 @@ def calibrate(
         nearest=nearest,
         reference=reference,
         verifier=verifier,
+        unseen=unseen,
         facts={**(facts or {}), **estimate},
     )
     _refuse_unpromised(calibration)
@@ -550,6 +595,16 @@ def query_scores(
     return {name: values.detach().cpu().double() for name, values in scores.items()}
 
 
+def label_key(label: str) -> int:
+    """A label as a number: 63 bits of its SHA-256, equal where labels are.
+
+    Example:
+        >>> label_key("cat") == label_key("cat"), label_key("cat") == label_key("dog")
+        (True, False)
+    """
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1
+
+
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
     """Cosine of each query's credible cap.
 
@@ -571,8 +626,19 @@ def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float 
 
 
 def _refuse_unpromised(calibration: Calibration) -> None:
-    for name, threshold in (("far", "accept_above"), ("ood", "flag_above")):
+    targets, acceptance = calibration.targets, calibration.acceptances[0]
+    promises = {
+        "far": lambda: acceptance.threshold(far=targets.far),
+        "ood": lambda: calibration.flag_above,
+        "wrong": lambda: calibration.accept_above,
+    }
+    for name, threshold in promises.items():
         try:
-            getattr(calibration, threshold)
+            if threshold() == math.inf:
+                raise ValueError(
+                    f"no threshold keeps the share of wrong answers at {targets.wrong:g}: of {len(acceptance.asked)} "
+                    f"calibration queries {int((~acceptance.is_right).sum())} have a wrong first hit or no match, too "
+                    "many of them among the surest; give a larger share, or more queries"
+                )
         except ValueError as error:
             raise ValueError(f"target {name} (--target-{name}): {error}") from None

@@ -25,7 +25,7 @@ from lam.retrieval.decisions.probability import (
 )
 from lam.utils.checks import check_share
 
-OtherScores = Mapping[str, Float[Tensor, " O"]]
+OtherScores = Mapping[str, Float[Tensor, "..."]]
 """By name, one value for each of O queries that are not known to be known."""
 
 SHARE = 0.5

@@ -1,7 +1,7 @@
 """The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -43,9 +43,13 @@ class Decisions:
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
         """These answers to some of the queries, and others to the rest."""
         columns = {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
-        chosen = {name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()}
-        flags = zip(which.tolist(), self.flagged_by, others.flagged_by, strict=True)
-        return replace(self, **chosen, flagged_by=tuple(own if is_own else other for is_own, own, other in flags))
+        chosen: dict[str, Any] = {
+            name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()
+        }
+        for name in (name for name, own in vars(self).items() if isinstance(own, tuple)):
+            pairs = zip(which.tolist(), getattr(self, name), getattr(others, name), strict=True)
+            chosen[name] = tuple(own if is_own else other for is_own, own, other in pairs)
+        return replace(self, **chosen)
 
     @property
     def decision(self) -> tuple[Decision, ...]:
@@ -71,12 +75,16 @@ class SearchDecisions(Decisions):
         right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
         statistic: (Q,) what decides: the probability, or minus the score that `accept` names; −∞ where there is no hit.
         false_accept: (Q,) share of calibration queries without a match for which the statistic is as high.
+        accept: Q names of what decides: `probability`, or a score.
+        accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
     """
 
     p_known: Float[Tensor, " Q"]
     right_if_known: Float[Tensor, " Q"]
     statistic: Float[Tensor, " Q"]
     false_accept: Float[Tensor, " Q"]
+    accept: tuple[str, ...]
+    accept_above: Float[Tensor, " Q"]
 
 
 def decision_codes(

@@ -1,6 +1,6 @@
 """`Evidence`: scores of calibration queries, with and without their matches, and of strangers, parted into folds."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,19 +27,19 @@ class Evidence:
         stranger_fold: (O,) likewise; a class of strangers is in one part.
     """
 
-    asked: Scores
+    asked: Mapping[str, Float[Tensor, " Q"]]
     has_match: Bool[Tensor, " Q"]
     right: Bool[Tensor, " Q"]
-    no_match: Scores
-    strangers: Scores
+    no_match: Mapping[str, Float[Tensor, " M"]]
+    strangers: Mapping[str, Float[Tensor, " O"]]
     asked_fold: Int[Tensor, " Q"]
     no_match_fold: Int[Tensor, " M"]
     stranger_fold: Int[Tensor, " O"]
-    made: Scores = field(default_factory=dict)
+    made: Mapping[str, Float[Tensor, " A"]] = field(default_factory=dict)
     made_fold: Int[Tensor, " A"] = field(default_factory=lambda: torch.zeros(0).long())
 
     @property
-    def all_strangers(self) -> list[Scores]:
+    def all_strangers(self) -> list[Mapping[str, Float[Tensor, "..."]]]:
         """Strangers of each kind that there is."""
         kinds = (self.strangers, self.stranger_fold), (self.made, self.made_fold)
         return [scores for scores, numbers in kinds if len(numbers)]

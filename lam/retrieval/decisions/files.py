@@ -16,6 +16,7 @@ from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.probability import Correctness, MonotoneRegression
+from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import CalibrationBins
@@ -30,7 +31,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 8
+FORMAT = 9
 FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
 _FLAG, _RELIABILITY = "flag_", "reliability_"
 _OF_REFERENCE = ("labels", "lengths", "embeddings")
@@ -101,7 +102,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
                 accept,
                 answer,
                 ConformalScores(_table(tables, f"{_ACCEPT}{place}"), tables.get(f"{_ACCEPT}{place}_classes")),
-                _table(tables, f"{_ACCEPT}{place}_right"),
+                *(_table(tables, f"{_ACCEPT}{place}_{name}") for name in ("right", "asked", "is_right")),
             )
             for place, (accept, answer) in enumerate(zip(records["accepts"], records["answers"], strict=True))
         ),
@@ -111,6 +112,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         kappa=records["kappa"],
         reference=_reference(tables) if "reference" in tables else None,
         verifier=_verifier(tables, records["sameness"]),
+        unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,
     )
 
 
@@ -118,12 +120,15 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     tables: dict[str, Tensor] = {}
     for place, one in enumerate(calibration.acceptances):
         tables |= {f"{_ACCEPT}{place}": one.false_accepts.scores, f"{_ACCEPT}{place}_right": one.right_hits}
+        tables |= {f"{_ACCEPT}{place}_asked": one.asked, f"{_ACCEPT}{place}_is_right": one.is_right}
         if one.false_accepts.classes is not None:
             tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
     tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
+    if calibration.unseen is not None:
+        tables |= {"unseen": calibration.unseen.left_out, "unseen_labels": calibration.unseen.labels}
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
         rest = {name: getattr(calibration.reference, name) for name in _OF_REFERENCE}

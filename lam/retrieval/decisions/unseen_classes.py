@@ -114,7 +114,7 @@ class UnseenClasses:
             given = int(nearest[outside][0])
             raise ValueError(f"nearest must be positions from 0 to {len(self.labels) - 1} in the gallery, got {given}")
         nearest, values = nearest.cpu().long(), scores.detach().cpu().double()
-        single = self._rising(self.is_single)
+        single = self._single
         as_near = len(single) - torch.searchsorted(single, values)
         left_out = self.left_out.detach().cpu().double()[nearest]
         as_near = as_near + (self.is_single.cpu()[nearest] & (left_out < values))
@@ -143,11 +143,19 @@ class UnseenClasses:
         check_choice("among", among, get_args(Among))
         check_no_nan("scores", scores)
         values = scores.detach().cpu().double()
-        several, single = self._rising(~self.is_single), self._rising(self.is_single)
+        several, single = self._several, self._single
         as_far = torch.searchsorted(several, values, right=True)
         second = (torch.searchsorted(single, values, right=True) > 0).long()
         count = len(several) + second if among == "such" else len(self.labels)
         return ((1 + as_far + second).double() / (1 + count)).to(scores.device)
+
+    @cached_property
+    def _single(self) -> Float[Tensor, "..."]:
+        return self._rising(self.is_single)
+
+    @cached_property
+    def _several(self) -> Float[Tensor, "..."]:
+        return self._rising(~self.is_single)
 
     def _rising(self, which: Tensor) -> Tensor:
         return self.left_out[which].detach().cpu().double().sort().values

@@ -7,15 +7,17 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutKappa, aboutPair, aboutSet, aboutStale, doubtOf, facts,
-  LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf, questionOf, reason, repeatsText, shown, tamed, verdictOf,
+  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutKappa, aboutPair, aboutSet, aboutStale, aboutUnseen, doubtOf,
+  facts, LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf, questionOf, reason, repeatsText, shown, statisticOf,
+  tamed, verdictOf,
 } from "./words.js";
 
 const SHOWN = 12;
 const TINY = 64;
 const MANY_LETTERS = 60; // too many to be large
-const IN_FORCE = ["accept_above", "kappa_below", "far", "ood", "conformal_miss"];
-const IN_FORCE_OF_INPUTS = [...IN_FORCE, "flag", "flag_above"]; // an item, without features, may have another flag
+const IN_FORCE = ["kappa_below", "far", "ood", "conformal_miss", "wrong"];
+// an item, without features, may be decided and flagged by another score
+const IN_FORCE_OF_INPUTS = [...IN_FORCE, "accept", "accept_above", "flag", "flag_above"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const $ = (id) => document.getElementById(id);
 
@@ -110,6 +112,8 @@ function openSliders() {
     $(name).max = thresholds[name].rows.length - 1;
     $(name).value = thresholds[name].position;
   }
+  const [what, , side] = statisticOf(thresholds.by, 0);
+  $("accept-label").textContent = `Answer where ${what} is ${side}`;
   $("accept-promise").textContent = calibration.facts.false_accepts;
   $("flag-label").textContent =
     `Say “not sure” where ${thresholds.byKappa ? "κ is below" : "so few ordinary queries are as unusual"}`;
@@ -118,13 +122,14 @@ function openSliders() {
 
 function showThresholds() {
   const [accept, flag] = [thresholds.accept.row, thresholds.flag.row];
-  $("accept-value").textContent = `${cosine(accept.cosine)} (${degrees(angle(accept.cosine))})`;
+  const [what, limit, side] = statisticOf(thresholds.by, accept.threshold);
+  $("accept-value").textContent = limit + (thresholds.by === "cosine" ? ` (${degrees(angle(accept.threshold))})` : "");
   $("accept-rate").textContent = `At most ${percent(accept.rate)}`;
   $("accept-recall").textContent = percent(accept.recall);
   $("flag-value").textContent = thresholds.byKappa ? plain(flag.kappa) : percent(flag.rate);
   $("flag-rate").textContent = `At most ${percent(flag.rate)}`;
   $("accept").setAttribute("aria-valuetext",
-    `cosine above ${cosine(accept.cosine)}, false accepts at most ${percent(accept.rate)}, ` +
+    `${what} ${side} ${limit}, false accepts at most ${percent(accept.rate)}, ` +
       `recall ${percent(accept.recall)}`);
   $("flag").setAttribute("aria-valuetext", `${thresholds.byKappa ? `κ below ${plain(flag.kappa)}, ` : ""}` +
     `false flags at most ${percent(flag.rate)}`);
@@ -211,22 +216,23 @@ function show(anew) {
   const [tone, sign, word] = verdictOf(decision, answer, model.gallery);
   // where a slider moves, the region speaks only of another decision, not of every step
   $("decision").setAttribute("aria-live", anew || word !== $("word").textContent ? "polite" : "off");
-  const why = reason(decision, answer, thresholds, model.gallery) + aboutCut(answer);
+  const why = reason(decision, answer, thresholds) + aboutCut(answer);
   showDecision("decision", tone, sign, word, why);
-  const [value, meaning] = probabilityOf(decision, answer, model.gallery, thresholds) ?? ["", ""];
+  const [value, meaning] = probabilityOf(decision, answer, calibration) ?? ["", ""];
   $("probability").hidden = !value;
   $("probability-value").textContent = value;
   $("probability-meaning").textContent = meaning;
   say("doubt", doubtOf(answer));
-  say("promise", calibration ? promiseOf(decision, model.gallery, calibration) : "");
+  say("promise", calibration ? promiseOf(decision, calibration, thresholds.moved) : "");
+  say("unseen", aboutUnseen(answer));
   const [, , inForce] = verdictOf(answer.decision, answer, model.gallery);
   say("what-if", thresholds?.moved && decision ? `What if: under the thresholds in force the answer is: ${inForce}.` : "");
-  $("facts").replaceChildren(...facts(decision, answer, model.gallery).map(([name, number, about]) =>
+  $("facts").replaceChildren(...facts(decision, answer, calibration).map(([name, number, about]) =>
     made("div", "", made("dt", "", name), made("dd", "", number), made("dd", "", about))));
   $("numbers").hidden = false;
   $("comparing").hidden = query.item !== undefined;
   drawCharts();
-  showHits(decision, tone);
+  showHits(decision);
   const { top, bottom } = $("decision").getBoundingClientRect();
   if (anew && (top < 0 || bottom > window.innerHeight)) {
     $("answer").scrollIntoView();
@@ -251,19 +257,19 @@ function drawCharts() {
   }
   $("angle-figure").hidden = answer.hits.length === 0;
   if (answer.hits.length > 0) {
-    const accept = thresholds ? thresholds.accept.row.cosine : null;
+    const accept = answer.accept === "cosine" ? thresholds.limitOf(answer) : null;
     const cap = answer.hits.some((hit) => hit.credible) ? answer.credible_cosine : null;
     drawAngles($("angle-chart"), answer.hits, cap, accept);
-    $("angle-text").textContent = aboutAngles(answer, thresholds);
+    $("angle-text").textContent = aboutAngles(answer, accept);
   }
 }
 
-function showHits(decision, tone) {
+function showHits(decision) {
   const hits = answer.hits.slice(0, SHOWN);
   $("found").hidden = hits.length === 0;
   const agreement = model.gallery === "classes" ? aboutAgreement(hits) : "";
   $("hits-text").textContent = agreement + (calibration && decision ? aboutSet(answer, calibration) : "");
-  $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision, tone) : null)));
+  $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
 }
 
 /** Forget the pictures of the last answer: an item may have another by now. */
@@ -288,11 +294,11 @@ function card(hit, place, tag) {
       made("div", "", made("dt", "", key), " ", made("dd", "", made("bdi", "", value))))));
 }
 
-function tagOf(decision, tone) {
+function tagOf(decision) {
   if (decision === "match") {
     return made("span", "tag accepted", "✓ accepted");
   }
-  return decision === "unknown" && tone !== "likely" ? made("span", "tag", "✕ not accepted alone") : null;
+  return decision === "unknown" ? made("span", "tag", "✕ not accepted") : null;
 }
 
 /** The picture of a hit, or its text. */

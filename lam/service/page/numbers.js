@@ -14,6 +14,13 @@ export function cosine(value) {
 export const degrees = (value) => `${value < 10 ? SMALL.format(value) : value.toFixed(0)}°`;
 export const angle = (value) => (Math.acos(Math.min(1, Math.max(-1, value))) * 180) / Math.PI;
 
+/** A probability that is a limit, with as many decimals as tell it from 0 and from 1. */
+export function level(share) {
+  const gap = Math.min(share, 1 - share);
+  const decimals = gap > 0 && gap < 0.001 ? Math.min(6, -1 - Math.floor(Math.log10(gap))) : 1;
+  return `${(100 * share).toFixed(decimals)}\u00a0%`;
+}
+
 /** A share in percent: never a certainty that it is not. */
 export function percent(share) {
   if (share > 0.999 && share < 1) {

@@ -25,7 +25,9 @@ export class Thresholds {
   constructor(calibration) {
     const { threshold, false_accept: accepts, false_flag: flags } = calibration;
     this.byKappa = threshold.flag === "kappa";
-    this.accept = new Steps(accepts, (row) => row.cosine === threshold.accept_above);
+    this.by = threshold.accept;
+    this.acceptAbove = threshold.accept_above;
+    this.accept = new Steps(accepts, (row) => row.threshold === threshold.accept_above);
     if (this.byKappa) {
       this.flag = new Steps(flags, (row) => row.kappa === threshold.kappa_below);
     } else {
@@ -43,13 +45,16 @@ export class Thresholds {
     this.flag.position = this.flag.inForce;
   }
 
-  accepts(hit) {
-    return hit.score > this.accept.row.cosine;
+  /** What the statistic of an answer must exceed; null where the slider, moved, is of another statistic than it. */
+  limitOf({ threshold: { accept, accept_above: above } }) {
+    const isSame = accept === this.by && above === this.acceptAbove;
+    return isSame ? this.accept.row.threshold : this.accept.moved ? null : above;
   }
 
-  /** A rate that the cosine of a hit is promised at: of queries with no match at most so many come as close. */
-  rateOf(hit) {
-    return this.accept.all.findLast((row) => row.cosine <= hit.score)?.rate ?? 1;
+  /** Whether the first hit of an answer is accepted: of another statistic, at the rate of the slider. */
+  accepts(answer) {
+    const limit = this.limitOf(answer);
+    return limit === null ? answer.false_accept <= this.accept.row.rate : answer.statistic > limit;
   }
 
   decide(answer) {
@@ -59,6 +64,6 @@ export class Thresholds {
     if (this.byKappa ? answer.kappa < this.flag.row.kappa : answer.p_value <= this.flag.row.rate) {
       return "abstain";
     }
-    return answer.hits.length > 0 && this.accepts(answer.hits[0]) ? "match" : "unknown";
+    return answer.hits.length > 0 && this.accepts(answer) ? "match" : "unknown";
   }
 }

@@ -2,7 +2,7 @@
 // `kind` is what the gallery is: `classes`, of which one is sought, or `identities`, one of which may be there.
 // `answers` is whether its items answer questions.
 
-import { angle, cosine, degrees, percent, plain } from "./numbers.js";
+import { angle, cosine, degrees, level, percent, plain } from "./numbers.js";
 
 const LONGEST = 40;
 const LONGEST_VALUE = 80;
@@ -10,6 +10,7 @@ export const LONGEST_TEXT = 200;
 const FEW = 4;
 const SURE = 0.8; // the probability below which no verdict is without a “probably”
 const LIKELY = 0.5;
+const NONE = 0.2; // the probability that the gallery holds it, below which it probably does not
 const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
 const QUESTIONS = { classes: "Which is it?", identities: "Is it here?" };
 const UNJUDGED = ["?", () => "Not sure"];
@@ -18,13 +19,14 @@ const VERDICTS = {
     match: ["✓", (name) => `It is ${name}`],
     likely: ["≈", (name) => `Probably ${name}`],
     perhaps: ["≈", (name) => `Perhaps ${name}, or none of these`],
+    unknown: ["✕", () => "Probably none of these"],
     abstain: UNJUDGED,
   },
   identities: {
     match: ["✓", (name) => `Yes: ${name}`],
     likely: ["≈", (name) => `Probably: ${name}`],
     perhaps: ["≈", (name) => `Perhaps: ${name}`],
-    unknown: ["✕", () => "Not here"],
+    unknown: ["✕", () => "Not recognised"],
     abstain: UNJUDGED,
   },
 };
@@ -43,13 +45,12 @@ export function verdictOf(decision, answer, kind) {
   return [tone, sign, words(named(answer.hits[0], repeatsText(answer.hits[0]) ? LONGEST_TEXT : LONGEST))];
 }
 
-/** How sure a verdict sounds: a decision that names an item is said no surer than that is probable, and where one
- * class is sought, one that rests on the nearest item alone no less sure. */
-function toneOf(decision, { probability }, kind) {
-  if (decision === "match" || (decision === "unknown" && kind === "classes")) {
-    return probability < LIKELY ? "perhaps" : decision === "match" && probability >= SURE ? "match" : "likely";
+/** How sure a verdict sounds: a match is said no surer than it is probable. */
+function toneOf(decision, { probability, known }, kind) {
+  if (decision === "match") {
+    return probability < LIKELY ? "perhaps" : probability >= SURE ? "match" : "likely";
   }
-  return decision ?? "none";
+  return decision === "unknown" && kind === "classes" && known >= NONE ? "perhaps" : decision ?? "none";
 }
 
 /** Whether nothing is decided though the run is calibrated, as of an answer that is searched by. */
@@ -57,19 +58,23 @@ function isUnjudged(answer) {
   return answer.decision === null && answer.calibration !== "none";
 }
 
-/** The one probability, and what it is of; null where nobody knows. */
-export function probabilityOf(decision, answer, kind, thresholds) {
-  if (decision === null || !answer.hits.length) {
+/** The one probability, its event and its condition; null where nobody knows, or the query cannot be judged. */
+export function probabilityOf(decision, answer, calibration) {
+  if (decision === null || decision === "abstain" || !answer.hits.length) {
     return null;
   }
-  if (decision === "unknown" && kind === "identities") {
-    return [`at most ${percent(thresholds.rateOf(answer.hits[0]))}`, "of queries with no match in the gallery come as close"];
-  }
-  return [percent(answer.probability), rightness(answer, kind)];
+  return [percent(answer.probability), `that ${named(answer.hits[0])} is right${condition(calibration)}`];
 }
 
-function rightness(answer, kind) {
-  return `that ${named(answer.hits[0])} is right${kind === "classes" ? "" : ", if it is here"}`;
+/** For which share of queries without a match a probability is stated. */
+function condition({ share_without_match: share }) {
+  return share === null ? "" : `, where ${share === 0.5 ? "half" : percent(share)} of all queries have no match`;
+}
+
+/** What decides, in words, and a value of it as its score has it: above a limit is better, of most scores below. */
+export function statisticOf(by, value) {
+  return by === "probability" ? ["the probability", level(value), "above"]
+    : by === "cosine" ? ["the cosine", cosine(value), "above"] : [by, plain(-value), "below"];
 }
 
 /** Text of others as it is shown: not all of a long one, and nothing that turns the text around it. */
@@ -96,7 +101,7 @@ export function named(hit, longest = LONGEST) {
 }
 
 /** Why the answer is what it is. */
-export function reason(decision, answer, thresholds, kind) {
+export function reason(decision, answer, thresholds) {
   const best = answer.hits[0];
   if (!best) {
     return "There is nothing to be found.";
@@ -113,23 +118,33 @@ export function reason(decision, answer, thresholds, kind) {
       : `only ${percent(answer.p_value)} of ordinary queries are as unusual`;
     return `This query cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary queries.`;
   }
-  const above = cosine(accept.row.cosine);
+  const limit = thresholds.limitOf(answer);
+  const others = "Of searches with no match in the gallery";
+  const [what, value] = statisticOf(answer.accept, answer.statistic);
+  const stands = answer.accept === "probability" ? "this probability" : `${what}, ${value},`;
+  const [, edge, side] = limit === null ? [] : statisticOf(answer.accept, limit);
   if (decision === "match") {
-    return `The nearest item has a cosine of ${cosine(best.score)}, above ${above}. Of queries with no match in the ` +
-      `gallery at most ${percent(accept.row.rate)} come that close.`;
+    const why = limit === null ? "" : `It is answered because ${stands} is ${side} ${edge}. `;
+    return `${why}${others} at most ${percent(accept.row.rate)} look that good.`;
   }
-  if (toneOf(decision, answer, kind) === "likely") {
-    return `The query and all that it finds make it so probable. The nearest item alone is not accepted: its cosine of ` +
-      `${cosine(best.score)} is not above ${above}.`;
-  }
-  const other = kind === "classes" ? "something else may come that close" : "others come that close";
-  return `${capital(nearest)}, not above ${above}: ${other}.`;
+  const why = limit === null ? "" : `It would be answered if ${stands} were ${side} ${edge}. `;
+  return `${why}${others} ${percent(answer.false_accept)} look as good as this one.`;
 }
 
-/** Of whom the rate holds that was stated with a decision; nothing where none was. */
-export function promiseOf(decision, kind, { facts: { false_accepts: whom } }) {
-  const states = decision === "match" || (decision === "unknown" && kind === "identities");
-  return states ? `This rate holds ${whom}.` : "";
+/** Of whom the rates hold that were stated with a decision; nothing where none was. */
+export function promiseOf(decision, { facts: { false_accepts: whom, answers_wrong: stream }, threshold: { wrong } }, moved) {
+  if (decision !== "match" && decision !== "unknown") {
+    return "";
+  }
+  const answers = decision === "match" && wrong !== null && !moved
+    ? ` Of those answered, at most ${percent(wrong)} are wrong, with a confidence of 95 %: ${stream}.` : "";
+  return `This rate holds ${whom}.${answers}`;
+}
+
+/** What the p-values of an answer rest on, where it has any. */
+export function aboutUnseen({ unseen }) {
+  return unseen === null ? "" : "Both p-values rest on this: the gallery, as it was calibrated on, is a random sample of what " +
+    "comes in, in an order that tells nothing. A gallery that somebody composed is no such sample.";
 }
 
 /** Why the query is uncertain, of an encoder that tells which of the two it is. */
@@ -143,19 +158,31 @@ export function aboutCut(answer) {
 }
 
 /** The numbers of an answer: name, value and meaning. */
-export function facts(decision, answer, kind) {
+export function facts(decision, answer, calibration) {
   const meaning = answer.p_known === null ? "concentration: higher is surer" : "higher is surer; of the two beside it";
-  const numbers = [["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]];
+  const numbers = [];
+  if (probabilityOf(decision, answer, calibration)) {
+    const right = `that ${named(answer.hits[0])} is right, if the gallery holds it`;
+    numbers.push(["P(right | known)", percent(answer.right_if_known), right]);
+    numbers.push(["P(known)", percent(answer.known), `that the gallery holds it at all${condition(calibration)}`]);
+    if (answer.accept !== "probability") {
+      const [what, value] = statisticOf(answer.accept, answer.statistic);
+      numbers.push(["Decides", value, what]);
+    }
+    numbers.push(["As good by chance", percent(answer.false_accept), "of searches with no match in the gallery"]);
+  }
+  if (answer.unseen) {
+    numbers.push(["New class", plain(answer.unseen.p_new), "p-value: small means that its class is in the gallery"]);
+    numbers.push(["Class here", plain(answer.unseen.p_in_gallery), "p-value: small means that it is of no class there"]);
+  }
+  numbers.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]);
   if (answer.p_known !== null) {
-    numbers.push(["Known", percent(answer.p_known), "small: I have not seen such a thing"]);
+    numbers.push(["Seen before", percent(answer.p_known), "small: I have not seen such a thing"]);
     numbers.push(["κ of ambiguity", plain(answer.kappa_aleatoric), "small: this could be several things"]);
   }
   if (answer.hits.length > 0) {
     const { score } = answer.hits[0];
     numbers.push(["Best cosine", cosine(score), `an angle of ${degrees(angle(score))}`]);
-  }
-  if (decision === "unknown" && kind === "identities") {
-    numbers.push(["P(right)", percent(answer.probability), rightness(answer, kind)]);
   }
   if (within(answer)) {
     const cap = degrees(angle(answer.credible_cosine));
@@ -173,11 +200,12 @@ export function aboutKappa(answer, histogram, thresholds) {
     `${below === 1 ? "has" : "have"} a lower κ${flag}.`;
 }
 
-export function aboutAngles(answer, thresholds) {
-  const accepted = thresholds && answer.hits.filter((hit) => thresholds.accepts(hit)).length;
+/** `limit`: the accept threshold where that is of the cosine, otherwise null. */
+export function aboutAngles(answer, limit) {
+  const accepted = answer.hits.filter((hit) => hit.score > limit).length;
   const counts = [
     ...(within(answer) ? [`${within(answer)} within the credible cap`] : []),
-    ...(thresholds ? [`${accepted || "none"} above the accept threshold (filled)`] : []),
+    ...(limit !== null ? [`${accepted || "none"} above the accept threshold (filled)`] : []),
   ];
   return (counts.length ? `Of the ${answer.hits.length} nearest items there are ${counts.join(", and ")}. ` : "") +
     (within(answer) ? "What this query shows lies within the cap with probability 95 %, as far as κ knows." : "");

@@ -1,6 +1,6 @@
 """`Evidence`: scores of the calibration queries, with and without their matches, and of strangers, parted into folds."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,11 +25,11 @@ class Evidence:
         stranger_fold: (O,) likewise; a class of strangers is in one part.
     """
 
-    asked: Scores
+    asked: Mapping[str, Float[Tensor, " Q"]]
     has_match: Bool[Tensor, " Q"]
     right: Bool[Tensor, " Q"]
-    no_match: Scores
-    strangers: Scores
+    no_match: Mapping[str, Float[Tensor, " M"]]
+    strangers: Mapping[str, Float[Tensor, " O"]]
     asked_fold: Int[Tensor, " Q"]
     no_match_fold: Int[Tensor, " M"]
     stranger_fold: Int[Tensor, " O"]

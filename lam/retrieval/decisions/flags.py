@@ -75,7 +75,7 @@ class OodDetector:
         asked, _, strangers = (values[:, 0] for values in evidence.out_of_fold(log_odds))
         inside, outside = {**evidence.asked, COMBINED: asked}, {**evidence.strangers, COMBINED: strangers}
         ranks = {name: auroc(inside[name][evidence.has_match], outside[name]) for name in inside}
-        ranking = dict(sorted(ranks.items(), key=lambda rank: -rank[1]))
+        ranking = dict(sorted(ranks.items(), key=lambda rank: (-rank[1], rank[0] == "kappa")))  # of equals κ is last
         return cls({**single.calibrated, COMBINED: ConformalScores.of(asked)}, _strangeness(evidence), ranking)
 
     @property

@@ -60,7 +60,9 @@ class Contrast:
     interval: tuple[float, float] | None = None
 
     @classmethod
-    def from_strangers(cls, known: Scores, others: Sequence[OtherScores], *, share: float = SHARE) -> "Contrast":
+    def from_strangers(
+        cls, known: Scores, others: Sequence[Mapping[str, Float[Tensor, "_"]]], *, share: float = SHARE
+    ) -> "Contrast":
         """Learn from N known queries and one or more kinds of others; each kind weighs as much as the next.
 
         Args:

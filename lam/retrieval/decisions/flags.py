@@ -77,7 +77,7 @@ class OodDetector:
             name: sum(auroc(inside[evidence.has_match], kind[name]) for kind in kinds) / len(kinds)
             for name, inside in {**evidence.asked, COMBINED: asked}.items()
         }
-        ranking = dict(sorted(ranks.items(), key=lambda rank: -rank[1]))
+        ranking = dict(sorted(ranks.items(), key=lambda rank: (-rank[1], rank[0] == "kappa")))  # of equals κ is last
         return cls(
             {**single.calibrated, COMBINED: ConformalScores.of(asked)},
             one_way(evidence.known, evidence.all_strangers),

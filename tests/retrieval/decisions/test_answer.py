@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.contrast import Contrast
+from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.known import Known
 from lam.retrieval.decisions.probability import Correctness
 
@@ -20,9 +21,18 @@ def _scores(n: int, seed: int, *, shift: float = 0.0) -> dict[str, torch.Tensor]
     return {"kappa": draws[0] + shift, "knn": draws[1]}
 
 
+def _evidence(scores: dict[str, torch.Tensor], right: torch.Tensor, strangers: dict[str, torch.Tensor]) -> Evidence:
+    """Of known queries and of strangers; no query is searched without its matches."""
+    none = {name: values[:0] for name, values in scores.items()}
+    n, others = len(right), len(strangers["kappa"])
+    folds = folds_of(torch.arange(n)), folds_of(torch.arange(0)), folds_of(torch.arange(others))
+    return Evidence(scores, torch.ones(n).bool(), right, none, strangers, *folds)
+
+
 def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:
     scores, new = _scores(300, 0), _scores(50, 1)
-    answer = Answer.fit(scores, CORRECT)
+    answer = Answer.fit(_evidence(scores, CORRECT, _scores(0, 2)))
+    assert answer.contrast is None
     assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, CORRECT)(new))
     assert answer.evidence == {"kappa", "knn"}
     assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
@@ -30,18 +40,31 @@ def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> N
 
 def test_what_looks_like_strangers_is_no_more_known_than_they_are() -> None:
     scores, new = _scores(300, 0), _scores(50, 1, shift=2.0)
-    contrast = Contrast.from_outsiders(scores, _scores(200, 2, shift=2.0), share=0.3)
-    answer = Answer.fit(scores, CORRECT, contrast=contrast)
+    strangers = _scores(200, 2, shift=2.0)
+    answer = Answer.fit(_evidence(scores, CORRECT, strangers), share=0.3)
+    contrast = Contrast.from_strangers(scores, [strangers], share=0.3)
+    assert answer.contrast == contrast
     assert torch.equal(answer.p_known(new), torch.minimum(Known.fit(scores)(new), contrast(new)))
     assert float(answer.p_known(new).mean()) < 0.5 < float(Known.fit(scores)(new).mean())
     assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
 
 
+def test_unlabelled_queries_teach_where_they_hold_both_kinds_and_strangers_where_they_do_not() -> None:
+    scores, far = _scores(300, 0), _scores(200, 2, shift=6.0)
+    evidence = _evidence(scores, CORRECT, far)
+    mixed = {name: torch.cat([values, far[name]]) for name, values in _scores(200, 3).items()}
+    taught = Answer.fit(evidence, mixture=mixed).contrast
+    assert taught == Contrast.from_mixture(scores, mixed)
+    of_known_alone = Answer.fit(evidence, share=0.2, mixture=_scores(200, 3)).contrast
+    assert of_known_alone == Contrast.from_strangers(scores, [far], share=0.2)
+    assert Answer.fit(_evidence(scores, CORRECT, _scores(0, 2)), mixture=_scores(200, 3)).contrast is None
+
+
 def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
     """Against every threshold of the probability, on queries whose probabilities are those of the model."""
     scores = _scores(300, 0)
-    contrast = Contrast.from_outsiders(scores, _scores(200, 2, shift=2.0), share=0.3)
-    answer = Answer.fit(scores, scores["knn"] < 1.0, contrast=contrast)  # right and known are told by two scores
+    evidence = _evidence(scores, scores["knn"] < 1.0, _scores(200, 2, shift=2.0))
+    answer = Answer.fit(evidence, share=0.3)  # right and known are told by two scores
     foreign = _scores(2000, 4, shift=2.0)
     queries = {name: torch.cat([values, foreign[name]]) for name, values in _scores(4000, 3).items()}
     known, right = answer.p_known(queries), answer.right(queries)

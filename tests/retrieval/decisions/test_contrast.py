@@ -18,7 +18,7 @@ def _scores(n: int, seed: int, share: float = 0.0) -> dict[str, torch.Tensor]:
     """κ of known queries and of a share of strangers, and a score that tells nothing."""
     generator = torch.Generator().manual_seed(seed)
     kappa, noise = torch.randn(2, n, generator=generator, dtype=torch.float64)
-    return {"kappa": kappa + APART * (torch.arange(n) < round(share * n)), "norm": noise}
+    return {"kappa": kappa + APART * (torch.arange(n) < round(share * n)), "knn": noise}
 
 
 def _density(distribution: Normal, x: torch.Tensor) -> torch.Tensor:
@@ -26,8 +26,8 @@ def _density(distribution: Normal, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_from_outsiders_it_is_the_posterior_of_their_densities(share: float) -> None:
-    contrast = Contrast.from_outsiders(_scores(4000, 0), _scores(1000, 1, 1.0), share=share)
+def test_from_strangers_it_is_the_posterior_of_their_densities(share: float) -> None:
+    contrast = Contrast.from_strangers(_scores(4000, 0), [_scores(1000, 1, 1.0)], share=share)
     new = {**_scores(500, 2, 0.5)}
     known, stranger = (_density(one, new["kappa"]) for one in (KNOWN, STRANGER))
     expected = (1 - share) * known / ((1 - share) * known + share * stranger)
@@ -70,18 +70,41 @@ def test_of_known_queries_alone_or_of_strangers_alone_nothing_is_told() -> None:
 @pytest.mark.parametrize("is_mixture", [False, True])
 def test_it_goes_through_json_unchanged(is_mixture: bool) -> None:
     known, others = _scores(100, 0), _scores(80, 1, 0.5)
-    contrast = Contrast.from_mixture(known, others) if is_mixture else Contrast.from_outsiders(known, others)
+    contrast = Contrast.from_mixture(known, others) if is_mixture else Contrast.from_strangers(known, [others])
     assert TypeAdapter(Contrast).validate_json(json.dumps(asdict(contrast))) == contrast
     assert ((contrast(known) >= 0) & (contrast(known) <= 1)).all()
 
 
-def test_what_labels_say_is_no_evidence_and_bad_arguments_are_refused() -> None:
+def test_each_kind_of_strangers_weighs_as_much_as_the_next() -> None:
+    """However many there are of each: what all are told by is half of one kind and half of the other."""
+    known = _scores(2000, 0)
+    near, far = _scores(50, 1, 1.0), {"kappa": _scores(4000, 2)["kappa"], "knn": _scores(4000, 2)["knn"] + APART}
+    contrast = Contrast.from_strangers(known, [near, far])
+    weights, scales = contrast.regression.weights, contrast.regression.scales
+    of_kappa, of_knn = (weight / scale.spread for weight, scale in zip(weights, scales, strict=True))
+    assert abs(of_kappa - of_knn) < 0.3 * of_knn
+    empty = {name: values[:0] for name, values in near.items()}
+    assert Contrast.from_strangers(known, [empty, far]) == Contrast.from_strangers(known, [far])
+
+
+def test_only_scores_that_a_stranger_raises_are_looked_at_and_bad_arguments_are_refused() -> None:
     known, strangers = _scores(60, 0), _scores(60, 1, 1.0)
-    votes = {"votes": torch.rand(60)}
-    contrast = Contrast.from_outsiders({**known, **votes}, {**strangers, **votes})
-    assert set(contrast.regression.evidence) == {"kappa", "norm"}
-    with pytest.raises(ValueError, match=r"the share of strangers must lie in \(0, 1\), got 1.0"):
-        Contrast.from_outsiders(known, strangers, share=1.0)
+    more = {"norm": torch.rand(60), "variance": torch.rand(60)}
+    contrast = Contrast.from_strangers({**known, **more}, [{**strangers, **more}])
+    assert set(contrast.regression.evidence) == {"kappa", "knn"}
+    with pytest.raises(ValueError, match=r"the share of queries without a match must lie in \(0, 1\), got 1.0"):
+        Contrast.from_strangers(known, [strangers], share=1.0)
     none = {name: values[:0] for name, values in strangers.items()}
+    for others in ([], [none]):
+        with pytest.raises(ValueError, match="from queries that are not known, got none"):
+            Contrast.from_strangers(known, others)
     with pytest.raises(ValueError, match="from queries that are not known, got none"):
-        Contrast.from_outsiders(known, none)
+        Contrast.from_mixture(known, none)
+    with pytest.raises(ValueError, match="from queries and their scores, got 120 and 0"):
+        Contrast.from_strangers(more, [more])
+
+
+def test_of_a_mixture_what_labels_say_is_no_evidence() -> None:
+    known, mixture, votes = _scores(60, 0), _scores(60, 1, 0.5), {"votes": torch.rand(60)}
+    contrast = Contrast.from_mixture({**known, **votes}, {**mixture, **votes})
+    assert set(contrast.regression.evidence) == {"kappa", "knn"}

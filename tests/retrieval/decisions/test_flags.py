@@ -1,18 +1,22 @@
 """OodDetector by each score and by several: each keeps its false-flag rate, and together they see what any sees."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from lam.retrieval.decisions.contrast import ONE_WAY
+from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import (
     COMBINED,
     FLAGS,
-    TOGETHER,
     OodDetector,
+    needs_input,
     needs_reference,
     without_hits,
     without_input,
+    without_labels,
 )
 from lam.retrieval.metrics.registry import SCORES
 
@@ -23,15 +27,35 @@ def _items(n: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     return {name: (torch.randn(n, generator=generator) + common).exp() for name in SCORES}
 
 
+def _evidence(known: dict[str, torch.Tensor], strangers: dict[str, torch.Tensor]) -> Evidence:
+    """Of queries that all have a match."""
+    n, others = len(known["kappa"]), len(strangers["kappa"])
+    fold, every = folds_of(torch.arange(n)), torch.ones(n).bool()
+    return Evidence(known, every, every, known, strangers, fold, fold, folds_of(torch.arange(others)))
+
+
 def _pair(cosine: torch.Tensor, distance: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"kappa": torch.zeros_like(cosine), "cosine": -cosine, "knn": distance}
+    return {"kappa": torch.zeros_like(cosine), "cosine": cosine, "knn": distance}
+
+
+def _told_by(*telling: str, n: int = 200, others: int = 200, apart: float = 2.0, seed: int = 0) -> Evidence:
+    """κ, cosine and distance of known queries and of strangers, who are told by some of them."""
+    generator = torch.Generator().manual_seed(seed)
+    names = "kappa", "cosine", "knn"
+    known = {name: torch.randn(n, generator=generator) for name in names}
+    strangers = {name: torch.randn(others, generator=generator) + apart * (name in telling) for name in names}
+    return _evidence(known, strangers)
 
 
 @pytest.fixture(scope="module")
 def detectors() -> list[tuple[OodDetector, dict[str, torch.Tensor]]]:
     """Detectors, each with other items of the same law."""
     generator = torch.Generator().manual_seed(0)
-    return [(OodDetector.of(_items(200, generator)), _items(200, generator)) for _ in range(200)]
+    drawn = []
+    for _ in range(200):
+        strangers = {name: 2 * values for name, values in _items(100, generator).items()}
+        drawn.append((OodDetector.fit(_evidence(_items(200, generator), strangers)), _items(200, generator)))
+    return drawn
 
 
 @pytest.mark.long
@@ -48,42 +72,84 @@ def test_the_false_flag_rate_is_the_target_on_average(
     assert 0.1 - 0.01 - 3 * error < float(rate.mean()) < 0.1 + 3 * error  # (N + 1) · target is rounded down
 
 
-@pytest.mark.parametrize("score", TOGETHER)
-def test_the_combination_sees_what_any_of_its_scores_sees(score: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    detector = OodDetector.of(_items(1000, generator))
-    scores = {name: torch.tensor([1e6 if name == score else 1.0, 1.0]) for name in SCORES}
-    flagged = detector.ood_score("combined", scores) > detector.known("combined").threshold(0.05)
-    assert flagged.tolist() == [True, False]
+@pytest.mark.parametrize("score", ["kappa", "cosine", "knn"])
+def test_the_combination_learns_which_score_tells_strangers(score: str) -> None:
+    detector = OodDetector.fit(_told_by(score))
+    assert detector.combined is not None
+    weights = dict(zip(detector.combined.evidence, detector.combined.weights, strict=True))
+    assert max(weights, key=lambda name: weights[name]) == score
+    assert min(detector.ranking[score], detector.ranking[COMBINED]) > 0.88
+    assert all(area < 0.6 for name, area in detector.ranking.items() if name not in (score, COMBINED))
+    one = {name: torch.tensor([6.0 if name == score else 0.0, 0.0]) for name in weights}
+    assert (detector.ood_score(COMBINED, one) > detector.known(COMBINED).threshold(0.05)).tolist() == [True, False]
 
 
-def test_the_combination_is_a_mean_of_the_shares_above() -> None:
-    learnt, new = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 3.0])
-    detector = OodDetector.of(_pair(-learnt.repeat_interleave(2), learnt.repeat_interleave(2)))
-    of_one, of_other = 1 - 1.5 / 4, 1 - 2.5 / 4  # of the learnt half, ties counting half
-    mean = ((of_one**-0.5 + of_other**-0.5) / 2) ** -2
-    want = -torch.full((2,), mean, dtype=torch.float64).log()
-    torch.testing.assert_close(detector.ood_score("combined", _pair(-new, new.flip(0))), want)
+def test_the_combination_is_minus_the_log_odds_of_being_known_out_of_fold() -> None:
+    evidence = _told_by("cosine", n=50, others=30)
+    detector = OodDetector.fit(evidence)
+    whole = OodDetector.fit(evidence).combined
+    assert whole is not None
+    assert torch.equal(detector.ood_score(COMBINED, evidence.asked), -whole.log_odds(evidence.asked))
+    twin = torch.empty(50, dtype=torch.float64)
+    for fold in range(5):
+        held = evidence.asked_fold == fold
+        part = OodDetector.fit(evidence.without(fold))
+        twin[held] = part.ood_score(COMBINED, {name: values[held] for name, values in evidence.asked.items()})
+    assert torch.equal(detector.known(COMBINED).scores, twin.sort().values)
+
+
+def test_the_flag_is_what_tells_strangers_best() -> None:
+    assert OodDetector.fit(_told_by("cosine", "knn")).best == COMBINED
+    generator = torch.Generator().manual_seed(3)
+    known, strangers = ({name: torch.randn(12, generator=generator) for name in ONE_WAY} for _ in range(2))
+    strangers["norm"], known["norm"] = torch.full((12,), 9.0), torch.zeros(12)  # which `combined` does not look at
+    detector = OodDetector.fit(_evidence(known, strangers))
+    assert detector.ranking["norm"] == 1 > detector.ranking[COMBINED]
+    assert detector.best == "norm"
+    by_rank = replace(detector, ranking={"knn": 0.9, COMBINED: 0.896, "kappa": 0.5})
+    assert by_rank.best == COMBINED
+    assert replace(detector, ranking={"knn": 0.9, COMBINED: 0.894, "kappa": 0.5}).best == "knn"
+    assert list(detector.ranking.values()) == sorted(detector.ranking.values(), reverse=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 10, 20, 38])
+def test_of_few_queries_the_flag_is_never_kappa_where_kappa_is_at_chance(n: int) -> None:
+    for seed in range(5):
+        detector = OodDetector.fit(_told_by("knn", n=n, others=n, apart=4.0, seed=seed))
+        assert detector.best != "kappa"
+        assert len(detector.known(COMBINED)) == n
+
+
+def test_without_strangers_each_score_flags_by_itself() -> None:
+    evidence = _told_by("knn", others=0)
+    detector = OodDetector.fit(evidence)
+    assert (detector.best, detector.combined, detector.ranking) == ("kappa", None, {})
+    with pytest.raises(ValueError, match="flag 'combined' needs .*, and this calibration had none: use 'kappa'"):
+        detector.known(COMBINED)
 
 
 def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
-    detector = OodDetector.of(_pair(torch.arange(1.0, 41.0), torch.arange(40.0, 0.0, -1.0)))
-    distance = torch.tensor([0.0, 5.0, 5.5, 39.0, 40.0, 41.0, 1e3, 1e9])
-    ood_score = detector.ood_score("combined", _pair(torch.full_like(distance, 100.0), distance))
+    detector = OodDetector.fit(_told_by("knn"))
+    distance = torch.tensor([-9.0, 0.0, 0.5, 3.0, 4.0, 1e3, 1e9])
+    ood_score = detector.ood_score(COMBINED, _pair(torch.zeros_like(distance), distance))
     assert (ood_score.diff() > 0).all()
 
 
-def test_where_there_are_no_hits_or_no_features_a_part_of_the_combination_flags() -> None:
-    assert [without_input(flag) for flag in (COMBINED, "knn", "cosine")] == ["mean_cosine", "kappa", "cosine"]
+def test_in_place_of_what_has_no_evidence_another_score_flags_and_never_kappa_of_a_vector() -> None:
+    assert [without_input(flag) for flag in (COMBINED, "knn", "cosine")] == ["mean_cosine", "mean_cosine", "cosine"]
+    assert all(without_input(flag) == "mean_cosine" for flag in FLAGS if needs_input(flag))
     assert [without_hits(flag) for flag in (COMBINED, "knn", "cosine")] == ["knn", "knn", "kappa"]
     assert without_hits(without_input(COMBINED)) == "kappa"
+    assert [without_labels(flag) for flag in (COMBINED, "votes", "knn")] == ["mean_cosine", "mean_cosine", "knn"]
 
 
 def test_items_may_come_by_turns_of_their_classes() -> None:
     generator = torch.Generator().manual_seed(0)
     level = 5.0 * (torch.arange(2000) % 2)
-    known = {name: torch.randn(2000, generator=generator) + level for name in ("kappa", "knn", "cosine")}
-    detector = OodDetector.of(known)
+    names = "kappa", "knn", "cosine"
+    known = {name: torch.randn(2000, generator=generator) + level for name in names}
+    strangers = {name: torch.randn(500, generator=generator) + 8 for name in names}
+    detector = OodDetector.fit(_evidence(known, strangers))
     threshold = detector.known(COMBINED).threshold(0.1)
     new = {name: torch.randn(2000, generator=generator) + level for name in known}
     flagged = detector.ood_score(COMBINED, new) > threshold
@@ -91,10 +157,12 @@ def test_items_may_come_by_turns_of_their_classes() -> None:
 
 
 def test_items_that_are_all_alike_are_never_flagged() -> None:
-    detector = OodDetector.of(dict.fromkeys(SCORES, torch.ones(40)))
-    for flag in FLAGS:
-        ood_score = detector.ood_score(flag, dict.fromkeys(SCORES, torch.ones(3)))
-        assert not (ood_score > detector.known(flag).threshold(0.2)).any()
+    alike = dict.fromkeys(SCORES, torch.ones(40))
+    for detector in (OodDetector.of(alike), OodDetector.fit(_evidence(alike, alike))):
+        for flag in detector.calibrated:
+            ood_score = detector.ood_score(flag, dict.fromkeys(SCORES, torch.ones(3)))
+            margin = 1e-9 if flag == COMBINED else 0.0  # each fold's own optimum, up to rounding
+            assert not (ood_score > detector.known(flag).threshold(0.2) + margin).any(), flag
 
 
 def test_what_needs_training_features_is_known_by_name() -> None:
@@ -116,14 +184,14 @@ def test_what_is_refused() -> None:
         alone.known("length")
     with pytest.raises(ValueError, match="'knn' needs features and reference features of known items, .* use 'kappa'"):
         alone.known("knn")
-    with pytest.raises(ValueError, match="at least 2 items"):
-        OodDetector.of(_pair(torch.ones(1), torch.ones(1)))
+    with pytest.raises(ValueError, match="at least one calibration score, got none"):
+        OodDetector.of(_pair(torch.ones(0), torch.ones(0)))
     with pytest.raises(ValueError, match="must hold those of 'kappa', got none"):
         OodDetector.of({})
     with pytest.raises(ValueError, match="votes must have shape"):
         OodDetector.of({"kappa": torch.ones(5), "votes": torch.ones(4)})
-    both = OodDetector.of(_pair(torch.ones(5), torch.ones(5)))
-    with pytest.raises(ValueError, match="'combined' needs features and .* hits of every query: there is no 'knn'"):
-        both.ood_score("combined", {"kappa": torch.ones(2)})
+    both = OodDetector.fit(_told_by("knn"))
+    with pytest.raises(ValueError, match="'combined' needs .*hits.* of every query: there is no 'knn'"):
+        both.ood_score(COMBINED, {"kappa": torch.ones(2)})
     with pytest.raises(ValueError, match="kappa must not hold NaN"):
         both.ood_score("kappa", {"kappa": torch.tensor([math.nan])})

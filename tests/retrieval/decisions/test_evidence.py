@@ -1,0 +1,78 @@
+"""Evidence in folds: what is learnt of the others is held against each, and one query is in one fold."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.probability import FOLDS, Scores
+from tests.retrieval.decisions.simulation import NAMES, WORLDS
+
+
+@pytest.fixture
+def evidence() -> Evidence:
+    return WORLDS["useful"].evidence(23, torch.Generator().manual_seed(0))[0]
+
+
+def _means(part: Evidence) -> Callable[[Scores], Tensor]:
+    """Each query beside the means of its part: two statistics that show what they were learnt from."""
+    of_known, of_strangers = part.known["knn"].mean(), part.strangers["knn"].mean()
+    return lambda scores: torch.stack([scores["knn"] - of_known, scores["knn"] - of_strangers])
+
+
+def test_each_is_held_against_what_the_other_folds_taught(evidence: Evidence) -> None:
+    kinds = ("asked", "no_match", "strangers")
+    numbers = (evidence.asked_fold, evidence.no_match_fold, evidence.stranger_fold)
+    for kind, fold_of, found in zip(kinds, numbers, evidence.out_of_fold(_means), strict=True):
+        values = getattr(evidence, kind)["knn"]
+        assert found.shape == (len(values), 2)
+        for row, fold in enumerate(fold_of.tolist()):
+            known = evidence.asked["knn"][evidence.has_match & (evidence.asked_fold != fold)].mean()
+            strangers = evidence.strangers["knn"][evidence.stranger_fold != fold].mean()
+            torch.testing.assert_close(found[row], values[row] - torch.stack([known, strangers]))
+
+
+def test_where_a_kind_is_empty_so_is_what_is_said_of_it(evidence: Evidence) -> None:
+    none = {name: torch.zeros(0).double() for name in NAMES}
+    alone = Evidence(
+        evidence.asked,
+        evidence.has_match,
+        evidence.right,
+        none,
+        none,
+        evidence.asked_fold,
+        folds_of(torch.arange(0)),
+        folds_of(torch.arange(0)),
+    )
+    asked, no_match, strangers = alone.out_of_fold(lambda part: lambda scores: scores["knn"][None])
+    assert torch.equal(asked[:, 0], evidence.asked["knn"])
+    assert no_match.shape == strangers.shape == (0, 1)
+
+
+def test_a_fold_is_left_out_of_every_kind_unless_no_query_with_a_match_were_left(evidence: Evidence) -> None:
+    part = evidence.without(2)
+    kept = evidence.asked_fold != 2
+    assert torch.equal(part.asked["cosine"], evidence.asked["cosine"][kept])
+    assert torch.equal(part.right_if_known, evidence.right[kept & evidence.has_match])
+    assert not any((fold == 2).any() for fold in (part.asked_fold, part.no_match_fold, part.stranger_fold))
+    one = WORLDS["useful"].evidence(1, torch.Generator().manual_seed(0))[0]
+    assert one.without(0) is one
+
+
+def test_some_of_the_scores_of_all_kinds(evidence: Evidence) -> None:
+    few = evidence.only({"cosine", "votes"})
+    assert [list(scores) for scores in (few.asked, few.no_match, few.strangers)] == [["cosine"]] * 3
+    assert torch.equal(few.known["cosine"], evidence.asked["cosine"][evidence.has_match])
+
+
+def test_items_of_a_unit_are_in_one_fold_and_folds_are_as_large_as_can_be() -> None:
+    units = torch.randint(0, 33, (400,), generator=torch.Generator().manual_seed(0))
+    fold = folds_of(units)
+    for unit in units.unique():
+        assert len(fold[units == unit].unique()) == 1
+    of_units = torch.stack([fold[units == unit][0] for unit in units.unique()])
+    assert of_units.bincount(minlength=FOLDS).tolist() == [7, 7, 7, 6, 6]
+    assert not torch.equal(of_units, torch.arange(len(of_units)) % FOLDS)  # files often list classes by turns
+    assert len(folds_of(torch.arange(0))) == 0

@@ -523,8 +523,10 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--flag",
         metavar="SCORE",
-        help="to abstain by: a score such as kappa, knn or relative_mahalanobis (docs/answers.md lists all), or "
-        "combined, several as one (default: the one asked for last, or what tells strangers best in cross-validation)",
+        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
+        "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
+        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, several as one (default: the one "
+        "asked for last, or what tells strangers best in cross-validation)",
     )
     calibrate.add_argument(
         "--accept",

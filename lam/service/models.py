@@ -175,8 +175,8 @@ class DecisionFields(_Closed):
     probability: Annotated[
         Share | None,
         Field(
-            description="that the gallery holds a match and the first hit is one: `known` · `right_if_known`, stated for "
-            "the share of queries without a match that the calibration expects (`share_without_match` there)"
+            description="that the gallery holds a match and the first hit is one: `known` · `right_if_known`, stated "
+            "for the share of queries without a match that the calibration expects (`share_without_match` there)"
         ),
     ]
     known: Annotated[

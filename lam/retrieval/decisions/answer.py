@@ -38,13 +38,13 @@ class Answer:
         Raises:
             ValueError: as `Correctness.fit` and `Contrast.from_strangers`.
         """
+        right = Correctness.fit(evidence.known, evidence.right_if_known)
         contrast = None
         if mixture is not None:
             contrast = Contrast.from_mixture(evidence.known, mixture)
         others = [evidence.no_match, *evidence.all_strangers]
         if (contrast is None or not contrast.is_told) and (len(evidence.no_match_fold) or len(others) > 1):
             contrast = Contrast.from_strangers(evidence.known, others, share=share)
-        right = Correctness.fit(evidence.known, evidence.right_if_known)
         return cls(Known.fit(evidence.known), right, None if contrast is None or not contrast.is_told else contrast)
 
     def p_known(self, scores: Scores) -> Float[Tensor, " N"]:

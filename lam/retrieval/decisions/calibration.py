@@ -188,17 +188,19 @@ class Calibration:
     @cached_property
     def for_vectors(self) -> "Calibration":
         """For queries that are but a direction and a κ, with a flag that needs no features."""
-        return self._with_flag(without_input(self.flag))
+        return self._with_flag(without_input(self.flag, self.detector.behind(self.flag)))
 
     @cached_property
     def for_hitless(self) -> "Calibration":
         """For queries without hits, with a flag that looks at none."""
-        return self._with_flag(without_hits(self.flag))
+        return self._with_flag(without_hits(self.flag, self.detector.behind(self.flag), self.detector.calibrated))
 
     @cached_property
     def for_unlabelled(self) -> "Calibration":
         """For queries of whose hits not all have a label, with a flag that looks at none of these."""
-        return self._with_flag(without_labels(self.flag)) if "votes" in self.detector.calibrated else self
+        if "votes" not in self.detector.calibrated:
+            return self
+        return self._with_flag(without_labels(self.flag, self.detector.behind(self.flag)))
 
     def recall(self, threshold: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
@@ -467,39 +469,41 @@ def calibrate(
         searches.correct,
         [{"cosines": without}],
     )
-    query_parts = {"features": None if features is None else features[has_other], "reference": reference}
-    scores = query_scores(queries, searches.cosines, labels=labels, nearest=nearest, **parts)
-    of_no_match = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
     asked_fold = folds_of(torch.arange(len(queries)))
+    others, without_own = {**parts, "features": None if features is None else features[has_other]}, reference
     if reference is not None and reference.labels is not None and classes is not None:
-        query_parts["reference"] = reference.excluding(classes[has_other])
-    made = query_scores(queries[has_other], without, labels=of_others, nearest=nearest, **query_parts)
-    of_stranger, stranger_fold, made_fold = made, asked_fold[has_other], asked_fold[has_other]
-    if strangers is not None:
-        of_stranger = query_scores(
+        without_own = reference.excluding(classes[has_other])
+
+    def evidence_of(labelled: bool) -> Evidence:
+        asked_labels, other_labels = (labels, of_others) if labelled else (None, None)
+        of_other: Any = {"labels": other_labels, "nearest": nearest, **others}
+        made = query_scores(queries[has_other], without, **{**of_other, "reference": without_own})
+        evidence = Evidence(
+            asked=query_scores(queries, searches.cosines, labels=asked_labels, nearest=nearest, **parts),
+            has_match=searches.has_mate,
+            right=searches.correct,
+            no_match=query_scores(queries[has_other], without, **of_other),
+            strangers=made,
+            asked_fold=asked_fold,
+            no_match_fold=asked_fold[has_other],
+            stranger_fold=asked_fold[has_other],
+        )
+        if strangers is None:
+            return evidence
+        given = query_scores(
             strangers.embeddings,
             strangers.cosines,
             features=None if features is None else strangers.features,
-            labels=None if labels is None else strangers.labels,
+            labels=strangers.labels if labelled else None,
             reference=reference,
             nearest=nearest,
         )
         units = torch.arange(len(strangers.cosines)) if strangers.classes is None else strangers.classes
-        stranger_fold = folds_of(units)
-    else:
-        made, made_fold = {}, made_fold[:0]
-    evidence = Evidence(
-        asked=scores,
-        has_match=searches.has_mate,
-        right=searches.correct,
-        no_match=of_no_match,
-        strangers=of_stranger,
-        asked_fold=asked_fold,
-        no_match_fold=asked_fold[has_other],
-        stranger_fold=stranger_fold,
-        made=made,
-        made_fold=made_fold,
-    )
+        return replace(
+            evidence, strangers=given, stranger_fold=folds_of(units), made=made, made_fold=asked_fold[has_other]
+        )
+
+    evidence = evidence_of(labelled=labels is not None)
     detector = OodDetector.fit(evidence)
     flag = detector.best if flag is None else flag
     detector.known(flag)
@@ -512,10 +516,11 @@ def calibrate(
             reference=reference,
             nearest=nearest,
         )
-    of_vectors = query_scores(queries, searches.cosines, labels=labels, nearest=nearest)
-    kinds = dict.fromkeys(
-        tuple(kind) for kind in (scores, of_vectors, query_scores(queries, searches.cosines, nearest=nearest))
-    )
+    of_vectors = [name for name in evidence.asked if not needs_input(name)]
+    kinds = [evidence, evidence.only(of_vectors)]
+    if labels is not None:
+        kinds.append(evidence_of(labelled=False).only(of_vectors))
+    kinds = [kind for place, kind in enumerate(kinds) if place == 0 or set(kind.asked) != set(kinds[place - 1].asked)]
 
     def fit(part: Evidence) -> Answer:
         return Answer.fit(part, share=share, mixture=of_mixture)
@@ -523,18 +528,18 @@ def calibrate(
     promised_of_strangers = strangers is not None and of_strangers
     learnt = [
         Acceptance.fit(
-            evidence.only(names),
+            kind,
             fit,
-            accept=accept if accept in (None, PROBABILITY, *names) else PROBABILITY,
+            accept=accept if accept in (None, PROBABILITY, *kind.asked) else PROBABILITY,
             of_strangers=promised_of_strangers,
             has_strangers=strangers is not None,
             classes=None if strangers is None else strangers.classes,
         )
-        for names in kinds
+        for kind in kinds
     ]
     acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
     if accept is not None and acceptances[0].accept != accept:
-        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *scores))}, got {accept!r}")
+        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {accept!r}")
     contrast, miss = acceptances[0].answer.contrast, targets.conformal_miss
     estimate = (
         {}

@@ -61,7 +61,7 @@ class Contrast:
 
     @classmethod
     def from_strangers(
-        cls, known: Scores, others: Sequence[Mapping[str, Float[Tensor, "_"]]], *, share: float = SHARE
+        cls, known: Scores, others: Sequence[Mapping[str, Tensor]], *, share: float = SHARE
     ) -> "Contrast":
         """Learn from N known queries and one or more kinds of others; each kind weighs as much as the next.
 

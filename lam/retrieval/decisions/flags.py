@@ -1,6 +1,6 @@
 """Which queries cannot be judged: a threshold on one score, or on several together, at a promised false-flag rate."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,10 @@ class OodDetector:
             )
         return self.calibrated[flag]
 
+    def behind(self, flag: str) -> tuple[str, ...]:
+        """The scores that a flag is made of here."""
+        return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
+
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
         """The score of new items; they are flagged where it is above a threshold of `known(flag)`.
 
@@ -120,7 +124,7 @@ class OodDetector:
             ValueError: as `known`; for a score that is missing; or NaN.
         """
         self.known(flag)
-        names = self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
+        names = self.behind(flag)
         if missing := [name for name in names if name not in scores]:
             raise ValueError(f"flag {flag!r} needs {_evidence(names)} of every query: there is no {missing[0]!r}")
         for name in names:
@@ -140,21 +144,30 @@ def needs_input(flag: str) -> bool:
     return "variance" in scores_behind(flag) or _is_made_from(flag, "features", "parts")
 
 
-def without_input(flag: str) -> str:
-    """The flag in its place for queries that are only a mean and a κ: one that hits give."""
-    return "mean_cosine" if needs_input(flag) else flag
+def without_input(flag: str, behind: Sequence[str] = ()) -> str:
+    """The flag in its place for queries that are only a mean and a κ: one that hits give.
+
+    Args:
+        flag: in force.
+        behind: the scores that it is made of; all that it may be made of by default.
+    """
+    return "mean_cosine" if any(map(needs_input, behind or scores_behind(flag))) else flag
 
 
-def without_hits(flag: str) -> str:
-    """The flag in its place for queries that found nothing: κ, or in place of several scores one that features give."""
-    if not _is_made_from(flag, "cosines", "labels"):
+def without_hits(flag: str, behind: Sequence[str] = (), known: Container[str] = SCORES) -> str:
+    """The flag in its place for queries that found nothing; arguments as of `without_input`.
+
+    It is κ, or in place of several scores the k-NN distance, where that is among the known ones.
+    """
+    if not any(_is_made_from(name, "cosines", "labels") for name in behind or scores_behind(flag)):
         return flag
-    return "knn" if flag == COMBINED else "kappa"
+    return "knn" if flag == COMBINED and "knn" in known else "kappa"
 
 
-def without_labels(flag: str) -> str:
+def without_labels(flag: str, behind: Sequence[str] = ()) -> str:
     """The flag in its place where hits have no labels: of one that labels decide the mean cosine of the hits."""
-    looks = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in scores_behind(flag))
+    names = behind or scores_behind(flag)
+    looks = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
     return "mean_cosine" if looks else flag
 
 

@@ -49,7 +49,7 @@ import lam
 from lam import datasets, losses, models
 from lam.encoders.base import N_SAMPLES, Encoder
 from lam.models import EmbeddingNetwork
-from lam.retrieval.decisions.calibration import Calibration, OwnClasses, Targets, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.flags import COMBINED
@@ -126,7 +126,8 @@ class Cell:
             key="",
             targets=TARGETS,
             features=known.features,
-            labels=self.stored[self.searches.hits],
+            gallery_labels=self.stored,
+            classes=validation.labels,
             reference=Reference.of(training.features[rows], self.stored[rows]),
         )
         self.calibration = self.learnt()
@@ -139,7 +140,7 @@ class Cell:
         hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits])
         of_hits = self.stored[found.hits]
         scores = self.calibration.scores(hits, asked.embeddings, features=asked.features, labels=of_hits)
-        doubt = {**scores, ANSWER: 1 - self.calibration.answers[0](scores)}
+        doubt = {**scores, ANSWER: 1 - self.calibration.answer(scores)}
         return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0]
 
 
@@ -148,7 +149,7 @@ def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str
     cell, test = Cell(parts["train"], parts["validation"], seed), parts["test"]
     (doubt, predicted), (foreign, _) = cell.ask(test.features), cell.ask(outside)
     seconds = time.process_time() - began
-    expecting = cell.learnt(others=[OwnClasses(cell.searches.others, SHARE)]).answers[0]
+    expecting = cell.learnt(share=SHARE).answer
     for scores in (doubt, foreign):
         scores[EXPECTING] = 1 - expecting(scores)
     correct = predicted == test.labels

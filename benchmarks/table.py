@@ -304,27 +304,6 @@ def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
 
 
 @table
-def sets_of_scores() -> list[Row]:
-    """The best sets of scores for a flag by their number, beside `combined`, on validation parts."""
-    results = read("combined")
-    data = [name for name in results["combined"] if name != "mean"]
-    rows: list[Row] = [["scores", "joined by", "mean AUROC", *data]]
-
-    def row(scores: Sequence[str], way: str, of: dict[str, float]) -> Row:
-        return [" + ".join(f"`{score}`" for score in scores), way, *(f"{of[name]:.3f}" for name in ("mean", *data))]
-
-    best: dict[int, dict[str, Any]] = {}
-    for title, of in results["best"].items():
-        size = len(of["scores"])
-        if size not in best or of["mean"] > best[size]["mean"]:
-            best[size] = {**of, "way": title.split(", ")[1]}
-    rows.append(row(["combined"], "-0.5", results["combined"]))
-    rows.append(row(["combined", "kappa"], "-0.5", results["with one more"]["kappa"]))
-    rows.extend(row(of["scores"], of["way"] if size > 1 else NOTHING, of) for size, of in sorted(best.items()))
-    return rows
-
-
-@table
 def right() -> list[Row]:
     return by_score("AUSC", answered(), lambda one, key: spread(one, f"ausc_{key}"), USE_RIGHT)
 

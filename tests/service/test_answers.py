@@ -207,7 +207,7 @@ def test_an_item_of_a_new_class_is_told_by_a_gallery_with_classes_of_one_item(
     shared_engine: Engine, made: Calibration, image: Query
 ) -> None:
     assert said(shared_engine, made, image)["unseen"] is None
-    hits, described = shared_engine.gallery.search(replace(image.embedding, samples=None), 1)
+    _, described = shared_engine.gallery.search(replace(image.embedding, samples=None), 1)
     (label,) = (info.label for info in described.values())
     keys = torch.tensor([label_key(name) for name in (label, "a", "b", "c", "c")]).sort().values
     near, far = (replace(made, unseen=UnseenClasses(keys, torch.full((5,), at).double())) for at in (-1.0, 1.0))

@@ -434,7 +434,8 @@ def test_a_credible_cap_that_holds_no_hit_is_left_out(page: Browser) -> None:
     script = """
       (async () => {
         const { aboutAngles, facts } = await import('/words.js');
-        return [facts('abstain', ANSWER, {}).map(([name]) => name), aboutAngles(ANSWER, 0.6), aboutAngles(ANSWER, null)];
+        return [facts('abstain', ANSWER, {}).map(([name]) => name), aboutAngles(ANSWER, 0.6),
+          aboutAngles(ANSWER, null)];
       })()"""
     for credible in (True, False):
         hits = [{"label": "", "id": "7", "score": 0.7, "credible": credible, "metadata": {}}]

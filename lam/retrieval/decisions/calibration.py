@@ -456,6 +456,8 @@ def calibrate(
     """
     if len(queries) != len(searches):
         raise ValueError(f"queries and searches must be as many, got {len(queries)} and {len(searches)}")
+    if not searches.has_mate.any():
+        raise ValueError("the probability of a right answer needs searches that have a match, got none")
     targets = Targets() if targets is None else targets
     has_other = searches.non_mated.isfinite()
     width = max(1, int(searches.others[has_other].isfinite().sum(1).min())) if has_other.any() else 1

@@ -20,7 +20,7 @@ class Evidence:
         right: (Q,) whether the first hit is one.
         no_match: (M,) scores of queries whose matches were taken out of the gallery.
         strangers: (O,) scores of queries whose class neither the gallery nor the reference holds.
-        made: (A,) the same of calibration queries, as if their classes had never been seen, beside strangers that were
+        made: (M,) the same of calibration queries, as if their classes had never been seen, beside strangers that were
             given; empty where these are the strangers.
         asked_fold: (Q,) the part of the data that each belongs to, from 0.
         no_match_fold: (M,) likewise; a query is in one part, with its matches and without.
@@ -35,8 +35,8 @@ class Evidence:
     asked_fold: Int[Tensor, " Q"]
     no_match_fold: Int[Tensor, " M"]
     stranger_fold: Int[Tensor, " O"]
-    made: Mapping[str, Float[Tensor, " A"]] = field(default_factory=dict)
-    made_fold: Int[Tensor, " A"] = field(default_factory=lambda: torch.zeros(0).long())
+    made: Mapping[str, Float[Tensor, " M"]] = field(default_factory=dict)
+    made_fold: Int[Tensor, "..."] = field(default_factory=lambda: torch.zeros(0).long())
 
     @property
     def all_strangers(self) -> list[Mapping[str, Float[Tensor, "..."]]]:
@@ -84,7 +84,7 @@ class Evidence:
 
     def out_of_fold(
         self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]
-    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"], Float[Tensor, "A F"]]:
+    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"], Tensor]:
         """What the other folds teach of each query, each query without its match, and each stranger, given or made.
 
         Args:

@@ -216,7 +216,7 @@ def test_for_vectors_and_hits_without_labels_the_rates_are_those_promised_too() 
         calibration = _people(60, seed)
         assert len(calibration.acceptances) == 3
         for own in range(KNOWN_CLASSES):
-            kept = (GALLERY_LABELS != own).nonzero()[:, 0]
+            kept = (own != GALLERY_LABELS).nonzero()[:, 0]
             queries = _items(torch.full((8,), own), 1000 * seed + own)
             hits = _hits(queries, GALLERY[kept])
             labels = GALLERY_LABELS[kept][hits.ids]

@@ -1,4 +1,4 @@
-"""The promises that a calibration makes beside its rates: few of the answers are wrong, and which items are of new classes."""
+"""Promises beside the rates of a calibration: few answers are wrong, and which items are of new classes."""
 
 import math
 from pathlib import Path

@@ -21,6 +21,10 @@ def described(calibration: Calibration) -> Iterator[str]:
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     yield f"match: {_decides(calibration)}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
+    if "strangers_accepted" in facts:
+        share, low, high = facts["strangers_accepted"]
+        classes = f"of the {facts['strangers_set_aside']} classes set aside"
+        yield f"       {classes} {share:.4g} are accepted, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered, and rightly"
     if targets.wrong is not None:
         yield f"answers: at most {targets.wrong:g} of those answered are wrong, with confidence {LEVEL:g}"
@@ -98,7 +102,12 @@ def _known_from(calibration: Calibration) -> str:
     if contrast.is_mixture:
         share, low, high = (f"{number:.2g}" for number in facts["share_of_strangers"])
         mixture = f"{facts['n_unlabelled']} queries in {facts['unlabelled']}"
-        return f"{usual}, and from {mixture}, {share} of them strangers (95 % interval {low} to {high})"
+        return f"{usual}, and from {mixture}, a share {share} of them strangers (95 % interval {low} to {high})"
+    if (estimate := facts.get("share_of_strangers")) is not None:
+        share, low, high = (f"{number:.2g}" for number in estimate)
+        may = "all be known" if estimate[1] == 0 else "all be strangers"
+        mixture = f"{facts['n_unlabelled']} queries in {facts['unlabelled']}"
+        usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {may}"
     strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "these as if their classes were new"
     learnt = f"{usual}, from queries without their matches, and from {strangers}"
     return f"{learnt}; {without_match(contrast.share)} are expected to have no match"

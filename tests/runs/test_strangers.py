@@ -65,7 +65,7 @@ def test_what_scores_know_of_classes_never_trained_on_is_measured(run_with_stran
 def test_false_accepts_are_promised_of_classes_never_trained_on(
     run_with_strangers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["calibrate", str(run_with_strangers), "--target-far=0.25", *RATES]) == 0
+    assert main(["calibrate", str(run_with_strangers), "--target-far=0.25", "--accept=cosine", *RATES]) == 0
     printed = capsys.readouterr().out
     run = Run(run_with_strangers)
     calibration, strangers = run.calibration, load_data(run.config.data)[0].strangers
@@ -92,8 +92,8 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(
     printed, calibration = capsys.readouterr().out, Run(run_with_strangers).calibration
     assert calibration.false_accepts.classes is None
     assert calibration.facts["false_accepts"] == (
-        "of classes like those it was trained on; strangers are not promised: 3 classes were set aside, which can "
-        "promise a rate of 0.25 or more (--target-far 0.25)"
+        "of classes like those it was trained on; strangers are not promised: 3 classes set aside can promise 0.25 or "
+        "more (--target-far 0.25)"
     )
     assert calibration.facts["false_accepts"] in printed
     shown = re.search(r"of the 3 classes set aside ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)
@@ -123,11 +123,14 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
 ) -> None:
     command = ("calibrate", str(run_with_strangers), "--target-far=0.25", *RATES)
     assert main([*command, "--share-of-strangers=0.3"]) == 0
-    usual = "P(known): from how unusual a query is"
-    assert f"{usual}, and from 60 strangers, expected to be a share 0.3 of queries\n" in capsys.readouterr().out
+    usual = "from how unusual a query is"
+    learnt_from = (
+        "from queries without their matches, and from 60 strangers; 0.3 of all queries are expected to have no"
+    )
+    assert f"{usual}, {learnt_from} match\n" in capsys.readouterr().out
     run = Run(run_with_strangers)
     splits, ood = load_data(run.config.data)
-    learnt = [answer.contrast for answer in run.calibration.answers]
+    learnt = [one.answer.contrast for one in run.calibration.acceptances]
     assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
     full, of_vectors = (set(contrast.regression.evidence) for contrast in (learnt[0], learnt[-1]))
     assert full > of_vectors  # of a vector nobody knows the features
@@ -140,8 +143,8 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     printed = capsys.readouterr().out
     share, low, high = Run(run_with_strangers).calibration.facts["share_of_strangers"]
     assert low < 0.5 < high
-    numbers = f"a share {share:.2g} ({low:.2g} to {high:.2g}) are strangers"
-    assert f"{usual}, and from 80 queries in {mixed}, of which {numbers}\n" in printed
+    numbers = f"a share {share:.2g} of them strangers (95 % interval {low:.2g} to {high:.2g})"
+    assert f"{usual}, and from 80 queries in {mixed}, {numbers}\n" in printed
 
     for images, may in ((known, "they may all be known"), (foreign, "they may all be strangers")):
         folder = tmp_path / may
@@ -149,19 +152,17 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
         assert main([*command, f"--unlabelled={folder}"]) == 0
         printed = capsys.readouterr().out
         assert f"{usual}, not from 40 queries in {folder}: their share of strangers is " in printed
-        assert f"{may}, and from 60 strangers, expected" in printed
+        assert f"{may}, from queries without their matches, and from 60 strangers; half of all" in printed
 
 
 @pytest.mark.long
-def test_without_strangers_its_own_classes_stand_for_them_where_a_share_is_expected(
-    run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_strangers_its_own_queries_stand_for_them(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.2", "--quiet")
     assert main(["calibrate", str(run_copy), *rates]) == 0
-    assert "P(known): from how unusual a query is\n" in capsys.readouterr().out
+    learnt = "from queries without their matches, and from these as if their classes were new;"
+    assert f"{learnt} half of all queries are expected to have no match\n" in capsys.readouterr().out
     assert main(["calibrate", str(run_copy), *rates, "--share-of-strangers=0.1"]) == 0
-    line = "queries whose matches were taken out of the gallery, as strangers, expected to be a share 0.1 of queries\n"
-    assert line in capsys.readouterr().out
+    assert f"{learnt} 0.1 of all queries are expected to have no match\n" in capsys.readouterr().out
     assert main(["calibrate", "no-run", "--share-of-strangers=1"]) == 1  # before any work
     assert "the share of strangers must lie in (0, 1), got 1.0" in capsys.readouterr().err
 

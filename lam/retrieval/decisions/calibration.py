@@ -19,7 +19,7 @@ from torch import Tensor
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
-from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.contrast import SHARE, Contrast
 from lam.retrieval.decisions.decisions import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
@@ -518,6 +518,9 @@ def calibrate(
             reference=reference,
             nearest=nearest,
         )
+        from_mixture = Contrast.from_mixture(evidence.known, of_mixture)
+        facts = {**(facts or {}), "share_of_strangers": (from_mixture.share, *(from_mixture.interval or ()))}
+        of_mixture = of_mixture if from_mixture.is_told else None
     of_vectors = [name for name in evidence.asked if not needs_input(name)]
     kinds = [evidence, evidence.only(of_vectors)]
     if labels is not None:
@@ -542,13 +545,7 @@ def calibrate(
     acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
     if accept is not None and acceptances[0].accept != accept:
         raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {accept!r}")
-    contrast, miss = acceptances[0].answer.contrast, targets.conformal_miss
-    estimate = (
-        {}
-        if contrast is None or contrast.interval is None
-        else {"share_of_strangers": (contrast.share, *contrast.interval)}
-    )
-    correct = searches.correct[searches.has_mate]
+    correct, miss = searches.correct[searches.has_mate], targets.conformal_miss
     calibration = Calibration(
         key=key,
         gallery_size=searches.gallery_size,
@@ -564,9 +561,13 @@ def calibrate(
         reference=reference,
         verifier=verifier,
         unseen=unseen,
-        facts={**(facts or {}), **estimate},
+        facts=dict(facts or {}),
     )
     _refuse_unpromised(calibration)
+    if strangers is not None and strangers.classes is not None and not of_strangers:
+        accepted = ConformalScores.of(acceptances[0].asked[len(searches) :], strangers.classes)
+        calibration.facts["strangers_set_aside"] = accepted.n_units
+        calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
+from lam.runs.finished import Run
 from lam.service.answers import Query
 from lam.service.engine import Decoded, Engine
 from lam.service.errors import ServiceError
@@ -90,16 +91,18 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
     engine.close()
 
 
-def test_a_match_must_be_as_probable_as_is_asked(engine: Engine, png: bytes) -> None:
-    client = client_of(engine)
-    kappa = engine.responder.calibration.detector.known("kappa").scores.min().neg().item() + 1
-    for number in range(10):  # as many as a class has: one item alone is less than what was calibrated on
-        client.post("/v1/items", json=embedding(engine.gallery.dimension, kappa=kappa, id=f"one {number}"))
-    search = embedding(engine.gallery.dimension, kappa=kappa)
-    found = client.post("/v1/search", json=search).json()
-    assert found["decision"] == "match"
-    asked = client.post(f"/v1/search?min_probability={min(1.0, found['probability'] + 1e-6)}", json=search).json()
-    assert asked["decision"] == ("unknown" if found["probability"] < 1 else "match")
+def test_a_match_must_be_as_probable_as_is_asked(engine: Engine, served_run: Path) -> None:
+    client, stored = client_of(engine), Run(served_run).gallery.embeddings
+    asked = [
+        {"embedding": mean, "kappa": kappa}
+        for mean, kappa in zip(stored.mean.tolist(), stored.kappa.tolist(), strict=True)
+    ]
+    answers = [client.post("/v1/search", json=query).json() for query in asked]
+    place = next(place for place, answer in enumerate(answers) if answer["decision"] == "match")
+    probability = answers[place]["probability"]
+    stricter = f"/v1/search?min_probability={min(1.0, probability + 1e-6)}"
+    answer = client.post(stricter, json=asked[place]).json()
+    assert answer["decision"] == ("unknown" if probability < 1 else "match")
     unsure = client.post("/v1/search", json=embedding(engine.gallery.dimension, kappa=1e-6)).json()
     assert unsure["decision"] == "abstain"
     assert unsure["kappa_capped"]

@@ -113,6 +113,8 @@ class Contrast:
 def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     """P(known) by `ONE_WAY`, where others weigh as much as known queries, and each kind of others as the next.
 
+    The margin counts only where hits have labels: without, two items of one thing leave none.
+
     Raises:
         ValueError: for no other query, or none of the scores.
     """
@@ -122,7 +124,8 @@ def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     sizes = [len(next(iter(group.values()))) for group in groups]
     share = [1.0] + [1 / (len(groups) - 1)] * (len(groups) - 1)
     weight = torch.cat([torch.full((size,), part / size) for size, part in zip(sizes, share, strict=True)])
-    both = {name: torch.cat([group[name].cpu() for group in groups]) for name in ONE_WAY if name in known}
+    names = [name for name in ONE_WAY if name in known and (name != "margin" or "votes" in known)]
+    both = {name: torch.cat([group[name].cpu() for group in groups]) for name in names}
     return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 
 

@@ -79,9 +79,9 @@ def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
     assert page == f"a page to try it: lam serve {run}"
     assert main(["search", str(run), "--text", "Return the absolute value of a number.", "-k", "3"]) == 0
     query, decision, *rest = capsys.readouterr().out.splitlines()
-    reasons = [line for line in rest if line.startswith("  ") and "score" not in line and not line[2:3].isspace()]
-    assert reasons
-    header, *hits = rest[len(reasons) :]
+    place = next(number for number, line in enumerate(rest) if line.split()[:1] == ["score"])
+    assert all(line.startswith("  ") for line in rest[:place])
+    header, *hits = rest[place:]
     assert query.startswith("query: kappa ")
     assert decision.startswith("decision: ")
     assert header.split() == ["score", "kappa", "label", "text"]

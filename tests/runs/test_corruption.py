@@ -69,7 +69,7 @@ def test_a_run_measures_the_kinds_that_it_is_asked_for(tmp_path):
     assert kinds == {*KINDS, *published_kinds(1)}
     page = result.report.read_text()
     assert all(f'<th scope="row">{kind}</th>' in page for kind in kinds)
-    assert (tmp_path / "run" / "plots" / "corruption_18.png").is_file()
+    assert (tmp_path / "run" / "plots" / "corruption.png").is_file()
 
 
 def test_the_trend_is_the_mean_rank_correlation_of_images():

@@ -137,7 +137,7 @@ export function promiseOf(decision, { facts: { false_accepts: whom, answers_wron
     return "";
   }
   const answers = decision === "match" && wrong !== null && !moved
-    ? ` Of those answered, at most ${percent(wrong)} are wrong, with a confidence of 95 %: ${stream}.` : "";
+    ? ` Of those answered, at most ${percent(wrong)} are wrong, with a confidence of 95 %: ${stream}.` : "";
   return `This rate holds ${whom}.${answers}`;
 }
 

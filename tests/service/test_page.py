@@ -497,8 +497,8 @@ def tab_to(page: Browser, condition: str) -> None:
 def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address: str, tmp_path: Path) -> None:
     with urllib.request.urlopen(f"{address}/v1/calibration") as response:
         calibration = json.load(response)
-    answers = ((image, search(address, image)) for image in digits())  # of a match, unusual enough for the slider
-    image, answer = next(each for each in answers if each[1]["decision"] == "match" and each[1]["p_value"] < 0.4)
+    answers = ((image, search(address, image)) for image in digits())  # unusual enough for the slider
+    image, answer = next(each for each in answers if each[1]["decision"] == "unknown" and each[1]["p_value"] < 0.4)
     upload(page, tmp_path / "digit.png", image)
     page.run("document.querySelector('#thresholds').open = true")
     promised = {row["threshold"]: row["rate"] for row in calibration["false_accept"]}
@@ -530,7 +530,6 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     page.press("Enter")
     assert page.text("#word") == words_of(answer)
     assert page.run("document.querySelector('#what-if').hidden")
-    assert search(address, image)["decision"] == "match"
 
 
 @needs_chromium

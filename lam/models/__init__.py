@@ -46,8 +46,8 @@ def build(
         name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "cifar_resnet18", "cifar_resnet50",
             "efficientnet_lite0", "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
-            leaves all weights random. The head is new either way.
+        weights: the library's name of pretrained weights, which it downloads, or a file of a network of torchvision or
+            timm; None leaves all weights random. The head is new either way.
         seed: of the random weights; the global random state is left as it was.
         options: further options of the network, such as `channels` of the small ones, `pooling="gem"` of the residual
             ones, and `dropout` of both.

@@ -89,7 +89,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
             "weights of a timm network must be 'DEFAULT' or None, as its name says which, or a file "
             f"({', '.join(_SUFFIXES)}), got {weights!r}"
         )
-    network = timm.create_model(architecture, pretrained=file is None and weights is not None, num_classes=0)
+    network: Any = timm.create_model(architecture, pretrained=file is None and weights is not None, num_classes=0)
     if file is not None:
         named = network.pretrained_cfg.get("classifier") or ()
         load_weights(network, file, classifier=[named] if isinstance(named, str) else named, source="weights")

@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,19 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         ValueError: naming the first tensors that are missing, left over, or of another shape or type.
     """
     own = network.state_dict()
+    check_state(own, state, source=source)
+    own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
+    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
+    if with_types:
+        parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
+        for name, tensor in (*parameters, *buffers):
+            if name in tensors:  # buffers that no state holds stay as they are
+                tensor.data = tensor.data.to(tensors[name].dtype)
+    network.load_state_dict(tensors)
+
+
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str = "") -> None:
+    """Refuse saved tensors that are not those of a network, on any device; arguments and errors as of `load_state`."""
     own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
     problems = [f"{name} is missing in the network" for plain, name in saved_names.items() if plain not in own_names]
     problems += [f"{name} is missing in the file" for plain, name in own_names.items() if plain not in saved_names]
@@ -152,13 +165,6 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"{source}the network is not the one that was saved: {first}{more}")
-    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
-    if with_types:
-        parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
-        for name, tensor in (*parameters, *buffers):
-            if name in tensors:  # buffers that no state holds stay as they are
-                tensor.data = tensor.data.to(tensors[name].dtype)
-    network.load_state_dict(tensors)
 
 
 def sha256_of_weights(network: nn.Module) -> str:

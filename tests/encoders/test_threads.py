@@ -24,7 +24,7 @@ def eager(network: nn.Module) -> nn.Module:
     return network
 
 
-def compiled(network: nn.Module) -> nn.Module:
+def compiled(network: nn.Module) -> Any:
     return torch.compile(network, backend="eager")
 
 

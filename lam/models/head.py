@@ -8,7 +8,7 @@ without one can have a layer added after it (`ADDED`), whose weights lie in the 
 import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -96,8 +96,12 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
     Raises:
         ValueError: where what enters the head is not a matrix (N, P).
     """
-    with evaluating(network), recorded_head_inputs(network, head) as head_inputs:
+    is_scripted = isinstance(network, torch.jit.ScriptModule)  # which takes no hooks, and needs none
+    recording = nullcontext([]) if head == ADDED and is_scripted else recorded_head_inputs(network, head)
+    with evaluating(network), recording as head_inputs:
         output = run(network, inputs)
+    if head == ADDED and is_scripted:
+        head_inputs.append(output)
     features = head_inputs[-1] if head_inputs else None
     if not isinstance(features, Tensor) or features.ndim != 2:
         actual = "nothing" if not head_inputs else f"shape {tuple(getattr(features, 'shape', ()))}"
@@ -185,6 +189,12 @@ def run(network: nn.Module, inputs: Any) -> Any:
             return network(inputs.to(device))
         except RuntimeError as error:
             if parameter is None or inputs.dtype == parameter.dtype:
+                if inputs.ndim in (3, 4) and any(words in str(error) for words in ("channels", "mat1 and mat2")):
+                    raise ValueError(
+                        f"the network does not take inputs of shape {tuple(inputs.shape)} "
+                        f"({str(error).splitlines()[0]}): images are (N, C, H, W); give inputs[None] for one image "
+                        "alone, inputs.permute(0, 3, 1, 2) for (N, H, W, C)"
+                    ) from error
                 raise
             scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
             raise ValueError(
@@ -195,7 +205,10 @@ def run(network: nn.Module, inputs: Any) -> Any:
         return network(
             **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         )
-    raise ValueError(f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}")
+    advice = ": give torch.as_tensor(inputs)" if hasattr(inputs, "__array__") else ""
+    raise ValueError(
+        f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
+    )
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:

@@ -1,6 +1,7 @@
 """Batches and networks of other libraries: named labels, arrays, TorchScript."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,10 @@ class ByName(nn.Module):
         return self.network(pixel_values)
 
 
+def scripted_network(inputs: Tensor) -> Any:
+    return torch.jit.trace(make_network().eval(), inputs)
+
+
 def test_labels_among_named_inputs_are_targets() -> None:
     batches = make_batches()
     named = [{"pixel_values": inputs, "labels": labels} for inputs, labels in batches]
@@ -42,7 +47,7 @@ def test_an_array_is_refused_with_what_to_write() -> None:
 @pytest.mark.parametrize("head", ["identity", "train"])
 def test_a_network_of_torchscript_has_a_layer_added(head: str) -> None:
     batches = make_batches()
-    scripted = torch.jit.trace(make_network().eval(), batches[0][0])
+    scripted = scripted_network(batches[0][0])
     encoder = lam.fit(scripted, batches, margin=0.7, head=head, progress=False)
     expected = lam.fit(make_network(), batches, margin=0.7, head=head, progress=False)
     torch.testing.assert_close(encoder.embed(batches).mean, expected.embed(batches).mean)
@@ -50,7 +55,7 @@ def test_a_network_of_torchscript_has_a_layer_added(head: str) -> None:
 
 def test_a_network_of_torchscript_is_saved_and_read(tmp_path: Path) -> None:
     batches = make_batches()
-    scripted = torch.jit.trace(make_network().eval(), batches[0][0])
+    scripted = scripted_network(batches[0][0])
     encoder = lam.fit(scripted, batches, margin=0.7, head="identity", progress=False)
     encoder.save(tmp_path / "encoder")
     again = lam.load(tmp_path / "encoder", scripted)
@@ -60,7 +65,5 @@ def test_a_network_of_torchscript_is_saved_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 8, 8, 1)])
 def test_images_of_other_axes_are_refused_with_what_to_write(shape: tuple[int, ...]) -> None:
     encoder = DeterministicEncoder(models.build("convnet8", dimension=3), "head")
-    with pytest.raises(
-        ValueError, match=r"take inputs of shape .*inputs\[None\].*inputs.permute\(0, 3, 1, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"take inputs of shape .*inputs\[None\].*inputs.permute\(0, 3, 1, 2\)"):
         encoder.embed(torch.zeros(shape))

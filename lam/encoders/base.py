@@ -72,6 +72,9 @@ Same = TypeVar("Same", bound="Encoder")  # typing.Self is refused by the type ch
 class Encoder(ABC):
     """Map inputs to embeddings that know how sure they are.
 
+    Encoders may be used from several threads at once: networks run one at a time in a process, as lam puts hooks on
+    them and changes their modes meanwhile. Training a network in another thread is not safe.
+
     Attributes:
         kind: the name by which `lam.load` finds the class.
         has_kappa: whether κ says anything: not of an encoder without uncertainty, until it has learnt its ambiguity.

@@ -6,7 +6,10 @@ from typing import Any
 from torch import Tensor
 
 Batch = Any
-"""A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...)."""
+"""A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...).
+
+Named inputs may hold the targets as `labels`, as those of transformers do.
+"""
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
@@ -15,6 +18,8 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
         return batch[0], batch[1] if len(batch) > 1 else None
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
     return batch, None
 
 
@@ -38,7 +43,7 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
             second has fewer axes, or else two batches.
         labelled: whether every batch has targets, so that two tensors are no batches.
     """
-    if isinstance(inputs, Tensor | Mapping):
+    if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array__"):  # an array is refused by name later
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]

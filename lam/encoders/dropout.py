@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor
 from lam.encoders.seeded import SeededEncoder
-from lam.models.head import features_and_output
+from lam.models.head import features_and_output, running
 from lam.models.weights import plain_names
 from lam.utils.random import derive_seed
 from lam.vmf.embeddings import Embeddings
@@ -141,9 +141,10 @@ def check_network(network: nn.Module) -> None:
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
     """Within the context, each dropout layer of a network runs the forward hook made for its path."""
-    handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with running:
+        handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -20,6 +20,7 @@ from lam.utils.files import (
     read_generation,
     read_json,
     read_record,
+    read_shapes,
     read_tensors,
     write_generation,
     write_record,
@@ -134,9 +135,18 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
                 "architecture, lam.load(folder, network), or of an ensemble all of its members, "
                 "lam.load(folder, torch.nn.ModuleList(members))"
             )
-        from lam.models import build
+        from lam.models import rebuild
 
-        several = isinstance(recipe, list)
-        network = nn.ModuleList([build(**member) for member in recipe]) if several else build(**recipe)
+        shapes = read_shapes(generation / NETWORK)
+        if isinstance(recipe, list):
+            members: dict[str, dict[str, Tensor]] = {}
+            for name, tensor in shapes.items():
+                number, _, own = name.partition(".")
+                members.setdefault(number, {})[own] = tensor
+            if members.keys() != {str(number) for number in range(len(recipe))}:
+                raise ValueError(f"{generation.parent} has {len(recipe)} recipes for {len(members)} networks")
+            network = nn.ModuleList([rebuild(member, members[str(number)]) for number, member in enumerate(recipe)])
+        else:
+            network = rebuild(recipe, shapes)
     load_state(network, read_tensors(generation / NETWORK), with_types=True)
     return network.eval()

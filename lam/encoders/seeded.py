@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lam.encoders.base import at_least_float32
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.files import SavedEncoder
+from lam.models.weights import check_state
 from lam.utils.autocast import without_autocast
 from lam.utils.random import derive_seed
 
@@ -73,6 +74,8 @@ class TwoHeadedEncoder(SeededEncoder):
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
         """The encoder that `save` wrote."""
         name, kind = cls.own_head
+        with torch.device("meta"):  # a recipe that anybody may have written takes no memory before it fits
+            check_state(kind(**saved.settings[name]).state_dict(), saved.tensors)
         head = kind(**saved.settings[name])
         head.load_state_dict(saved.tensors)
         return super().restored(replace(saved, settings={**saved.settings, name: head}, tensors={}))

@@ -5,8 +5,12 @@ of this: `lam.fit` takes any module.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import photographs
@@ -16,6 +20,7 @@ from lam.models.photographs import efficientnet_lite0
 from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
+from lam.models.weights import check_state, plain_names
 from lam.utils.checks import check_at_least, check_options
 from lam.utils.random import seeded
 from lam.utils.registry import enter
@@ -30,6 +35,7 @@ _NETWORKS: dict[str, Callable[..., EmbeddingNetwork]] = {
     "cifar_resnet50": partial(cifar_resnet, "resnet50"),
     photographs.NAME: efficientnet_lite0,
 }
+_FROZEN = (photographs.NAME, "sentence-transformers:")
 _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
     "torchvision": from_torchvision,
     "timm": from_timm,
@@ -46,8 +52,8 @@ def build(
         name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "cifar_resnet18", "cifar_resnet50",
             "efficientnet_lite0", "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, which it downloads, or a file that holds torchvision's; None
-            leaves all weights random. The head is new either way.
+        weights: the library's name of pretrained weights, which it downloads, or a file of a network of torchvision or
+            timm; None leaves all weights random. The head is new either way.
         seed: of the random weights; the global random state is left as it was.
         options: further options of the network, such as `channels` of the small ones, `pooling="gem"` of the residual
             ones, and `dropout` of both.
@@ -84,6 +90,39 @@ def build(
     return network
 
 
+def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
+    """A network by a recipe that anybody may have written, in no more memory than its saved tensors take.
+
+    Args:
+        recipe: of a saved network.
+        state: its tensors, on any device; that of the meta device is enough.
+
+    Raises:
+        ValueError: for a recipe with weights, lists or another dimension than the tensors have, or tensors that are not
+            those of its network; before anything is read or takes memory. Otherwise as `build`.
+    """
+    if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
+        raise ValueError("a network's recipe holds names and numbers alone, this one something else")
+    if refused := recipe.keys() & {"weights", "seed"}:
+        raise ValueError(f"a network's recipe has no {', '.join(sorted(refused))}: these are in the folder")
+    head = {plain: state[name] for name, plain in plain_names(state).items()}.get("head.weight")
+    if head is not None and recipe.get("dimension") != len(head):
+        raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, the head that was saved {len(head)}")
+    if not str(recipe.get("name")).startswith(_FROZEN):
+        try:
+            with torch.device("meta"):
+                own = build(**recipe).state_dict()
+        except RuntimeError as error:  # a few networks of libraries need values to be built; their own sizes are known
+            if options := recipe.keys() - {"name", "dimension"}:
+                raise ValueError(
+                    f"{recipe['name']} with {', '.join(sorted(options))} cannot be built without memory ({error}): "
+                    "build it yourself, and give it: lam.load(folder, network)"
+                ) from None
+        else:
+            check_state(own, state)
+    return build(**recipe)
+
+
 def preprocessing_of(name: str) -> Preprocessing | None:
     """How a pretrained network takes images, by its name; None of one that is trained on whatever there is.
 
@@ -118,4 +157,4 @@ def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     raise ValueError(f"network must be one of {known}, got {name!r}")
 
 
-__all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register", "why_missing"]
+__all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "rebuild", "register", "why_missing"]

@@ -6,8 +6,9 @@ without one can have a layer added after it (`ADDED`), whose weights lie in the 
 """
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
 """In place of a head's path: a layer after the network, which what the network gives enters."""
+
+running = threading.RLock()
+"""Held while hooks, modes or weights of a network are changed and it runs: modules may be shared between networks."""
 
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
 
@@ -92,8 +96,12 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
     Raises:
         ValueError: where what enters the head is not a matrix (N, P).
     """
-    with evaluating(network), recorded_head_inputs(network, head) as head_inputs:
+    is_scripted = isinstance(network, torch.jit.ScriptModule)  # which takes no hooks, and needs none
+    recording = nullcontext([]) if head == ADDED and is_scripted else recorded_head_inputs(network, head)
+    with evaluating(network), recording as head_inputs:
         output = run(network, inputs)
+    if head == ADDED and is_scripted:
+        head_inputs.append(output)
     features = head_inputs[-1] if head_inputs else None
     if not isinstance(features, Tensor) or features.ndim != 2:
         actual = "nothing" if not head_inputs else f"shape {tuple(getattr(features, 'shape', ()))}"
@@ -105,16 +113,23 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
     """A list to which all that enters the head, by position or by name, is added while the network runs."""
     head_inputs: list[Any] = []
-    if head == ADDED:
-        handle = network.register_forward_hook(lambda _module, _inputs, output: head_inputs.append(output))
-    else:
-        handle = network.get_submodule(head).register_forward_pre_hook(
-            lambda _module, args, kwargs: head_inputs.append(args[0] if args else kwargs["input"]), with_kwargs=True
-        )
-    try:
-        yield head_inputs
-    finally:
-        handle.remove()
+    own = threading.get_ident()
+
+    def record(value: Any) -> None:
+        if _runs_in(own):
+            head_inputs.append(value)
+
+    with running:
+        if head == ADDED:
+            handle = network.register_forward_hook(lambda _module, _inputs, output: record(output))
+        else:
+            handle = network.get_submodule(head).register_forward_pre_hook(
+                lambda _module, args, kwargs: record(args[0] if args else kwargs["input"]), with_kwargs=True
+            )
+        try:
+            yield head_inputs
+        finally:
+            handle.remove()
 
 
 @contextmanager
@@ -126,7 +141,11 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
 
+    own = threading.get_ident()
+
     def record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not _runs_in(own):
+            return output
         entered = (*args, *kwargs.values())
         entered = tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in entered)
         if isinstance(output, Tensor) and torch.is_grad_enabled() and not output.requires_grad:
@@ -134,17 +153,18 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
         calls[path] = [*calls.pop(path), (entered, output)]
         return output.clone() if isinstance(output, Tensor) else output
 
-    handles = [
-        network.get_submodule(path).register_forward_hook(
-            lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
-        )
-        for path in calls
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+    with running:
+        handles = [
+            network.get_submodule(path).register_forward_hook(
+                lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
+            )
+            for path in calls
+        ]
+        try:
+            yield calls
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def run(network: nn.Module, inputs: Any) -> Any:
@@ -169,6 +189,12 @@ def run(network: nn.Module, inputs: Any) -> Any:
             return network(inputs.to(device))
         except RuntimeError as error:
             if parameter is None or inputs.dtype == parameter.dtype:
+                if inputs.ndim in (3, 4) and any(words in str(error) for words in ("channels", "mat1 and mat2")):
+                    raise ValueError(
+                        f"the network does not take inputs of shape {tuple(inputs.shape)} "
+                        f"({str(error).splitlines()[0]}): images are (N, C, H, W); give inputs[None] for one image "
+                        "alone, inputs.permute(0, 3, 1, 2) for (N, H, W, C)"
+                    ) from error
                 raise
             scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
             raise ValueError(
@@ -179,7 +205,10 @@ def run(network: nn.Module, inputs: Any) -> Any:
         return network(
             **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         )
-    raise ValueError(f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}")
+    advice = ": give torch.as_tensor(inputs)" if hasattr(inputs, "__array__") else ""
+    raise ValueError(
+        f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
+    )
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
@@ -192,15 +221,24 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """The network in evaluation mode, without gradients; afterwards every module is back in its own mode."""
-    training = [module for module in network.modules() if module.training]
-    if training:
-        network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with running:
+        training = [module for module in network.modules() if module.training]
+        if training:
+            network.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _runs_in(thread: int) -> bool:
+    """Whether a hook is called by the thread that put it on; a call of the network by another is none of its business.
+
+    A compiled program cannot ask, and need not: it is compiled where `running` is held.
+    """
+    return torch.compiler.is_compiling() or threading.get_ident() == thread
 
 
 def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:

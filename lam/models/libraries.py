@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
-from lam.models.weights import load_state, read_weights
+from lam.models.weights import load_weights
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")
@@ -24,8 +24,8 @@ def from_torchvision(
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
         dimension: embedding dimensions D.
         weights: torchvision's name of a set of weights, such as "IMAGENET1K_V2" or "DEFAULT"; or a file
-            (.safetensors, .pth or .pt) of torchvision's network, with or without its classifier, which is not used;
-            None leaves them random.
+            (.safetensors, .pth or .pt) of torchvision's network, as of `lam.models.weights.load_weights`; its
+            classifier is left out. None leaves them random.
         options: further arguments of torchvision's, such as `image_size` of a vision transformer.
 
     Raises:
@@ -38,7 +38,7 @@ def from_torchvision(
     if architecture not in known:
         raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
     allowed = list(models.get_model_weights(architecture).__members__)
-    file = weights if weights is not None and Path(weights).suffix in _SUFFIXES else None
+    file = _file(weights)
     if file is None and weights is not None and weights not in allowed:
         raise ValueError(
             f"weights of {architecture} must be None, {', '.join(allowed)} or a file ({', '.join(_SUFFIXES)}); "
@@ -57,7 +57,7 @@ def from_torchvision(
     path, classifier = linear[-1]
     network.set_submodule(path, nn.Identity())
     if file is not None:
-        _load_file(network, file, classifier=path)
+        load_weights(network, file, classifier=[path], source="weights")
     embedding = EmbeddingNetwork(network, nn.Linear(classifier.in_features, dimension))
     if isinstance(network, models.VisionTransformer):
         embedding.recipe["image_size"] = network.image_size  # some weights change it
@@ -70,10 +70,12 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
-        weights: "DEFAULT" for those that the name stands for; None leaves them random.
+        weights: "DEFAULT" for those that the name stands for; or a file, as of `from_torchvision`; None leaves them
+            random.
 
     Raises:
-        ValueError: where timm is not installed or has no such network, or for other weights.
+        ValueError: where timm is not installed or has no such network, for other weights, or a file that is missing,
+            damaged or holds another network's weights.
     """
     try:
         import timm
@@ -81,16 +83,20 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
         raise ValueError(f"timm:{architecture} needs timm ({error}): pip install timm") from error
     if not timm.is_model(architecture):
         raise ValueError(f"timm has no network {architecture!r}; timm.list_models() lists them")
-    if weights not in (None, "DEFAULT"):
+    file = _file(weights)
+    if file is None and weights not in (None, "DEFAULT"):
         raise ValueError(
-            f"weights of a timm network must be 'DEFAULT' or None, as its name says which, got {weights!r}"
+            "weights of a timm network must be 'DEFAULT' or None, as its name says which, or a file "
+            f"({', '.join(_SUFFIXES)}), got {weights!r}"
         )
-    network = timm.create_model(architecture, pretrained=weights is not None, num_classes=0)
+    network: Any = timm.create_model(architecture, pretrained=file is None and weights is not None, num_classes=0)
+    if file is not None:
+        named = network.pretrained_cfg.get("classifier") or ()
+        load_weights(network, file, classifier=[named] if isinstance(named, str) else named, source="weights")
     width: Any = getattr(network, "head_hidden_size", None) or network.num_features
     return EmbeddingNetwork(network, nn.Linear(width, dimension))
 
 
-def _load_file(network: nn.Module, file: str, *, classifier: str) -> None:
-    state = {name: value for name, value in read_weights(Path(file)).items() if not name.startswith(f"{classifier}.")}
-    counters = {name: value for name, value in network.state_dict().items() if name.endswith(".num_batches_tracked")}
-    load_state(network, counters | state, source=f"weights {file}: ")  # files of old versions of torch have none
+def _file(weights: str | None) -> str | None:
+    """The weights, where they are a file's."""
+    return weights if weights is not None and Path(weights).suffix in _SUFFIXES else None

@@ -1,8 +1,12 @@
 """Weights from files, a user's own .safetensors or .pth among them, without running anything that a file says."""
 
+import argparse
 import hashlib
-from collections.abc import Iterable
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,26 +14,80 @@ from torch import Tensor, nn
 from lam.utils.files import read_tensors
 
 _ADVICE = "save them with torch.save(network.state_dict(), path) or as safetensors"
+_STATES = (
+    *("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher"),
+    *("state_dict", "model_state_dict", "model", "network", "net", "student"),
+)
+"""Keys under which training scripts save a state_dict, averaged weights first."""
 
 
-def load_weights(network: nn.Module, path: str | Path) -> None:
+def load_weights(
+    network: nn.Module, path: str | Path, *, classifier: Sequence[str] = (), source: str = "checkpoint"
+) -> None:
     """Fill a network with the weights of a file.
+
+    The network's names may stand under a prefix, such as `model.`. Where a file holds averaged weights too (EMA, or a
+    teacher), these are taken. A warning says what was left out.
 
     Args:
         network: whose weights are replaced.
-        path: a .safetensors file, or what torch saved of a state_dict, alone or under the key `state_dict`.
+        path: a .safetensors file, or what torch saved of a state_dict, alone or in a dictionary, under `state_dict`,
+            `model` or another usual key.
+        classifier: paths of layers that the file may hold and the network does not have.
+        source: what the file is called in errors.
 
     Raises:
         ValueError: for a file that is missing, damaged or holds more than plain tensors, or tensors that are not those
             of the network, naming them.
     """
-    state = read_weights(Path(path))
-    if any(name.startswith("last/network/") for name in state):
+    saved = read_weights(Path(path))
+    if any(name.startswith("last/network/") for name in saved):
         raise ValueError(
             f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
             "weights of a network"
         )
-    load_state(network, state, source=f"checkpoint {path}: ")
+    state = {plain: saved[name] for name, plain in plain_names(saved).items()}
+    own = {plain: network.state_dict()[name] for name, plain in plain_names(network.state_dict()).items()}
+    counters = {name: value for name, value in own.items() if name.endswith(".num_batches_tracked")}
+    prefix = _prefix(state, own.keys() - counters.keys(), f"{source} {path}")
+    tops = {name.split(".")[0] for name in own}
+    inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    taken = {
+        name: value
+        for name, value in inside.items()
+        if name in own or (name.split(".")[0] in tops and not _is_under(name, classifier))
+    }
+    left_out = Counter(
+        name.rpartition(".")[0] if _is_under(name.removeprefix(prefix), classifier) else name.split(".")[0]
+        for name in state
+        if not (name.startswith(prefix) and name.removeprefix(prefix) in taken)
+    )
+    load_state(network, counters | taken, source=f"{source} {path}: ")  # files of old versions of torch count nothing
+    if left_out:
+        listed = ", ".join(f"{name} ({count} tensors)" for name, count in sorted(left_out.items())[:8])
+        more = f" and {len(left_out) - 8} more" if len(left_out) > 8 else ""
+        under = f"took the weights under {prefix.rstrip('.')!r}, " if prefix else ""
+        warnings.warn(f"{source} {path}: {under}left out {listed}{more}", stacklevel=2)
+
+
+def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
+    """What stands before the names of a network in a file; that of averaged weights, where several are whole."""
+    names, needed = set(state), set(needed)
+    if not needed:
+        return ""
+    anchor = max(needed, key=lambda name: (name.count("."), name))
+    prefixes = {"", *(name.removesuffix(anchor) for name in names if name.endswith(f".{anchor}"))}
+    found = {prefix: sum(prefix + name in names for name in needed) for prefix in prefixes}
+    best = [prefix for prefix in sorted(prefixes) if found[prefix] == max(found.values())]
+    averaged = [prefix for prefix in best if any(word in prefix.lower() for word in ("ema", "teacher"))]
+    if len(best) > 1 and len(averaged) != 1 and max(found.values()) == len(needed):
+        listed = ", ".join(repr(prefix.rstrip(".")) for prefix in best)
+        raise ValueError(f"{source} holds several networks, under {listed}: save the state_dict of one")
+    return (averaged or best)[0]
+
+
+def _is_under(name: str, paths: Sequence[str]) -> bool:
+    return any(name.startswith(f"{path}.") for path in paths)
 
 
 def check_is_file(path: str | Path) -> None:
@@ -49,13 +107,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # options, which timm and others save beside
+            saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what a damaged or hostile file raises has no common class
         raise ValueError(f"checkpoint {path} holds no plain weights ({type(error).__name__}): {_ADVICE}") from None
-    state = state.get("state_dict", state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if _is_state(saved):
+        return saved
+    states = {key: saved[key] for key in _STATES if isinstance(saved, dict) and _is_state(saved.get(key))}
+    if not states:
         raise ValueError(f"checkpoint {path} holds no state_dict of tensors: {_ADVICE}")
-    return state
+    key, *others = states
+    if others:
+        warnings.warn(f"checkpoint {path}: took {key!r}, left out {', '.join(map(repr, others))}", stacklevel=2)
+    return states[key]
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
 
 
 def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
@@ -71,6 +139,19 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         ValueError: naming the first tensors that are missing, left over, or of another shape or type.
     """
     own = network.state_dict()
+    check_state(own, state, source=source)
+    own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
+    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
+    if with_types:
+        parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
+        for name, tensor in (*parameters, *buffers):
+            if name in tensors:  # buffers that no state holds stay as they are
+                tensor.data = tensor.data.to(tensors[name].dtype)
+    network.load_state_dict(tensors)
+
+
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str = "") -> None:
+    """Refuse saved tensors that are not those of a network, on any device; arguments and errors as of `load_state`."""
     own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
     problems = [f"{name} is missing in the network" for plain, name in saved_names.items() if plain not in own_names]
     problems += [f"{name} is missing in the file" for plain, name in own_names.items() if plain not in saved_names]
@@ -84,13 +165,6 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
         first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"{source}the network is not the one that was saved: {first}{more}")
-    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
-    if with_types:
-        parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
-        for name, tensor in (*parameters, *buffers):
-            if name in tensors:  # buffers that no state holds stay as they are
-                tensor.data = tensor.data.to(tensors[name].dtype)
-    network.load_state_dict(tensors)
 
 
 def sha256_of_weights(network: nn.Module) -> str:

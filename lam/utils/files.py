@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 MANIFEST = "MANIFEST.json"
@@ -134,6 +135,20 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     tensors = load_file(path)
     return {name: tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor for name, tensor in tensors.items()}
+
+
+def read_shapes(path: str | Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file on the meta device: shapes and types by its header, without values."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, no mapping
+        return {
+            name: torch.empty(
+                part.get_shape(), dtype=torch.float32 if "F" in part.get_dtype() else torch.int64, device="meta"
+            )
+            for name, part in slices.items()
+        }
 
 
 def read_json(path: str | Path) -> Any:

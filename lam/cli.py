@@ -380,7 +380,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     try:
         from lam.service.server import serve
     except ImportError as error:
-        raise ValueError(f"serving needs more than is installed ({error}): pip install 'lam[serve]'") from None
+        raise ValueError(f"serving needs more than is installed ({error}): pip install -e '.[serve]'") from None
 
     settings = ServiceSettings(keep_queries=parsed.keep_queries)
     serve(

@@ -123,7 +123,7 @@ def require_faiss() -> None:
     try:
         import faiss  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"FAISS cannot be imported ({error}): pip install 'lam[cpu]', or 'lam[gpu]'") from None
+        raise ValueError(f"FAISS cannot be imported ({error}): pip install -e '.[cpu]', or '.[gpu]'") from None
 
 
 def _cached(cache: Path, dimension: int, factory: str) -> Index | None:

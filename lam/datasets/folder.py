@@ -1,6 +1,6 @@
 """Anyone's own images: a folder with one sub-folder a class, read file by file.
 
-The layout is root/class/image.jpg, or root/{train, validation or val, test}/class/image.jpg, parts in upper or lower
+The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower
 case. Without classes, or of one class alone, no two images match. Data sets with annotations of their own do not live
 here.
 """
@@ -19,7 +19,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
 _SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 )  # the formats that `open_image` reads
 
 
@@ -78,9 +78,9 @@ def splits(
 ) -> Splits:
     """Read a folder of classes, or of images without, in three disjoint parts.
 
-    Where root has a folder `train`, that and the folders `validation` (or `val`) and `test` are the parts. A part that
-    has no folder of its own is carved at random, by class, out of what there is to train on. Images of no class, or all
-    of one, have a label each: its path.
+    Where root has a folder `train`, that and the folders `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`)
+    are the parts. A part that has no folder of its own is carved out of what there is to train on, see
+    `lam.datasets.base.carve_missing`. Images of no class, or all of one, have a label each: its path.
 
     Args:
         root: the folder.
@@ -143,7 +143,7 @@ def _resolved(root: str | Path) -> Path:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
+    return (path for path in sorted(folder.iterdir()) if path.is_dir() and not _is_hidden(path, folder))
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
@@ -165,7 +165,8 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    classes = {path.name: image_files(path) for path in _folders(folder)}
+    left_out: dict[str, list[Path]] = {}
+    classes = {path.name: _image_files(path, left_out) for path in _folders(folder)}
     if not classes:
         if not (files := image_files(folder)):
             raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
@@ -173,8 +174,13 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     for name in classes:
         if name.encode(errors="replace").decode() != name:
             raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")
-    strays = [path for path in sorted(folder.iterdir()) if _is_image(path) or not path.exists()]
-    _warn_left_out(folder, strays, "belong to no class")
+    beside = sorted(folder.iterdir())
+    for path in beside:
+        if _is_of_system(path, folder):
+            files = path.rglob("*") if path.is_dir() else [path]
+            left_out.setdefault(_OF_SYSTEM, []).extend(file for file in files if file.is_file())
+    strays = [path for path in beside if _is_image(path) or not path.exists()]
+    _warn_left_out(folder, {"belong to no class": strays} | left_out)
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
@@ -188,27 +194,74 @@ def _each_its_own(classes: Mapping[str, list[Path]], root: Path) -> dict[str, li
 
 def image_files(folder: Path) -> list[Path]:
     """All images below a folder, by name, but for hidden files and folders; others are left out with a warning."""
-    paths = [path for path in sorted(folder.rglob("*")) if not _is_hidden(path, folder)]
-    files = [path for path in paths if path.is_file()]
-    links = [path for path in paths if path.is_symlink() and not path.is_file()]
-    _warn_left_out(folder, links, "are links to folders or to nothing")
-    _warn_left_out(folder, [path for path in files if not _is_image(path)], "are no images by name")
-    return [path for path in files if _is_image(path)]
+    left_out: dict[str, list[Path]] = {}
+    files = _image_files(folder, left_out)
+    _warn_left_out(folder, left_out)
+    return files
+
+
+def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
+    """All images below a folder, by name; others are added to those left out, by reason, but for hidden ones."""
+    images = list[Path]()
+    for path in sorted(folder.rglob("*")):
+        if _is_dotted(path, folder):
+            continue
+        if _is_of_system(path, folder):
+            if path.is_file():
+                left_out.setdefault(_OF_SYSTEM, []).append(path)
+        elif path.is_symlink() and not path.is_file():
+            left_out.setdefault("are links to folders or to nothing", []).append(path)
+        elif _is_image(path):
+            images.append(path)
+        elif path.is_file():
+            left_out.setdefault("are no images by name", []).append(path)
+    return images
+
+
+_OF_SYSTEM = "are of the system"
+_SYSTEM = frozenset(
+    (
+        *("@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "__macosx", "$recycle.bin", "recycler"),
+        *("system volume information", "network trash folder", "temporary items", "found.000", "__pycache__"),
+        *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
+    )
+)
+"""Names, in lower case, that file managers, network drives and archives leave beside files; others begin by a dot."""
+
+
+def _is_of_system(path: Path, folder: Path) -> bool:
+    """Whether a path below a folder, or a folder on the way to it, is one that systems leave, as thumbnails are."""
+    parts = path.relative_to(folder).parts
+    return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
+
+
+def _is_dotted(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a path below a folder, or a folder on the way to it, is hidden, as thumbnails often are."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    """Whether a path below a folder, or a folder on the way to it, is hidden or of the system."""
+    return _is_dotted(path, folder) or _is_of_system(path, folder)
 
 
 def _is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
 
 
-def _warn_left_out(folder: Path, files: Sequence[Path], reason: str) -> None:
-    if files:
-        names = ", ".join(path.name for path in files[:5])
-        warnings.warn(f"{folder}: {len(files)} file(s) {reason} and are left out: {names}", stacklevel=2)
+def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None:
+    """Say in one warning how many files are left out, and why."""
+    found = [(reason, files) for reason, files in left_out.items() if files]
+    if found:
+        said = "; ".join(
+            f"{len(files)} file(s) {reason} and are left out: {', '.join(_names(files[:5], folder))}"
+            + (", ..." if len(files) > 5 else "")
+            for reason, files in found
+        )
+        warnings.warn(f"{folder}: {said}", stacklevel=3)
+
+
+def _names(files: Sequence[Path], folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in files]
 
 
 def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

@@ -1,6 +1,6 @@
 """Anyone's own texts: a CSV or JSON file of texts with labels, or of questions with answers, or a folder of such files.
 
-The layout is FILE, or root/{train, validation or val, test}.{csv, json}; either may be gzipped. CSV has columns by
+The layout is FILE, or root/{train, validation, test}.{csv, json}; either may be gzipped. CSV has columns by
 name, JSON a list of objects.
 """
 
@@ -167,8 +167,9 @@ def splits(
 ) -> Splits:
     """Read texts in three parts.
 
-    Of a folder, the files `train`, `validation` (or `val`) and `test` are the parts; a part that has no file of its own
-    is carved at random, by label, out of what there is to train on. Of questions with answers the questions are parted,
+    Of a folder, the files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts; a part
+    that has no file of its own is carved out of what there is to train on, see `lam.datasets.base.carve_missing`. Of
+    questions with answers the questions are parted,
     and the answers, which are what is searched, are in every part; the label of both is the column `label`, or else the
     answer itself. Without that column answers are single things, of which it is asked whether they are there.
 
@@ -194,7 +195,7 @@ def splits(
     )
     classes = _names([row for of_part in rows.values() for row in of_part])
     parts = {part: _texts(of_part, classes, preprocessing) for part, of_part in rows.items()}
-    parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
+    parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root, by_class=not answers)
     if not answers:
         return Splits.of(parts)
     gallery = _texts(answers, classes, preprocessing)

@@ -106,9 +106,10 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
     if refused := recipe.keys() & {"weights", "seed"}:
         raise ValueError(f"a network's recipe has no {', '.join(sorted(refused))}: these are in the folder")
     head = {plain: state[name] for name, plain in plain_names(state).items()}.get("head.weight")
-    if head is not None and recipe.get("dimension") != len(head):
-        raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, the head that was saved {len(head)}")
-    if not str(recipe.get("name")).startswith(_FROZEN):
+    if str(recipe.get("name")).startswith(_FROZEN):
+        if head is not None and recipe.get("dimension") != len(head):
+            raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, the head that was saved {len(head)}")
+    else:
         try:
             with torch.device("meta"):
                 own = build(**recipe).state_dict()

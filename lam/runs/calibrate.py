@@ -73,7 +73,7 @@ def calibrate_run(
     targets: Targets | Mapping[str, float] | None = None,
     flag: str | None = None,
     accept: str | None = None,
-    gallery: Gallery = "index",
+    gallery: Gallery | None = None,
     folder: str | Path | None = None,
     strangers: str | Path | None = None,
     unlabelled: str | Path | None = None,
@@ -93,8 +93,10 @@ def calibrate_run(
             that tells strangers from known queries best, by cross-validation.
         accept: what decides on a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score does better, by cross-validation.
-        gallery: what is searched: the run's, of which items without a label are left out and counted among the facts,
-            or one half of the held-out data.
+        gallery: what is searched: the run's (`index`), of which items without a label are left out and counted among
+            the facts, or one half of the held-out data (`held-out`). By default the run's, unless all that it
+            holds is of classes of the run that the validation split has not, as where whole classes were held out:
+            then, with a warning, the other.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
             a CSV or JSON file of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
@@ -123,7 +125,8 @@ def calibrate_run(
     """
     if reference != 0 and reference < NEIGHBOUR:
         raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
-    check_choice("gallery", gallery, get_args(Gallery))
+    if gallery is not None:
+        check_choice("gallery", gallery, get_args(Gallery))
     share = SHARE if share_of_strangers is None else share_of_strangers
     check_share("the share of strangers", share)
     opened = Run(run)
@@ -140,6 +143,8 @@ def calibrate_run(
     columns = columns_of(opened, columns)
     asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
     images = _held_out(encoder, folder, splits, columns)
+    if gallery is None:
+        gallery = _gallery_for(images, opened) if folder is None else "index"
     if gallery != HELD_OUT:
         images = images.queries
     remembered = Remembered(loader_of(images, EMBEDDING_BATCH))
@@ -404,6 +409,23 @@ def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None
     if folder is None and splits is not None:
         return splits.validation
     return read_items(encoder, str(folder), columns, labelled=True)
+
+
+def _gallery_for(images: Dataset, run: Run) -> Gallery:
+    """One half of these images where the run's gallery holds others of its classes alone, else that gallery."""
+    if images.targets.ndim > 1 or images.is_query is not None:
+        return "index"
+    stored = {item.label for item in run.gallery.items if item.label}
+    numbers, counts = images.labels.unique(return_counts=True)
+    names = {images.classes[number] for number in numbers.tolist()}
+    if not stored or not stored <= set(images.classes) - names or counts.max() < 2:
+        return "index"
+    warnings.warn(
+        f"the gallery holds none of the {len(numbers)} validation classes: one half of their {len(images)} "
+        "items is searched for among the other; index your own items and calibrate on a --folder of their classes",
+        stacklevel=3,
+    )
+    return HELD_OUT
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:

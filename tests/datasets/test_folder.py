@@ -73,7 +73,7 @@ def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_clas
         load("folder", root=tmp_path / "other", preprocessing=SMALL)
 
 
-@pytest.mark.parametrize("validation", ["validation", "val"])
+@pytest.mark.parametrize("validation", ["validation", "val", "valid", "dev"])
 def test_parts_in_folders_are_taken_as_they_are(tmp_path, validation):
     make(tmp_path / "train", {"cat": 4, "dog": 4})
     make(tmp_path / validation, {"cat": 2, "dog": 2})
@@ -141,6 +141,40 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
     assert len(parts.train) + len(parts.validation) + len(parts.test) == 10
 
 
+def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
+    make(tmp_path, {"cat": 10, "dog": 10})
+    make(tmp_path / "cat", {"@eaDir/0.png": 2, "#recycle": 1})
+    make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1})
+    for name in ("Thumbs.db", "desktop.ini", "SYNOPHOTO_THUMB_M.jpg", "._0.png"):
+        (tmp_path / "dog" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r": 11 file\(s\) are of the system and are left out: ") as told:
+        parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert len(told) == 1
+    assert parts.train.classes == ("cat", "dog")
+    assert sum(map(len, parts.parts().values())) == 20
+
+
+@pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
+def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
+    make(tmp_path, {f"person {number}": size for number in range(n_classes)})
+    with pytest.warns(
+        UserWarning,
+        match=f"few items a class, {size} in the middle: whole classes, {held_out} and {held_out} of the {n_classes}",
+    ):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
+    assert [len(of_part[name]) for name in ("validation", "test")] == [held_out, held_out]
+    assert sum(map(len, of_part.values())) == len(set().union(*of_part.values())) == n_classes
+    assert all(len(part) == size * len(of_part[name]) for name, part in parts.parts().items())
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_classes_of_one_item_or_of_many_are_in_every_part(tmp_path: Path, size: int) -> None:
+    make(tmp_path, {f"thing {number}": size for number in range(12)})
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert len(parts.train) > len(parts.test) == len(parts.validation) > 1
+
+
 def test_preprocessing_is_imagenets_or_from_json(tmp_path):
     make(tmp_path, {"cat": 5, "dog": 5})
     assert load("folder", root=tmp_path).train.preprocessing == Preprocessing.imagenet()
@@ -193,7 +227,10 @@ class TestRefusals:
     def test_strange_folders_beside_the_parts(self, tmp_path):
         make(tmp_path / "train", {"cat": 3})
         make(tmp_path, {"extra": 3})
-        with pytest.raises(ValueError, match="has a folder train, so others must be train, validation, val, test, got"):
+        with pytest.raises(
+            ValueError,
+            match="so others must be train, validation, val, valid, dev, test, eval, got",
+        ):
             load("folder", root=tmp_path)
 
     def test_two_validation_folders(self, tmp_path):
@@ -216,7 +253,7 @@ class TestRefusals:
     def test_what_is_left_out_is_named(self, tmp_path):
         make(tmp_path, {"cat": 5, "dog": 5})
         (tmp_path / "cat" / "notes.txt").write_text("no image")
-        with pytest.warns(UserWarning, match=r"cat: 1 file\(s\) are no images by name and are left out: notes\.txt"):
+        with pytest.warns(UserWarning, match=r": 1 file\(s\) are no images by name and are left out: cat/notes\.txt"):
             load("folder", root=tmp_path)
         (tmp_path / "cat" / "notes.txt").unlink()
         Image.new("L", (4, 4)).save(tmp_path / "stray.png")
@@ -230,7 +267,7 @@ class TestRefusals:
         (root / "cat" / "gone.png").symlink_to(tmp_path / "nothing.png")
         (root / "cat" / "more").symlink_to(tmp_path / "elsewhere")
         (root / "cat" / "one.png").symlink_to(tmp_path / "elsewhere" / "0.png")
-        message = r"cat: 2 file\(s\) are links to folders or to nothing and are left out: gone\.png, more"
+        message = r": 2 file\(s\) are links to folders or to nothing and are left out: cat/gone\.png, cat/more"
         with pytest.warns(UserWarning, match=message):
             assert sum(map(len, load("folder", root=root).parts().values())) == 11
         for name in ("gone.png", "more"):

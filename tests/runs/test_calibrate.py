@@ -23,9 +23,11 @@ from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import calibrate_run
+from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.runs.index import index_images
+from lam.runs.run import run
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
@@ -425,6 +427,25 @@ def test_a_gallery_that_cannot_serve_is_refused(
         calibrate_run(run_copy, folder=digit_folder / "2", reference=0, progress=False)
     with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:.* has few items a class")
+def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_path: Path) -> None:
+    gray = torch.Generator().manual_seed(0)
+    for number in range(12):
+        (tmp_path / "people" / f"{number}").mkdir(parents=True)
+        for index in range(4):
+            pixels = torch.randint(20 * number, 20 * number + 30, (8, 8), generator=gray, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(tmp_path / "people" / f"{number}" / f"{index}.png")
+    settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
+    settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
+    settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
+    with pytest.warns(UserWarning, match="few items a class, 4 in the middle: whole classes, 2 and 2 of the 12"):
+        run(load_config("folder laplace_posthoc", settings), progress=False)
+    targets = Targets(far=0.25, ood=0.25)
+    with pytest.warns(UserWarning, match="the gallery holds none of the 2 validation classes: one half of their 8"):
+        calibration = calibrate_run(tmp_path / "run", targets=targets, progress=False)
+    assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
 
 
 def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:

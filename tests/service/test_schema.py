@@ -134,7 +134,7 @@ def test_whatever_is_asked_is_answered_as_the_schema_says(described: Any) -> Non
 
 def test_a_run_on_texts_answers_as_the_schema_says(described_of_texts: Any) -> None:
     found = conforms(described_of_texts, 10, without=_OF_IMAGES)
-    assert found.statuses["GET /v1/items/{id}/thumbnail"] == {404, 405}
+    assert {404} <= found.statuses["GET /v1/items/{id}/thumbnail"] <= {404, 405, 422}  # texts have none
     assert found.requests > 100
 
 

@@ -94,7 +94,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
 
 
 def test_a_match_must_be_as_probable_as_is_asked(served_run: Path) -> None:
-    calibrate_run(served_run, targets=Targets(far=0.5, ood=0.1), progress=False)
+    calibrate_run(served_run, targets=Targets(far=0.5, ood=0.1), flag="kappa", progress=False)
     engine = Engine(served_run)
     client, stored = client_of(engine), Run(served_run).gallery.embeddings
     asked = [
@@ -108,6 +108,7 @@ def test_a_match_must_be_as_probable_as_is_asked(served_run: Path) -> None:
     answer = client.post(stricter, json=asked[place]).json()
     assert answer["decision"] == ("unknown" if probability < 1 else "match")
     unsure = client.post("/v1/search", json=embedding(engine.gallery.dimension, kappa=1e-6)).json()
+    assert unsure["decision"] == "abstain"
     assert unsure["kappa_capped"]
     engine.close()
 

@@ -384,15 +384,15 @@ def carve_missing(
 ) -> dict[str, Items]:
     """The parts `train`, `validation` and `test`: those that are missing carved at random out of `train`.
 
-    Each part gets items of each class in proportion. Where classes are so small that items would be alone with their
-    label in a part, parts get whole classes, with a warning, as is usual for faces and products.
+    Each part gets items of each class in proportion. Small classes would leave a part's items without a match: then
+    each part gets whole classes instead, with a warning, as is usual for faces and products.
 
     Args:
         parts: by name, `train` at least.
         validation, test: the fractions of `train` that these are, where they are missing.
         seed: of the draw.
         source: what errors call the data.
-        by_class: whether parts may get whole classes: not where what is searched for is in none of the parts.
+        by_class: allow parts of whole classes; False for questions, whose answers lie outside the parts.
 
     Raises:
         ValueError: for a fraction that is not between 0 and 1, or too few items to leave some to train on.
@@ -429,7 +429,7 @@ def _share_matched(dataset: Dataset) -> float:
 def _carve_classes(
     dataset: Items, classes: Int64[Tensor, " C"], sizes: Sequence[int], *, seed: int
 ) -> tuple[Items, ...]:
-    """Subsets of so many whole classes, drawn at random from some, and, last, the one of all that remains."""
+    """Random subsets with these numbers of whole classes; the last subset holds all other items."""
     order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     masks = [torch.isin(dataset.labels, drawn) for drawn in order[: sum(sizes)].split(list(sizes))]
     masks.append(~torch.stack(masks).any(0))

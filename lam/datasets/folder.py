@@ -143,7 +143,8 @@ def _resolved(root: str | Path) -> Path:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.is_dir() and not _is_hidden(path, folder))
+    folders = (path for path in sorted(folder.iterdir()) if path.is_dir())
+    return (path for path in folders if not (_is_dotted(path, folder) or _is_of_system(path, folder)))
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
@@ -201,7 +202,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All images below a folder, by name; others are added to those left out, by reason, but for hidden ones."""
+    """Find all images below a folder, by suffix. Other visible files are added to `left_out`, by reason."""
     images = list[Path]()
     for path in sorted(folder.rglob("*")):
         if _is_dotted(path, folder):
@@ -226,22 +227,17 @@ _SYSTEM = frozenset(
         *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
     )
 )
-"""Names, in lower case, that file managers, network drives and archives leave beside files; others begin by a dot."""
+"""Lower-case names of what file managers, network drives and archives create beside files."""
 
 
 def _is_of_system(path: Path, folder: Path) -> bool:
-    """Whether a path below a folder, or a folder on the way to it, is one that systems leave, as thumbnails are."""
+    """Whether a system made a path below a folder, or a folder on the way to it."""
     parts = path.relative_to(folder).parts
     return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
 
 
 def _is_dotted(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    """Whether a path below a folder, or a folder on the way to it, is hidden or of the system."""
-    return _is_dotted(path, folder) or _is_of_system(path, folder)
 
 
 def _is_image(path: Path) -> bool:
@@ -253,15 +249,12 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
     found = [(reason, files) for reason, files in left_out.items() if files]
     if found:
         said = "; ".join(
-            f"{len(files)} file(s) {reason} and are left out: {', '.join(_names(files[:5], folder))}"
+            f"{len(files)} file(s) {reason} and are left out: "
+            + ", ".join(file.relative_to(folder).as_posix() for file in files[:5])
             + (", ..." if len(files) > 5 else "")
             for reason, files in found
         )
         warnings.warn(f"{folder}: {said}", stacklevel=3)
-
-
-def _names(files: Sequence[Path], folder: Path) -> list[str]:
-    return [file.relative_to(folder).as_posix() for file in files]
 
 
 def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

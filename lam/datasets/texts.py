@@ -169,9 +169,9 @@ def splits(
 
     Of a folder, the files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts; a part
     that has no file of its own is carved out of what there is to train on, see `lam.datasets.base.carve_missing`. Of
-    questions with answers the questions are parted,
-    and the answers, which are what is searched, are in every part; the label of both is the column `label`, or else the
-    answer itself. Without that column answers are single things, of which it is asked whether they are there.
+    questions with answers the questions are parted, and the answers, which are what is searched, are in every part;
+    the label of both is the column `label`, or else the answer itself. Without that column answers are single things,
+    of which it is asked whether they are there.
 
     Args:
         root: a file, or the folder of one a part.

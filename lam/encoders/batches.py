@@ -8,7 +8,7 @@ from torch import Tensor
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...).
 
-Named inputs may hold the targets as `labels`, as those of transformers do.
+A dictionary may hold the targets under `labels`, the key that Hugging Face uses.
 """
 
 

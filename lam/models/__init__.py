@@ -91,15 +91,15 @@ def build(
 
 
 def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
-    """A network by a recipe that anybody may have written, in no more memory than its saved tensors take.
+    """Build a saved network from an untrusted recipe, after a check of its size against the saved tensors.
 
     Args:
-        recipe: of a saved network.
-        state: its tensors, on any device; that of the meta device is enough.
+        recipe: the saved network's options, by name.
+        state: the saved tensors; the meta device is enough, as only shapes and types are read.
 
     Raises:
-        ValueError: for a recipe with weights, lists or another dimension than the tensors have, or tensors that are not
-            those of its network; before anything is read or takes memory. Otherwise as `build`.
+        ValueError: for a recipe with weights, a seed, lists, another dimension or other shapes than `state`, before
+            memory is allocated. Otherwise as `build`.
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
         raise ValueError("a network's recipe holds names and numbers alone, this one something else")

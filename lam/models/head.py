@@ -234,9 +234,9 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def _runs_in(thread: int) -> bool:
-    """Whether a hook is called by the thread that put it on; a call of the network by another is none of its business.
+    """Whether this is the given thread. Hooks use it to ignore other threads that call the network.
 
-    A compiled program cannot ask, and need not: it is compiled where `running` is held.
+    Always true while torch compiles: a compiled program cannot ask, and it is compiled under `running`.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 

@@ -71,7 +71,7 @@ def load_weights(
 
 
 def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
-    """What stands before the names of a network in a file; that of averaged weights, where several are whole."""
+    """Find the prefix of a network's names in a file. Averaged weights win over other complete networks."""
     names, needed = set(state), set(needed)
     if not needed:
         return ""
@@ -151,7 +151,7 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str = "") -> None:
-    """Refuse saved tensors that are not those of a network, on any device; arguments and errors as of `load_state`."""
+    """Compare a network's tensors with saved ones by name, shape and type. Arguments and errors as in `load_state`."""
     own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
     problems = [f"{name} is missing in the network" for plain, name in saved_names.items() if plain not in own_names]
     problems += [f"{name} is missing in the file" for plain, name in own_names.items() if plain not in saved_names]

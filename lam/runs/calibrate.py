@@ -93,10 +93,9 @@ def calibrate_run(
             that tells strangers from known queries best, by cross-validation.
         accept: what decides on a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score does better, by cross-validation.
-        gallery: what is searched: the run's (`index`), of which items without a label are left out and counted among
-            the facts, or one half of the held-out data (`held-out`). By default the run's, unless all that it
-            holds is of classes of the run that the validation split has not, as where whole classes were held out:
-            then, with a warning, the other.
+        gallery: `index` searches the run's gallery, without items that have no label, whose number is among the facts;
+            `held-out` searches one half of the held-out data. The default is `index`. Where a run held whole classes
+            out, its gallery has no validation class: then the default is `held-out`, with a warning.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
             a CSV or JSON file of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
@@ -412,7 +411,7 @@ def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None
 
 
 def _gallery_for(images: Dataset, run: Run) -> Gallery:
-    """One half of these images where the run's gallery holds others of its classes alone, else that gallery."""
+    """Choose half of these images if the gallery holds only other classes of the run, else the gallery."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return "index"
     stored = {item.label for item in run.gallery.items if item.label}

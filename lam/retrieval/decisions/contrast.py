@@ -113,7 +113,7 @@ class Contrast:
 def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     """P(known) by `ONE_WAY`, where others weigh as much as known queries, and each kind of others as the next.
 
-    The margin counts only where hits have labels: without, two items of one thing leave none.
+    The margin counts only where hits have labels: without labels, the margin of a thing that is stored twice is zero.
 
     Raises:
         ValueError: for no other query, or none of the scores.

@@ -245,16 +245,21 @@ def calibrate_run(
 
 
 def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str, int]) -> Targets:
-    """Targets that so many calibration scores can promise, but for those that were asked for."""
-    for name, n in counts.items():
-        if name not in asked and 0 < n < needed(usual := getattr(targets, name)):
-            targets = replace(targets, **{name: least_rate(n)})
-            warnings.warn(
-                f"target {name} is {least_rate(n):g}, the least that {n} calibration scores can promise: the usual "
-                f"{usual:g} needs at least {needed(usual)}; give more data, or another rate by --target-{name}",
-                stacklevel=3,
-            )
-    return targets
+    """The targets; rates that nobody asked for are raised to the least that so many calibration scores can promise."""
+    few = {name: n for name, n in counts.items() if name not in asked and 0 < n < needed(getattr(targets, name))}
+    least = {name: least_rate(n) for name, n in few.items()}
+    if few:
+        usual = {name: getattr(targets, name) for name in few}
+        raised = ", ".join(
+            f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} scores, there are {n})"
+            for name, n in few.items()
+        )
+        options = " or ".join(f"--target-{name}" for name in few)
+        warnings.warn(
+            f"few calibration data raise the promised rates: {raised}; give more data, or choose a rate with {options}",
+            stacklevel=3,
+        )
+    return replace(targets, **least)
 
 
 def _promised_of(

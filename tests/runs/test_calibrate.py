@@ -309,8 +309,9 @@ def test_a_rate_that_nobody_asked_for_is_the_least_that_can_be_promised(
     run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", str(run_copy), "--quiet"]) == 0
-    least = "target far is 0.0164, the least that 60 calibration scores can promise: the usual 0.001 needs at least 999"
-    assert capsys.readouterr().err == f"lam: warning: {least}; give more data, or another rate by --target-far\n"
+    raised = "few calibration data raise the promised rates: far to 0.0164 (0.001 needs 999 scores, there are 60)"
+    choice = "give more data, or choose a rate with --target-far"
+    assert capsys.readouterr().err == f"lam: warning: {raised}; {choice}\n"
     made = Run(run_copy).calibration
     assert (made.targets, made.facts["asked_rates"]) == (Targets(far=0.0164), [])
     assert made.false_accepts.rate(made.accept_above) <= 0.0164

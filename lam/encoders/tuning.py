@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,10 +149,10 @@ def calibrate_scale(
         refinements: how often the distance is halved around the best.
 
     Returns:
-        The posterior with the best scale, and what was tried. Warnings say where the data cannot tell scales apart,
-        where the chosen one is at an end of the range, where the mean of samples points elsewhere than the network, and
-        where weights whose negative curvature was clipped, which the scale does not reach, make most of the predictive
-        variance.
+        The posterior with the best scale, and what was tried. One warning says the gravest of what is wrong: weights
+        with a clipped, negative curvature, which the scale does not reach, make most of the predictive variance; the
+        mean of samples points elsewhere than the network; the data cannot tell scales apart; the chosen scale is at an
+        end of the range.
 
     Raises:
         ValueError: where no item answers another, for a range that is none, or where κ is at its upper end at every s.
@@ -169,7 +169,7 @@ def calibrate_scale(
     scale = max(trial.scale for trial in trials if trial.within_error)
     chosen = replace(posterior, likelihood_scale=scale)
     tuning = Tuning(scale, trials, _direction_cosine(chosen, batches, n_samples))
-    for complaint in _complaints(chosen, batches, tuning):
+    if complaint := _complaint(chosen, batches, tuning):
         warnings.warn(complaint, stacklevel=3)
     return chosen, tuning
 
@@ -240,32 +240,33 @@ def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: i
     return float((own.double() * sampled.double()).sum(1).mean())
 
 
-def _complaints(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) -> Iterator[str]:
-    (low, high), chosen = tuning.interval, tuning.likelihood_scale
-    ends = tuning.trials[0].scale, tuning.trials[-1].scale
-    if math.log10(high / low) >= FLAT_DECADES:
-        yield (
-            f"the held-out data cannot tell likelihood scales from {low:.3g} to {high:.3g} apart: the largest of them "
-            "was taken; more held-out items, or harder ones, would tell"
-        )
-    elif chosen in ends:
-        yield (
-            f"the likelihood scale that was chosen, {chosen:.3g}, is at an end of the range tried, {ends[0]:.3g} to "
-            f"{ends[1]:.3g}: choose another range, or look at the prior precision"
-        )
-    if tuning.direction_cosine < COSINE_LIMIT:
-        yield (
-            f"with the likelihood scale that was chosen, {chosen:.3g}, the mean of the samples points "
-            f"elsewhere than the network does (mean cosine {tuning.direction_cosine:.2f}): the posterior is so wide "
-            "that its κ says little; fit on more items, or with a larger prior_precision"
-        )
+def _complaint(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) -> str | None:
+    """What keeps κ from being of use, if anything does: the gravest alone, which often causes the others."""
     share = sum(posterior.clipped_variance_share(batch) for batch in batches) / len(batches)
     if share > CLIPPED_LIMIT:
-        yield (
-            f"{share:.0%} of the predictive variance is due to the {posterior.curvature.clipped:.2%} of the weights "
-            "whose curvature is negative: they keep the prior's variance, which no likelihood scale changes. Fit "
+        return (
+            f"κ says little: {share:.0%} of the predictive variance is that of weights with a negative curvature "
+            f"({posterior.curvature.clipped:.2%} of them), which no likelihood scale changes; fit "
             f"{_without_negative(posterior)}with a larger prior_precision"
         )
+    chosen, cosine = tuning.likelihood_scale, tuning.direction_cosine
+    if cosine < COSINE_LIMIT:
+        return (
+            f"κ says little: at the best likelihood scale, {chosen:.3g}, the mean of samples points elsewhere than the "
+            f"network (mean cosine {cosine:.2f}); fit on more items, or with a larger prior_precision"
+        )
+    (low, high), ends = tuning.interval, (tuning.trials[0].scale, tuning.trials[-1].scale)
+    if math.log10(high / low) >= FLAT_DECADES:
+        return (
+            f"the held-out data are too few or too easy to tell likelihood scales from {low:.3g} to {high:.3g} apart; "
+            "taken is the largest, which changes the network least"
+        )
+    if chosen in ends:
+        return (
+            f"the likelihood scale {chosen:.3g} is at an end of the range tried, {ends[0]:.3g} to {ends[1]:.3g}; try "
+            "another range, or another prior_precision"
+        )
+    return None
 
 
 def _without_negative(posterior: Posterior) -> str:

@@ -7,6 +7,7 @@ name, JSON a list of objects.
 import gzip
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -278,7 +279,10 @@ def _is_csv(path: Path) -> bool:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else value.strip() if isinstance(value, str) else json.dumps(value)
+    """The text of a JSON value; null and NaN are empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
 def _existing(path: Path) -> Path:
@@ -304,12 +308,33 @@ def _files(root: Path) -> dict[str, Path]:
     return files
 
 
+_NO_LABEL = frozenset(("-1", "nan", "<na>", "nat", "null"))
+"""What programs write, in lower case, where an item has no label."""
+
+
 def _filled(table: Table, column: str) -> list[str]:
     for line, value in zip(table.lines, table.columns[column], strict=True):
         if not value:
-            place = f"{'line' if _is_csv(table.path) else 'object'} {line}"
-            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {place}")
+            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {_place(table, line)}")
     return table.columns[column]
+
+
+def _place(table: Table, line: int) -> str:
+    return f"{'line' if _is_csv(table.path) else 'object'} {line}"
+
+
+def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
+    """The labels of a file. One that means none is refused where a label is needed, and empty elsewhere."""
+    if not needed:
+        return ["" if label.lower() in _NO_LABEL else label for label in table.columns[column]]
+    labels = _filled(table, column)
+    for line, label in zip(table.lines, labels, strict=True):
+        if label.lower() in _NO_LABEL:
+            raise ValueError(
+                f"{table.path}: {column} is {label!r} in {_place(table, line)}, which usually means no label, and all "
+                "such texts would match each other: leave them out, or write another name for the label"
+            )
+    return labels
 
 
 @dataclass(frozen=True)
@@ -331,6 +356,8 @@ def _rows(table: Table, columns: Columns, column: str | None, *, labelled: bool 
         raise ValueError(f"{table.path} holds no text: give at least one")
     if key is None:
         keys = [""] * len(texts)
+    elif columns.label:
+        keys = _labels(table, key, needed=labelled)
     else:
         keys = _filled(table, key) if labelled else table.columns[key]
     used = (columns.text, columns.label, columns.question, columns.answer)

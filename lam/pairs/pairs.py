@@ -293,9 +293,15 @@ def check_labels(labels: Tensor) -> None:
     """Refuse labels that cannot give both kinds of pairs.
 
     Raises:
-        ValueError: for fewer than two items, a single label, or no two items of one label.
+        ValueError: for fewer than two items, a single label, no two items of one label, or a negative label, by which
+            many data sets mark items that have none.
     """
     check_label_vector(labels)
+    if (n_negative := int((labels < 0).sum())) > 0:
+        raise ValueError(
+            f"labels must not be negative, got {int(labels.min())}, {n_negative} in all: such items usually have no "
+            "label, and would match each other; leave them out, or number the classes from 0"
+        )
     if len(labels) < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {len(labels)}")
     classes = len(labels.unique())

@@ -216,6 +216,7 @@ class TestWrong:
         [
             ((91, 0), "lat must be from -90 to 90 degrees, got 91 in line 2"),
             ((0, -181), "lon must be from -180 to 180 degrees, got -181"),
+            ((0, 0), "lat and lon are both 0 in 1 rows, such as line 2, .* leave these images out"),
         ],
     )
     def test_places_off_the_earth(self, tmp_path, place, message):

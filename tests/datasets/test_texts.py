@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,21 @@ def test_a_name_in_capitals_is_read_and_semicolons_are_told(tmp_path: Path) -> N
         ValueError, match="is no CSV file, line 2: .*; columns are told apart by commas, not by semicol"
     ):
         datasets.load("texts", root=tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize("label", ["-1", "nan", "NaN", "<NA>", "NaT", "null"])
+def test_a_label_that_means_none(tmp_path: Path, label: str) -> None:
+    path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("a text", label)])
+    with pytest.raises(ValueError, match=rf"label is '{label}' in line 32, .* leave them out, or write another name"):
+        datasets.load("texts", root=path)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(math.nan, "label must not be empty"), (None, "label must not be empty"), (-1, "is '-1'")]
+)
+def test_a_label_of_json_that_means_none(tmp_path: Path, label: float | None, message: str) -> None:
+    path = tmp_path / "mine.json"
+    rows = [*ROWS, ("a text", label)]
+    path.write_text(json.dumps([{"text": text, "label": label} for text, label in rows]))
+    with pytest.raises(ValueError, match=rf"{message}.* in object 31"):
+        datasets.load("texts", root=path)

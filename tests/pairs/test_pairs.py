@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs
+from lam.pairs.pairs import Pairs, check_labels
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import PlaceRelevance
 from tests.helpers import unchecked
@@ -197,3 +197,8 @@ def test_a_relation_with_angles_is_for_places():
         Relation(angle_within=30.0)
     with pytest.raises(ValueError, match="angle_within must be more than 0 and at most 180 degrees, got nan"):
         Relation(positive_within=10.0, angle_within=math.nan)
+
+
+def test_labels_that_mean_none_are_refused():
+    with pytest.raises(ValueError, match="labels must not be negative, got -1, 2 in all: .* leave them out"):
+        check_labels(torch.tensor([0, 0, 1, 1, -1, -1]))

@@ -6,6 +6,7 @@ augmentation does not live here, nor do collections of images (`lam.datasets`).
 
 import dataclasses
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 
+from lam.inputs.parts import check_parts
 from lam.utils.checks import check_choice
 
 _CHANNELS = {"L": 1, "RGB": 3}
@@ -29,6 +31,16 @@ _OVERSAMPLING = 2  # a reduced image is this many times the final size: it is re
 _LEAST_SIDE = 256  # pixels of the shorter side that no reduction goes below
 _STRIP = 2**17  # pixels
 _ORIENTATION = ExifTags.Base.Orientation
+_TELLING_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True)
@@ -234,10 +246,13 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
     Raises:
         ValueError: If there is no such file, it is no image, it is truncated or damaged, a side is longer than
-            `MAX_SIDE`, or it has more pixels than Pillow's limit against decompression bombs
-            (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
+            `MAX_SIDE`, it has too many parts (see `check_parts`), or more pixels than Pillow's limit against
+            decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
     """
     try:
+        if Path(path).stat().st_size:
+            with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                check_parts(content)
         with Image.open(path, formats=_FORMATS) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
@@ -272,10 +287,12 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
     orientation = image.getexif().get(_ORIENTATION, 1)
     if factor > 1:
         image = to_mode(image, "L" if image.mode in GREY_MODES else "RGB", factor)
-    if orientation == 1:
+    if (turn := _UPRIGHT.get(orientation)) is None:
         return image
-    image.getexif()[_ORIENTATION] = orientation
-    return ImageOps.exif_transpose(image)
+    image = image.transpose(turn)
+    for name in _TELLING_ORIENTATION:
+        image.info.pop(name, None)
+    return image
 
 
 def reduction(image: Image.Image, least: int | None) -> int:

@@ -23,6 +23,7 @@ from lam.inputs.thumbnails import media_type, thumbnail
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.settings import ServiceSettings
+from tests.inputs.test_parts import with_scans
 from tests.service.conftest import encoded
 from tests.service.serving import ROOT
 
@@ -234,3 +235,8 @@ def test_thumbnails_carry_nothing_else() -> None:
     body = encoded(Image.new("RGB", (300, 200)), "JPEG", exif=exif, comment=b"WHERE-I-LIVE")
     assert b"WHERE-I-LIVE" in body
     assert b"WHERE-I-LIVE" not in thumbnail(read_image(body, LIMITS))
+
+
+def test_too_many_scans_are_refused_and_named() -> None:
+    error = refusal(with_scans(100))
+    assert (error.status, error.error) == (413, "the image has more than 64 scans: save the image again without them")

@@ -1,0 +1,160 @@
+"""Limits on the parts of an image file, checked in its bytes before a decoder sees them.
+
+A decoder spends time on each scan, segment, chunk and EXIF entry, so that a small file of many parts costs minutes.
+Damaged files pass: the decoder reports them.
+"""
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+
+MOST_SCANS = 64
+MOST_SEGMENTS = 256  # of metadata: applications' and comments
+MOST_PARTS = 1_000  # tables of a JPEG, chunks, blocks, EXIF entries
+MOST_STRIPS = 2**18  # of a TIFF file, or tiles
+MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
+_LEAST_OF_CHUNK = 1_024  # bytes that a chunk of pixels has on average beyond the first `MOST_PARTS`
+
+_Bytes = bytes | mmap.mmap
+
+_MARKER = re.compile(rb"\xff[\x01-\xfe]")
+_MARKER_IN_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
+_LONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
+_SCAN, _END, _EXIF, _COMMENT = 0xDA, 0xD9, 0xE1, 0xFE
+_PIXELS = (b"IDAT", b"fcTL", b"fdAT")
+_CHEAP = b"ANMF"  # frames of a WebP file: only the first is decoded
+_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+_STRIPS = (273, 324)  # the tags of the offsets of strips and tiles
+
+
+class TooManyPartsError(ValueError):
+    """An image file costs far more to read than its size suggests."""
+
+
+def check_parts(file: _Bytes) -> None:
+    """Reject an image file of too many scans, segments, chunks, blocks, strips or EXIF entries.
+
+    Args:
+        file: its bytes, of a JPEG, PNG, WebP, GIF or TIFF file; others have no such parts and pass.
+
+    Raises:
+        TooManyPartsError: If it has more of a part than is allowed. The message names the part and the limit.
+
+    Example:
+        >>> check_parts(b"\\xff\\xd8" + 257 * b"\\xff\\xfe\\x00\\x02")
+        Traceback (most recent call last):
+        lam.inputs.parts.TooManyPartsError: more than 256 segments of metadata: save the image again without them
+    """
+    head = file[:12]
+    if head.startswith(b"\xff\xd8"):
+        _check_jpeg(file)
+    elif head.startswith(b"\x89PNG\r\n\x1a\n"):
+        _check_chunks(file, _png_chunks(file))
+    elif head.startswith(b"RIFF") and head.endswith(b"WEBP"):
+        _check_chunks(file, _webp_chunks(file))
+    elif head.startswith((b"GIF87a", b"GIF89a")):
+        _check_gif(file)
+    elif head.startswith((b"II", b"MM")):
+        _check_tiff(file)
+
+
+def _limit(number: int, most: int, part: str) -> None:
+    if number > most:
+        raise TooManyPartsError(f"more than {most:,} {part}: save the image again without them")
+
+
+def _check_jpeg(file: _Bytes) -> None:
+    scans = segments = tables = skipped = 0
+    in_scan, at, exif = False, 2, []
+    while found := (_MARKER_IN_SCAN if in_scan else _MARKER).search(file, at):
+        if not in_scan:
+            skipped += found.start() - at
+            _limit(skipped, MOST_SKIPPED, "bytes between segments")
+        at, marker = found.end(), file[found.start() + 1]
+        if marker == _END:
+            break
+        if marker in _LONE:
+            tables += 1
+        else:
+            length = max(2, int.from_bytes(file[at : at + 2], "big"))
+            if marker == _EXIF and file[at + 2 : at + 8] == b"Exif\0\0":
+                exif.append(file[at + 8 : at + length])
+            at += length
+            in_scan = marker == _SCAN
+            scans += in_scan
+            metadata = 0xE0 <= marker <= 0xEF or marker == _COMMENT
+            segments += metadata
+            tables += not metadata and not in_scan
+        _limit(scans, MOST_SCANS, "scans")
+        _limit(segments, MOST_SEGMENTS, "segments of metadata")
+        _limit(tables, MOST_PARTS, "tables")
+    if exif:
+        _check_tiff(b"".join(exif))
+
+
+def _png_chunks(file: _Bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = 8
+    while len(header := file[at : at + 8]) == 8 and header[4:] != b"IEND":
+        length = int.from_bytes(header[:4], "big")
+        yield header[4:], at + 8, length
+        at += 12 + length
+
+
+def _webp_chunks(file: _Bytes) -> Iterator[tuple[bytes, int, int]]:
+    at, end = 12, 8 + int.from_bytes(file[4:8], "little")
+    while at < end and len(header := file[at : at + 8]) == 8:
+        length = int.from_bytes(header[4:], "little")
+        yield header[:4], at + 8, length
+        at += 8 + length + length % 2
+
+
+def _check_chunks(file: _Bytes, chunks: Iterator[tuple[bytes, int, int]]) -> None:
+    pixels = others = 0
+    for name, at, length in chunks:
+        if name == _CHEAP:
+            continue
+        pixels += name in _PIXELS
+        others += name not in _PIXELS
+        _limit(pixels, MOST_PARTS + len(file) // _LEAST_OF_CHUNK, "chunks of pixels")
+        _limit(others, MOST_PARTS, "chunks of metadata")
+        if name in (b"eXIf", b"EXIF"):
+            _check_tiff(file[at : at + length].removeprefix(b"Exif\0\0"))
+
+
+def _check_gif(file: _Bytes) -> None:
+    blocks, at = 0, 13 + _palette(file[10:11])
+    while file[at : at + 1] == b"\x21":  # an extension; the decoder stops at the first image
+        at += 2
+        while size := int.from_bytes(file[at : at + 1], "big"):
+            at += 1 + size
+            blocks += 1
+            _limit(blocks, MOST_PARTS, "blocks of metadata")
+        at += 1
+        blocks += 1
+        _limit(blocks, MOST_PARTS, "blocks of metadata")
+
+
+def _palette(flags: bytes) -> int:
+    return 3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+
+
+def _check_tiff(file: _Bytes) -> None:
+    """Entries of the first directory, whose values may not overlap: each is copied."""
+    order = "<" if file[:2] == b"II" else ">"
+    big = 43 in file[2:4]
+    head, number, entry = ("Q", "Q", "HHQ") if big else ("L", "H", "HHL")
+    try:
+        (at,) = struct.unpack_from(order + head, file, 8 if big else 4)
+        (n_entries,) = struct.unpack_from(order + number, file, at)
+        _limit(n_entries, MOST_PARTS, "EXIF or TIFF entries")
+        at += struct.calcsize(order + number)
+        values = 0
+        for _ in range(n_entries):
+            tag, kind, count = struct.unpack_from(order + entry, file, at)
+            _limit(count if tag in _STRIPS else 0, MOST_STRIPS, "strips or tiles")
+            values += count * _TYPE_BYTES.get(kind, 0)
+            _limit(values, 2 * len(file), "bytes of EXIF or TIFF values")
+            at += 20 if big else 12
+    except (struct.error, OverflowError):
+        return

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from lam import __version__
+from lam.service.hangups import hangups_waiting
 from lam.utils import distributed
 
 DEMOS = {
@@ -68,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every terminal has every name of a file
     try:
         try:
-            return _execute(list(sys.argv[1:] if arguments is None else arguments))
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            with hangups_waiting() if words[:1] == ["serve"] else nullcontext():  # what it imports takes a second
+                return _execute(words)
         finally:
             print(end="", flush=True)  # while a reader that has gone can still be told from other errors
     except BrokenPipeError:

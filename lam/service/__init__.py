@@ -13,6 +13,7 @@ bodies.py     from a request's body to a query
 refusals.py   unknown parameters and paths, and how errors are answered
 app.py        the routes
 connections.py  who is connected: deadlines for headers and for reading, and how many there may be
+hangups.py    SIGHUP while the service starts or ends
 server.py     uvicorn around them
 page/         what a browser is given: HTML, CSS and JavaScript modules, as they are
 

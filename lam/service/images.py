@@ -8,6 +8,7 @@ import io
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from lam.inputs.parts import TooManyPartsError, check_parts
 from lam.inputs.preprocessing import decode, reduction
 from lam.service.errors import ServiceError
 from lam.service.settings import MEBIBYTE, ServiceSettings
@@ -31,17 +32,20 @@ def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = No
         Its first frame, turned as its EXIF data say.
 
     Raises:
-        ServiceError: 400 for nothing or a damaged file, 413 for one that is too large, 415 for anything else than an
-            image of the three formats.
+        ServiceError: 400 for nothing or a damaged file, 413 for one that is too large or has too many parts, 415 for
+            anything else than an image of the three formats.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
     try:
+        check_parts(body)
         with Image.open(io.BytesIO(body), formats=tuple(FORMATS)) as image:
             _refuse_large(image, settings, least)
             return decode(image, least)
     except ServiceError:
         raise
+    except TooManyPartsError as error:
+        raise ServiceError(413, f"the image has {error}") from None
     except Image.UnidentifiedImageError:
         raise ServiceError(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

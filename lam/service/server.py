@@ -22,6 +22,7 @@ import uvloop
 from lam.service.app import create_app
 from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
+from lam.service.hangups import hangups_served, hangups_waiting
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
@@ -48,6 +49,8 @@ def serve(
 ) -> None:
     """Serve a run until SIGTERM or SIGINT, then answer what is in flight; at a SIGHUP, read its calibration anew.
 
+    A SIGHUP during the start waits until the service is ready to answer it.
+
     Args:
         run: the run's folder.
         host: other than this machine only with a key in the environment.
@@ -66,7 +69,7 @@ def serve(
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
-    with ExitStack() as resources:
+    with hangups_waiting(), ExitStack() as resources:
         listener = resources.enter_context(_bound(host, port))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
@@ -84,7 +87,8 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine
     if hasattr(signal, "SIGHUP"):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, engine.recalibrate))
-    await server.serve([listener])
+    with hangups_served():
+        await server.serve([listener])
 
 
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:

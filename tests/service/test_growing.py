@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,9 +23,12 @@ from lam.runs.folder import GALLERY
 from lam.runs.index import index_images, search
 from lam.service.answers import Answer, Query
 from lam.service.engine import Engine, _Search, embedding_of
+from lam.service.hangups import hangups_served, hangups_waiting
 from tests.service.conftest import SMALL
+from tests.service.serving import ROOT
 from tests.service.test_server import served
 
+START = "import sys; from lam.cli import main; print('starting', flush=True); sys.exit(main())"
 TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1")
 
 
@@ -194,3 +199,40 @@ def test_a_hangup_reads_the_calibration_anew(served_run: Path) -> None:
         while (after := found.ask("GET", "/v1/model")[1]["threshold"]) == before and time.monotonic() < until:
             time.sleep(0.05)
         assert (before["far"], after["far"]) == (0.1, 0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_hangup_during_the_start_waits(served_run: Path, tenth: int) -> None:
+    command = [sys.executable, "-c", START, "serve", str(served_run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "starting\n"
+            time.sleep(0.02 + 0.3 * tenth)
+            process.send_signal(signal.SIGHUP)
+            assert " items at http://127.0.0.1:" in process.stdout.readline()
+            time.sleep(0.5)
+            process.send_signal(signal.SIGHUP)
+            process.terminate()
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def test_a_hangup_that_waits_is_served_or_dropped() -> None:
+    heard = list[int]()
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        with hangups_waiting():
+            signal.raise_signal(signal.SIGHUP)
+            assert not heard
+            with hangups_served():
+                assert heard == [signal.SIGHUP]
+            with hangups_waiting():
+                signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert len(heard) == 2
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -14,7 +14,7 @@ import yaml
 from lam.datasets import Dataset, Splits
 from lam.runs.config import RunConfig
 from lam.utils import distributed
-from lam.utils.files import MANIFEST, locked, read_record, read_yaml, verify, write_record, write_text
+from lam.utils.files import MANIFEST, locked, read_record, read_yaml, sha256_of, verify, write_record, write_text
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 ENCODER, GALLERY = "encoder", "gallery"
@@ -129,7 +129,8 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
             summaries = {name: _summary(images) for name, images in parts.items()}
             kind = {"gallery": splits.gallery, "answers": splits.answers}
             write_record(folder / DATA, {**kind, "parts": summaries}, format=FORMAT)
-        refuse_changed_data(folder, parts)
+        else:
+            refuse_changed_data(folder, parts)
         yield
 
 
@@ -145,7 +146,11 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
     """Names of the parts that are not those which the run in a folder began with."""
     at_start = read_data(folder)["parts"]
-    return [name for name, images in parts.items() if at_start.get(name) != _summary(images)]
+    return [
+        name
+        for name, items in parts.items()
+        if name not in at_start or not at_start[name].items() <= _summary(items).items()  # older runs say less
+    ]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
@@ -159,9 +164,10 @@ def read_data(folder: Path) -> dict[str, Any]:
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
-    """The SHA-256 is of targets, classes and names, which tells collections apart without reading their files."""
+    """Two SHA-256: of targets, classes and names, which hold the texts of texts; and of the content of image files."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
-    return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest()}
+    files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
+    return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
 
 
 def _with_defaults(settings: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
@@ -25,7 +25,7 @@ from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query
 from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
-from lam.service.limits import Limits
+from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
@@ -50,6 +50,20 @@ Fusing = Annotated[
 Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
 
 
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The schema, with the bodies that routes read themselves and the key that `Limits` asks for."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            schema["components"]["schemas"] |= models.request_schemas()
+            schema["components"]["securitySchemes"] = models.SECURITY
+            for path, operations in schema["paths"].items():
+                is_guarded = path.startswith(GUARDED) and path not in OPEN_PATHS
+                for operation in operations.values():
+                    operation["security"] = [{}, *({name: []} for name in models.SECURITY)] if is_guarded else []
+        return super().openapi()
+
+
 def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     """Make the application around an engine; the engine is closed when the server shuts down.
 
@@ -65,13 +79,14 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
         yield
         await asyncio.to_thread(engine.close)
 
-    app = FastAPI(
+    app = _App(
         title="lam",
         version=__version__,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
         responses=models.REFUSALS,
         dependencies=[Depends(refuse_unknown_parameters)],
     )
@@ -121,7 +136,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/items", status_code=201, responses=models.ENROLLED, openapi_extra=models.ITEM)
-    async def add(
+    async def add_item(
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
         label: Label = None,
@@ -132,14 +147,14 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.put("/v1/items/{id}", responses=models.ENROLLED, openapi_extra=models.ITEM)
-    async def update(
+    async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
         """Add an item under this id, put another in its place, or fuse an image into it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.get("/v1/items", responses=models.LISTED)
-    async def page(
+    async def list_items(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
     ) -> Response:
@@ -148,12 +163,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return Response(await engine.read(partial(_listed, engine, after, limit)), media_type=JSON)
 
     @app.get("/v1/items/{id}", responses=models.FOUND)
-    async def one(id: str) -> Response:
+    async def get_item(id: str) -> Response:
         """Look an item up."""
         return Response(_item_json(await known(id), engine.responder), media_type=JSON)
 
     @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
-    async def like(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
+    async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
         """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
 
         Of an answer to questions nothing is decided: it is no query like those calibrated on.
@@ -164,7 +179,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return Response((await engine.search(query, k=k, without=id)).text, media_type=JSON)
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
-    async def thumbnail(id: str) -> Response:
+    async def get_thumbnail(id: str) -> Response:
         """Look up the small picture of an item."""
         item = await known(id)
         if item.thumbnail is None:
@@ -172,7 +187,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return Response(item.thumbnail, media_type=media_type(item.thumbnail))
 
     @app.delete("/v1/items/{id}", responses=models.DELETED)
-    async def delete(id: str) -> JSONResponse:
+    async def delete_item(id: str) -> JSONResponse:
         """Erase an item: its vector, its picture, and what the database kept of them."""
         engine.admit(engine.writer)
         change = await engine.write(checked_id(id))
@@ -229,20 +244,20 @@ async def _enrol(
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
-    async def health() -> dict[str, Literal["alive"]]:
+    async def get_health() -> dict[str, Literal["alive"]]:
         """The process answers."""
         return {"status": "alive"}
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
-    async def ready() -> dict[str, Any]:
+    async def get_ready() -> dict[str, Any]:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
         return {"status": "ready", "gallery_size": len(engine.gallery)}
 
     @app.get("/v1/model")
-    async def model() -> dict[str, Any]:
+    async def get_model() -> dict[str, Any]:
         """What answers: hashes, calibration, limits and versions."""
         import faiss
 
@@ -273,7 +288,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         }
 
     @app.get("/v1/calibration")
-    async def calibration() -> dict[str, Any]:
+    async def get_calibration() -> dict[str, Any]:
         """Which rates thresholds promise, and how κ lay in the calibration."""
         if engine.responder.summary is None:
             raise ServiceError(
@@ -282,7 +297,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return engine.responder.summary
 
     @app.get("/v1/samples", responses=models.SAMPLES)
-    async def samples() -> dict[str, list[models.SampleFields]]:
+    async def list_samples() -> dict[str, list[models.SampleFields]]:
         """List a few inputs to try the run with: some that it knows, and a stranger."""
         return {
             "samples": [
@@ -297,15 +312,15 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         }
 
     @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
-    async def sample(number: Annotated[int, PathParameter(ge=0, description="from 0 on")]) -> Response:
+    async def get_sample(number: Annotated[int, PathParameter(ge=0, description="from 0 on")]) -> Response:
         """Look up the file of an image among them, which can be sent as a query."""
         image = engine.samples[number].image if number < len(engine.samples) else None
         if image is None:
             raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
         return Response(image, media_type=media_type(image))
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def measured() -> Response:
+    @app.get("/metrics", response_class=Response, responses=models.METRICS)
+    async def get_metrics() -> Response:
         """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -19,7 +19,8 @@ from pydantic import (
     WithJsonSchema,
     with_config,
 )
-from typing_extensions import TypedDict
+from pydantic.json_schema import JsonSchemaMode
+from typing_extensions import TypeAliasType, TypedDict
 
 from lam.encoders.ambiguity import Doubt
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
@@ -77,12 +78,17 @@ def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
     return "image" if "image" in names else "text" if "text" in names else "embedding"
 
 
-ImageTextOrEmbedding = Annotated[
-    Annotated[ImageRequest, Tag("image")]
-    | Annotated[TextRequest, Tag("text")]
-    | Annotated[EmbeddingRequest, Tag("embedding")],
-    Discriminator(kind_of),
-]
+ImageTextOrEmbedding = TypeAliasType(
+    "ImageTextOrEmbedding",
+    Annotated[
+        Annotated[ImageRequest, Tag("image")]
+        | Annotated[TextRequest, Tag("text")]
+        | Annotated[EmbeddingRequest, Tag("embedding")],
+        Discriminator(kind_of),
+    ],
+)
+TextOrEmbedding = TypeAliasType("TextOrEmbedding", EmbeddingRequest | TextRequest)
+TextOrEmbeddingItem = TypeAliasType("TextOrEmbeddingItem", ItemRequest | TextItemRequest)
 
 
 class PairRequest(_Closed):
@@ -379,6 +385,9 @@ THUMBNAIL: Responses = {
 }
 SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with; none where it has none")
 SAMPLE: Responses = {200: {**THUMBNAIL[200], "description": "the file of an image"}}
+METRICS: Responses = {
+    200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 REFUSALS = _answer(
     ErrorResponse,
     "what was wrong, and what is allowed",
@@ -398,13 +407,28 @@ REFUSALS = _answer(
 )
 
 
-def _request(*kinds: type[Any], images: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A body of JSON of one of these kinds, or of an image of one of these types."""
-    schema = schema_of(kinds[0]) if len(kinds) == 1 else {"oneOf": [schema_of(kind) for kind in kinds]}
+SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "the key, where the service was started with one"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
+}
+_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest)
+
+
+def request_schemas() -> dict[str, Any]:
+    """The schemas of request bodies and their parts, by name, to which `QUERY`, `ITEM` and `PAIR` refer."""
+    adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
+    adapters = [(kind.__name__, "validation", _adapter(kind)) for kind in _BODIES]
+    _, schema = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
+    return schema["$defs"]
+
+
+def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A body of JSON of this kind, or of an image of one of these types."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY = _request(EmbeddingRequest, TextRequest, images=CONTENT_TYPES)
-ITEM = _request(ItemRequest, TextItemRequest, images=CONTENT_TYPES)
+QUERY = _request(TextOrEmbedding, images=CONTENT_TYPES)
+ITEM = _request(TextOrEmbeddingItem, images=CONTENT_TYPES)
 PAIR = _request(PairRequest)

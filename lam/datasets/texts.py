@@ -19,7 +19,10 @@ from lam.inputs.texts import TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table
 
-FORMS = tuple(f"{form}{packed}" for form in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") for packed in ("", ".gz"))
+FORMS = (
+    *(f"{form}{packed}" for form in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") for packed in ("", ".gz")),
+    *(".xlsx", ".parquet"),
+)
 _LONGEST_NAME = 190
 
 

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from lam.utils.spreadsheets import parquet_rows, xlsx_rows
+
 _LOG = logging.getLogger(__name__)
 _LONGEST_FIELD = 2**31 - 1  # a text may be as long as it is; more does not fit a C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -48,14 +50,18 @@ class Table:
         The first line of a CSV file names its columns and shows what separates them: a comma, semicolon, tab or bar;
         a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
         A JSON file holds a list of objects, a JSON Lines file an object a line. A name that ends in .gz is unpacked.
+        The first sheet of an .xlsx workbook, and Parquet, need the extra `tables`.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
                 columns; or it is no such file, or is damaged.
         """
         form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
-        if form in _JSON:
-            table = cls._of_objects(path, *_JSON[form](path))
+        if form in _OBJECTS:
+            table = cls._of_objects(path, *_OBJECTS[form](path))
+        elif form == ".xlsx":
+            rows = [(number, [_cell(value) for value in row]) for number, row in xlsx_rows(path)]
+            table = cls._of_rows(path, rows, "row")
         else:
             table = cls._of_rows(path, _separated(path, "\t" if form == ".tsv" else None))
         if absent := [name for name in needed if name not in table]:
@@ -63,7 +69,7 @@ class Table:
         return table
 
     @classmethod
-    def _of_rows(cls, path: Path, rows: list[tuple[int, list[str]]]) -> "Table":
+    def _of_rows(cls, path: Path, rows: list[tuple[int, list[str]]], unit: str = "line") -> "Table":
         names, rows = (rows[0][1], rows[1:]) if rows else ([], [])
         while rows and not any(rows[-1][1]):
             rows.pop()
@@ -71,11 +77,11 @@ class Table:
             raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):
-                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in line {line}")
+                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in {unit} {line}")
         columns = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
         if rows and not any(row[i] for _, row in rows for i, name in enumerate(names) if not name):
             columns.pop("", None)
-        return cls(path, columns, [line for line, _ in rows])
+        return cls(path, columns, [line for line, _ in rows], unit)
 
     @classmethod
     def _of_objects(cls, path: Path, unit: str, rows: object) -> "Table":
@@ -208,6 +214,10 @@ def _by_line(path: Path) -> tuple[str, object]:
         }
 
 
+def _by_row(path: Path) -> tuple[str, object]:
+    return "row", dict(enumerate(parquet_rows(path), 1))
+
+
 def _parsed(text: str, refusal: str) -> object:
     try:
         return json.loads(text)
@@ -216,7 +226,15 @@ def _parsed(text: str, refusal: str) -> object:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else value.strip() if isinstance(value, str) else json.dumps(value)
+    return (
+        ""
+        if value is None
+        else value.strip()
+        if isinstance(value, str)
+        else json.dumps(value, default=str)
+        if isinstance(value, int | float | list | dict)
+        else str(value)
+    )
 
 
-_JSON = {".json": _listed, ".jsonl": _by_line, ".ndjson": _by_line}
+_OBJECTS = {".json": _listed, ".jsonl": _by_line, ".ndjson": _by_line, ".parquet": _by_row}

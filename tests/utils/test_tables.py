@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,33 @@ def test_a_number_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": "two"}\n')
     with pytest.raises(ValueError, match=r"x must be numbers, got 'two' in line 3 \(1 such lines\)"):
         Table.read(tmp_path / "a.jsonl").numbers("x")
+
+
+def test_the_first_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in ([None], ["text", "label", "n"], ["one, two", "a", 3], [None], ["three", "b"]):
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    table = Table.read(tmp_path / "a.xlsx")
+    assert table.columns == {**_COLUMNS, "n": ["3", ""]}
+    assert (table.lines, table.unit) == ([3, 5], "row")
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table({**_COLUMNS, "n": [3, None]}), tmp_path / "a.parquet"
+    )
+    assert Table.read(tmp_path / "a.parquet").columns == {**_COLUMNS, "n": ["3", ""]}
+
+
+@pytest.mark.parametrize(("name", "library"), [("a.xlsx", "openpyxl"), ("a.parquet", "pyarrow.parquet")])
+def test_files_of_optional_libraries_are_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    (tmp_path / name).write_bytes(b"no such file")
+    with pytest.raises(ValueError, match=rf"{name} is no .*, or is damaged|{name} needs"):
+        Table.read(tmp_path / name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match="install the extra `tables`, or save it as CSV"):
+        Table.read(tmp_path / name)

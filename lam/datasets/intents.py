@@ -11,9 +11,10 @@ import torch
 
 from lam.datasets.base import Dataset, Splits, carve, fraction_of
 from lam.datasets.published import Source
-from lam.datasets.texts import Columns, Texts, preprocessing_like, read, read_json
+from lam.datasets.texts import Columns, Texts, preprocessing_like, read
 from lam.inputs.texts import TextPreprocessing
 from lam.utils.checks import check_choice
+from lam.utils.tables import read_json
 
 _FILE, _FILES = "data_full.json", ("train.csv", "test.csv")
 _CLINC150 = Source("clinc150", f"Get {_FILE} of the repository clinc/oos-eval; it may be gzipped.", compressed=True)

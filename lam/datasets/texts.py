@@ -1,14 +1,10 @@
 """Anyone's own texts: a CSV or JSON file of texts with labels, or of questions with answers, or a folder of such files.
 
-The layout is FILE, or root/{train, validation, test}.{csv, json}; either may be gzipped. CSV has columns by
-name, JSON a list of objects.
+The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson}; any may be gzipped. See
+`Table.read` for what such a file holds.
 """
 
-import gzip
 import hashlib
-import json
-import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +19,10 @@ from lam.inputs.texts import TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table
 
-FORMS = (".csv", ".csv.gz", ".json", ".json.gz")
+FORMS = (
+    *(f"{form}{packed}" for form in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") for packed in ("", ".gz")),
+    *(".xlsx", ".parquet"),
+)
 _LONGEST_NAME = 190
 
 
@@ -188,7 +187,7 @@ def splits(
     """
     columns = Columns(text, label, question, answer)
     preprocessing = TextPreprocessing() if max_bytes is None else TextPreprocessing(max_bytes)
-    tables = {part: read_table(path) for part, path in _files(Path(root).expanduser()).items()}
+    tables = {part: Table.read(path) for part, path in _files(Path(root).expanduser()).items()}
     named = {part: columns.of(table) for part, table in tables.items()}
     rows = {part: _rows(table, named[part], named[part].searched_for) for part, table in tables.items()}
     answers = _distinct(
@@ -226,7 +225,7 @@ def read(
         MissingDataError: If there is no such file.
         ValueError: If a column is missing, or a text, or one of the labels that must be there, is empty.
     """
-    table = read_table(_existing(Path(root).expanduser()))
+    table = Table.read(_existing(Path(root).expanduser()))
     columns = (Columns() if columns is None else columns).of(table, labelled=labelled)
     queries = _rows(table, columns, columns.searched_for, labelled=labelled)
     answers = _distinct(_rows(table, columns, columns.answer, labelled=labelled))
@@ -245,49 +244,9 @@ def preprocessing_like(other: Dataset) -> TextPreprocessing:
     return other.preprocessing if isinstance(other.preprocessing, TextPreprocessing) else TextPreprocessing()
 
 
-def read_table(path: Path) -> Table:
-    """The columns of a CSV file, or of a JSON file that holds a list of objects.
-
-    Raises:
-        ValueError: If it is neither.
-    """
-    if _is_csv(path):
-        return Table.read(path)
-    rows = read_json(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f'{path} must hold a list of objects, such as [{{"text": "...", "label": "..."}}]')
-    names = dict.fromkeys(str(name) for row in rows for name in row)
-    columns = {name: [_cell(row.get(name)) for row in rows] for name in names}
-    return Table(path, columns, list(range(1, len(rows) + 1)))
-
-
-def read_json(path: Path) -> object:
-    """What a JSON file holds, gzipped or not.
-
-    Raises:
-        ValueError: If it is no JSON.
-    """
-    try:
-        content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if path.suffix.lower() == ".gz" else content)
-    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
-        raise ValueError(f"{path} is no valid JSON file: {error}") from None
-
-
-def _is_csv(path: Path) -> bool:
-    return path.name.lower().endswith((".csv", ".csv.gz"))
-
-
-def _cell(value: object) -> str:
-    """The text of a JSON value; null and NaN are empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return value.strip() if isinstance(value, str) else json.dumps(value)
-
-
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise MissingDataError(f"there is no file {path}; give a CSV or JSON file of texts ({', '.join(FORMS)})")
+        raise MissingDataError(f"there is no file {path}; give a file of texts ({', '.join(FORMS)})")
     if not path.name.lower().endswith(FORMS):
         raise ValueError(f"{path} must be one of {', '.join(FORMS)}")
     return path
@@ -315,12 +274,8 @@ _NO_LABEL = frozenset(("-1", "nan", "<na>", "nat", "null"))
 def _filled(table: Table, column: str) -> list[str]:
     for line, value in zip(table.lines, table.columns[column], strict=True):
         if not value:
-            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {_place(table, line)}")
+            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {table.unit} {line}")
     return table.columns[column]
-
-
-def _place(table: Table, line: int) -> str:
-    return f"{'line' if _is_csv(table.path) else 'object'} {line}"
 
 
 def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
@@ -331,7 +286,7 @@ def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
     for line, label in zip(table.lines, labels, strict=True):
         if label.lower() in _NO_LABEL:
             raise ValueError(
-                f"{table.path}: {column} is {label!r} in {_place(table, line)}, which usually means no label, and all "
+                f"{table.path}: {column} is {label!r} in {table.unit} {line}, which usually means no label, and all "
                 "such texts would match each other: leave them out, or write another name for the label"
             )
     return labels

@@ -1,4 +1,4 @@
-"""Lists of images as CSV files: `path`, and if wanted `id`, `label` and columns of any other name, kept as metadata."""
+"""Lists of images as tables: `path`, and if wanted `id`, `label` and columns of any other name, kept as metadata."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     """Read a list; paths that are not absolute count from the folder of the list, and empty fields say nothing.
 
     Args:
-        path: a CSV file in UTF-8, with commas and a first line that names the columns.
+        path: a table; see `Table.read`.
         repeated_ids: whether an id may stand in several lines.
 
     Raises:
@@ -32,7 +32,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     if "id" in table and not repeated_ids:
         _refuse_repeated_ids(table)
     if missing := [
-        f"{file} (line {line})" for file, line in zip(files, table.lines, strict=True) if not file.is_file()
+        f"{file} ({table.unit} {line})" for file, line in zip(files, table.lines, strict=True) if not file.is_file()
     ]:
         more = ", ..." if len(missing) > _SHOWN else ""
         named = ", ".join(missing[:_SHOWN])
@@ -42,7 +42,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
 
 def _file(table: Table, name: str, line: int) -> Path:
     if not name or "\0" in name:
-        raise ValueError(f"{table.path}, line {line}: the path must be the name of a file, got {name!r}")
+        raise ValueError(f"{table.path}, {table.unit} {line}: the path must be the name of a file, got {name!r}")
     return (table.path.parent / Path(name).expanduser()).absolute()
 
 
@@ -59,6 +59,6 @@ def _refuse_repeated_ids(table: Table) -> None:
         first = lines.setdefault(item_id, line)
         if item_id and first != line:
             raise ValueError(
-                f"{table.path}, line {line}: id {item_id!r} stands in line {first} already; ids must differ, unless "
-                "images of one id are fused (--fuse)"
+                f"{table.path}, {table.unit} {line}: id {item_id!r} stands in {table.unit} {first} already; ids must "
+                "differ, unless images of one id are fused (--fuse)"
             )

@@ -1,70 +1,96 @@
-"""Columns of a CSV file as text and numbers, with errors that name the file and the line; not what they mean."""
+"""Columns of a CSV or JSON file as text and numbers, with errors that name file and line; not what they mean."""
 
+import codecs
 import csv
 import gzip
+import itertools
+import json
+import logging
 import math
-import sys
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from lam.utils.spreadsheets import parquet_rows, xlsx_rows
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_FIELD = 2**31 - 1  # a text may be as long as it is; more does not fit a C long of Windows
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a CSV file by column.
+    """The rows of a file by column.
 
     Attributes:
         path: the file.
         columns: of each name, the text in every row, without blanks around it.
-        lines: where in the file each row ends, the header being line 1.
+        lines: where in the file each row ends, from 1.
+        unit: what `lines` counts: lines, or the objects of a JSON file.
     """
 
     path: Path
     columns: dict[str, list[str]]
     lines: list[int]
+    unit: str = "line"
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
-        """The table of a file in UTF-8, with commas and a first line that names the columns; empty lines are skipped.
+        """The table of a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark.
 
-        A file whose name ends in .gz is unpacked.
+        The first line of a CSV file names its columns and shows what separates them: a comma, semicolon, tab or bar;
+        a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
+        A JSON file holds a list of objects, a JSON Lines file an object a line. A name that ends in .gz is unpacked.
+        The first sheet of an .xlsx workbook, and Parquet, need the extra `tables`.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
-                columns; or it is no CSV file in UTF-8, or is damaged.
+                columns; or it is no such file, or is damaged.
         """
-        opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True)
-            limit = csv.field_size_limit(sys.maxsize)  # a text may be as long as it is
-            try:
-                names = [name.strip() for name in next((row for row in reader if row), [])]
-                rows = [(reader.line_num, row) for row in reader if row]
-            except csv.Error as error:
-                told = "columns are told apart by commas, not by semicolons or tabs"
-                raise ValueError(f"{path} is no CSV file, line {reader.line_num}: {error}; {told}") from None
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is not in UTF-8: {error}") from None
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path} is damaged: {error}; get it again") from None
-            finally:
-                csv.field_size_limit(limit)
-        if absent := [name for name in needed if name not in names]:
-            raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
+        form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+        if form in _OBJECTS:
+            table = cls._of_objects(path, *_OBJECTS[form](path))
+        elif form == ".xlsx":
+            rows = [(number, [_cell(value) for value in row]) for number, row in xlsx_rows(path)]
+            table = cls._of_rows(path, rows, "row")
+        else:
+            table = cls._of_rows(path, _separated(path, "\t" if form == ".tsv" else None))
+        if absent := [name for name in needed if name not in table]:
+            raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}")
+        return table
+
+    @classmethod
+    def _of_rows(cls, path: Path, rows: list[tuple[int, list[str]]], unit: str = "line") -> "Table":
+        names, rows = (rows[0][1], rows[1:]) if rows else ([], [])
+        while rows and not any(rows[-1][1]):
+            rows.pop()
         if any(names.count(name) > 1 for name in names if name):
             raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):
-                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in line {line}")
-        columns = {name: [row[i].strip() for _, row in rows] for i, name in enumerate(names)}
-        return cls(path, columns, [line for line, _ in rows])
+                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in {unit} {line}")
+        columns = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
+        if rows and not any(row[i] for _, row in rows for i, name in enumerate(names) if not name):
+            columns.pop("", None)
+        return cls(path, columns, [line for line, _ in rows], unit)
+
+    @classmethod
+    def _of_objects(cls, path: Path, unit: str, rows: object) -> "Table":
+        if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+            kind = "an object a line" if unit == "line" else "a list of objects"
+            raise ValueError(f'{path} must hold {kind}, such as [{{"text": "...", "label": "..."}}]')
+        names = dict.fromkeys(str(name) for row in rows.values() for name in row)
+        columns = {name: [_cell(row.get(name)) for row in rows.values()] for name in names}
+        return cls(path, columns, list(rows), unit)
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
@@ -83,7 +109,8 @@ class Table:
         if wrong := [row for row, value in enumerate(values) if value is None]:
             first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
             raise ValueError(
-                f"{self.path}: {name} must be numbers, got {first!r} in line {line} ({len(wrong)} such lines)"
+                f"{self.path}: {name} must be numbers, got {first!r} in {self.unit} {line} "
+                f"({len(wrong)} such {self.unit}s)"
             )
         return torch.tensor(values, dtype=torch.float64)
 
@@ -98,7 +125,7 @@ class Table:
         for line, text in zip(self.lines, self.columns[name], strict=True):
             if text.lower() not in known:
                 raise ValueError(
-                    f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in line {line}"
+                    f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in {self.unit} {line}"
                 )
 
 
@@ -110,3 +137,101 @@ def _number(text: str, unknown: bool) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The text of a file, gzipped or not, in UTF-16 if it begins with that byte order mark and in UTF-8 otherwise."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    name = "UTF-8"
+    try:
+        with opened(path, "rb") as stream:
+            if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                name = "UTF-16"
+        with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
+            yield stream  # pyright: ignore[reportReturnType]
+    except UnicodeError as error:
+        raise ValueError(f"{path} is not in {name}: {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged: {error}; get it again") from None
+
+
+def _separated(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file that are not empty, without blanks around values, each with the line where it ends."""
+    with _opened(path) as stream:
+        before, header = 0, ""
+        while not header.strip() and (header := stream.readline()):
+            before += 1
+        if stated := re.fullmatch(r"sep=([,;\t|])\s*", header, re.IGNORECASE):
+            found = stated[1]
+        else:
+            before -= 1
+            found = separator or _sniffed(header, path)
+        lines = stream if stated else itertools.chain([header], stream)
+        reader = csv.reader(lines, strict=True, delimiter=found)
+        limit = csv.field_size_limit(_LONGEST_FIELD)
+        try:
+            return [(before + reader.line_num, [value.strip() for value in row]) for row in reader if row]
+        except csv.Error as error:
+            line = before + reader.line_num
+            read = f"values were separated by {_SEPARATORS[found]}"
+            raise ValueError(f"{path} is no CSV file, line {line}: {error}; {read}") from None
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _sniffed(header: str, path: Path) -> str:
+    try:
+        separator = csv.Sniffer().sniff(header, delimiters="".join(_SEPARATORS)).delimiter
+    except csv.Error:  # a single column
+        return ","
+    if separator != ",":
+        _LOG.warning("%s: read as values separated by %s", path, _SEPARATORS[separator])
+    return separator
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file holds, gzipped or not.
+
+    Raises:
+        ValueError: If it is no JSON.
+    """
+    with _opened(path) as stream:
+        return _parsed(stream.read(), f"{path} is no valid JSON file")
+
+
+def _listed(path: Path) -> tuple[str, object]:
+    rows = read_json(path)
+    return "object", dict(enumerate(rows, 1)) if isinstance(rows, list) else None
+
+
+def _by_line(path: Path) -> tuple[str, object]:
+    with _opened(path) as stream:
+        return "line", {
+            line: _parsed(text, f"{path} is no valid JSON Lines file, line {line}")
+            for line, text in enumerate(stream, 1)
+            if text.strip()
+        }
+
+
+def _by_row(path: Path) -> tuple[str, object]:
+    return "row", dict(enumerate(parquet_rows(path), 1))
+
+
+def _parsed(text: str, refusal: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{refusal}: {error}") from None
+
+
+def _cell(value: object) -> str:
+    """The text of a value; null and NaN are empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, int | float | list | dict):
+        return json.dumps(value, default=str)
+    return str(value).strip()
+
+
+_OBJECTS = {".json": _listed, ".jsonl": _by_line, ".ndjson": _by_line, ".parquet": _by_row}

@@ -173,7 +173,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"there is no file .*none\.csv; give a CSV or JSON file of texts"):
+    with pytest.raises(MissingDataError, match=r"there is no file .*none\.csv; give a file of texts"):
         datasets.load("texts", root=tmp_path / "none.csv")
     with pytest.raises(MissingDataError, match="has no file train"):
         datasets.load("texts", root=tmp_path)
@@ -217,14 +217,11 @@ def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     assert not set(outsiders.names) & set.union(*names)
 
 
-def test_a_name_in_capitals_is_read_and_semicolons_are_told(tmp_path: Path) -> None:
-    (tmp_path / "A.CSV").write_text("text,label\n" + "".join(f"t{row},{row % 3}\n" for row in range(30)))
-    assert len(datasets.load("texts", root=tmp_path / "A.CSV").train) > 10
-    (tmp_path / "b.csv").write_text('text;label\n"one";"a"\n')
-    with pytest.raises(
-        ValueError, match="is no CSV file, line 2: .*; columns are told apart by commas, not by semicol"
-    ):
-        datasets.load("texts", root=tmp_path / "b.csv")
+def test_a_name_in_capitals_and_semicolons_are_read(tmp_path: Path) -> None:
+    for name, separator in (("A.CSV", ","), ("b.csv", ";")):
+        rows = "".join(f'"t{row}"{separator}{row % 3}\n' for row in range(30))
+        (tmp_path / name).write_text(f"text{separator}label\n{rows}")
+        assert len(datasets.load("texts", root=tmp_path / name).train) > 10
 
 
 @pytest.mark.parametrize("label", ["-1", "nan", "NaN", "<NA>", "NaT", "null"])

@@ -1,0 +1,116 @@
+"""Tables are read in the forms that spreadsheets and data sets come in; errors name lines as the file has them."""
+
+import csv
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lam.utils.tables import Table
+
+_COLUMNS = {"text": ["one, two", "three"], "label": ["a", "b"]}
+
+
+def _csv(separator: str) -> str:
+    return f'text{separator}label\n"one, two"{separator}a\nthree{separator}b\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((f"{ord(separator)}.csv", _csv(separator).encode()) for separator in ",;\t|"),
+        ("tabs.tsv", _csv("\t").encode()),
+        ("quoted.csv", _csv(";").replace("text", '"text"').replace("label", '"label"').encode()),
+        ("stated.csv", b"sep=;\r\n" + _csv(";").replace("\n", "\r\n").encode()),
+        ("mark.csv", _csv(";").encode("utf-8-sig")),
+        ("utf16.csv", _csv("\t").encode("utf-16")),
+        ("big_endian.csv", b"\xfe\xff" + _csv(";").encode("utf-16-be")),
+        ("utf16.csv.gz", gzip.compress(_csv(";").encode("utf-16"))),
+        ("rows.csv", (_csv(";") + ";\n ; \n").encode()),
+        ("columns.csv", b'text;label;;\n"one, two";a;;\nthree;b;;\n;;;\n'),
+        ("objects.json", json.dumps([{"text": "one, two", "label": "a"}, {"text": "three", "label": "b"}]).encode()),
+        ("lines.jsonl", b'{"text": "one, two", "label": "a"}\n\n{"text": "three", "label": "b"}\n'),
+        ("LINES.NDJSON.GZ", gzip.compress(b'{"text": "one, two", "label": "a"}\r\n{"text": "three", "label": "b"}')),
+    ],
+)
+def test_every_form_gives_the_same_columns(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert Table.read(tmp_path / name, needed=["text", "label"]).columns == _COLUMNS
+
+
+def test_a_single_column_may_hold_separators(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\na;b\nc|d\n")
+    assert Table.read(tmp_path / "a.csv").columns == {"text": ["a;b", "c|d"]}
+
+
+def test_the_separator_found_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.csv").write_text(_csv(";"))
+    Table.read(tmp_path / "a.csv")
+    assert "a.csv: read as values separated by semicolons" in caplog.text
+
+
+def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limit, limits = csv.field_size_limit, []
+    monkeypatch.setattr(csv, "field_size_limit", lambda limit: (limits.append(limit), set_limit(limit))[1])
+    (tmp_path / "a.csv").write_text("text,label\n" + "x" * 200_000 + ",a\n")
+    assert len(Table.read(tmp_path / "a.csv").columns["text"][0]) == 200_000
+    assert max(limits) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"sep=;\n\ntext;label\none;a\ntwo\n", "2 columns, but 1 values in line 5"),
+        ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
+        ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "no CSV file, line 3: .*; values were separated by semicolons"),
+        ("a.csv", b"\xff\xfet", "is not in UTF-16"),
+        ("a.csv", b"text\n\xe9\n", "is not in UTF-8"),
+        ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*; get it again"),
+        ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "no valid JSON Lines file, line 3: "),
+        ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object a line"),
+        ("a.jsonl", b"[" * 200_000, "no valid JSON Lines file, line 1: "),
+        ("a.json", b'{"1": {"text": "one"}}', "must hold a list of objects"),
+    ],
+)
+def test_refusals_name_the_line_of_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Table.read(tmp_path / name)
+
+
+def test_a_number_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": "two"}\n')
+    with pytest.raises(ValueError, match=r"x must be numbers, got 'two' in line 3 \(1 such lines\)"):
+        Table.read(tmp_path / "a.jsonl").numbers("x")
+
+
+def test_the_first_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in ([None], ["text", "label", "n"], ["one, two", "a", 3], [None], ["three", "b"]):
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    table = Table.read(tmp_path / "a.xlsx")
+    assert table.columns == {**_COLUMNS, "n": ["3", ""]}
+    assert (table.lines, table.unit) == ([3, 5], "row")
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table({**_COLUMNS, "n": [3, None]}), tmp_path / "a.parquet"
+    )
+    assert Table.read(tmp_path / "a.parquet").columns == {**_COLUMNS, "n": ["3", ""]}
+
+
+@pytest.mark.parametrize(("name", "library"), [("a.xlsx", "openpyxl"), ("a.parquet", "pyarrow.parquet")])
+def test_files_of_optional_libraries_are_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    (tmp_path / name).write_bytes(b"no such file")
+    with pytest.raises(ValueError, match=rf"{name} is no .*, or is damaged|{name} needs"):
+        Table.read(tmp_path / name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match="install the extra `tables`, or save it as CSV"):
+        Table.read(tmp_path / name)

@@ -9,6 +9,7 @@ import hmac
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -34,6 +35,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PIECE = 2**16
+_CHEAP_A_SECOND = 30  # requests of one connection for what needs no work; further ones are paced
+_PAUSE = 0.05  # seconds before the answer of a paced or refused request, in which the workers get their turn
+_PAUSED = (401, 503)  # statuses after which clients ask again at once
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,6 +61,7 @@ class Limits:
         self._held = 0
         self._joining = asyncio.Lock()
         self._make_room: Callable[[], object] = lambda: None
+        self._second, self._cheap = 0, Counter[object]()
 
     def make_room_by(self, give_up: Callable[[], object]) -> None:
         """Be told what gives up a client that does not read, where all that may be held is."""
@@ -83,12 +88,17 @@ class Limits:
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._require_host(headers)
             self._require_key(scope["path"], headers)
+            if self._is_flood(scope):
+                await asyncio.sleep(_PAUSE)
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
             await self._app(scope, _replayed(body, receive), send)
         except (ServiceError, Refusal) as error:
-            await send.refuse(ServiceError.of(error))
+            refusal = ServiceError.of(error)
+            if refusal.status in _PAUSED:
+                await asyncio.sleep(_PAUSE)
+            await send.refuse(refusal)
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
@@ -104,6 +114,16 @@ class Limits:
             self._hold(-len(body or b""))
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
+
+    def _is_flood(self, scope: Scope) -> bool:
+        """Whether a connection has asked too often in this second for what needs no work."""
+        if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
+            return False
+        if (second := int(time.monotonic())) != self._second:
+            self._second, self._cheap = second, Counter()
+        client = scope.get("client")
+        self._cheap[client] += 1
+        return self._cheap[client] > _CHEAP_A_SECOND
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""

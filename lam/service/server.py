@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ _BACKLOG = 2048  # connections that wait to be accepted; the system drops others
 _KEPT_BY_SYSTEM = 2**17  # bytes of an answer that is not read, or of a request, each way and connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
+_TURN_SECONDS = 5e-5
 
 
 def serve(
@@ -78,6 +80,7 @@ def serve(
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
         resources.enter_context(_sparing_log())
+        resources.enter_context(_short_turns())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
         uvloop.run(_serve(server, listener, engine))
@@ -137,6 +140,17 @@ def _open_files() -> int:
     if hard < _LEAST_FILES:
         raise ValueError(f"the process may open {hard} files, at least {_LEAST_FILES} are needed: see `ulimit -n`")
     return hard
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let threads change soon: the loop gives way for microseconds at a time, so that workers missed their turns."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -67,6 +67,7 @@ async def ask(
     pause: float = 0.0,
     gone: bool = False,
     read: asyncio.Event | None = None,
+    client: tuple[str, int] | None = None,
 ) -> Reply:
     """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
     reply, left = Reply(), list(chunks)
@@ -93,12 +94,56 @@ async def ask(
             reply.ended += not message.get("more_body", False)
 
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "headers": list(headers)}
+    scope["client"] = client
     await app(scope, receive, send)
     return reply
 
 
 def answer(*arguments: Any, key: str | None = None, **options: Any) -> Reply:
     return asyncio.run(ask(limits(key), *arguments, **options))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that requests were made to wait before an answer; none passes."""
+    made, sleep = list[float](), asyncio.sleep
+
+    async def passed(seconds: float) -> None:
+        if seconds == 0.05:
+            made.append(seconds)
+        await sleep(0 if seconds == 0.05 else seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", passed)
+    return made
+
+
+async def _ask_often(app: Limits, path: str, times: int, port: int) -> None:
+    for _ in range(times):
+        await ask(app, path=path, client=("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/app.js"])
+def test_a_connection_that_floods_what_is_cheap_is_paced_alone(pauses: list[float], path: str) -> None:
+    app = limits()
+    asyncio.run(_ask_often(app, path, 100, port=1))
+    assert len(pauses) >= 40  # 30 of each second pass, and the hundred may fall into two
+    pauses.clear()
+    asyncio.run(_ask_often(app, path, 20, port=2))
+    assert not pauses
+
+
+def test_work_is_not_paced(pauses: list[float]) -> None:
+    asyncio.run(_ask_often(limits(), "/v1/search", 100, port=1))
+    assert not pauses
+
+
+def test_clients_that_ask_again_at_once_wait_for_a_refusal(pauses: list[float]) -> None:
+    assert answer(key="secret").status == 401
+    assert len(pauses) == 1
+    busy = asyncio.run(ask(limits(settings=replace(SETTINGS, max_held=1)), [b"xx"]))
+    assert (busy.status, len(pauses)) == (503, 2)
+    assert answer([b"x" * 1001]).status == 413
+    assert len(pauses) == 2
 
 
 def test_a_body_of_the_limit_passes_and_one_more_byte_does_not() -> None:

@@ -121,7 +121,7 @@ class Limits:
             return False
         if (second := int(time.monotonic())) != self._second:
             self._second, self._cheap = second, Counter()
-        client = scope.get("client")
+        client = tuple(scope.get("client") or ())  # ASGI has any iterable here
         self._cheap[client] += 1
         return self._cheap[client] > _CHEAP_A_SECOND
 

@@ -129,11 +129,11 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
     for name, values, limit in zip(_DEGREES, degrees.T, (90, 180), strict=True):
         if (outside := (values.abs() > limit).nonzero()).numel():
             row = int(outside[0])
-            first = f"{values[row]:g} in line {table.lines[row]}"
+            first = f"{values[row]:g} in {table.unit} {table.lines[row]}"
             raise ValueError(f"{table.path}: {name} must be from -{limit} to {limit} degrees, got {first}")
     if len(nowhere := (degrees == 0).all(1).nonzero()):
         raise ValueError(
-            f"{table.path}: lat and lon are both 0 in {len(nowhere)} rows, such as line "
+            f"{table.path}: lat and lon are both 0 in {len(nowhere)} rows, such as {table.unit} "
             f"{table.lines[int(nowhere[0])]}, which cameras write without a position: leave these images out"
         )
     return earth_centred(degrees)

@@ -1,7 +1,7 @@
-"""Anyone's own texts: a CSV or JSON file of texts with labels, or of questions with answers, or a folder of such files.
+"""Anyone's own texts: a table of texts with labels, or of questions with answers, or a folder of such tables.
 
-The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson}; any may be gzipped. See
-`Table.read` for what such a file holds.
+The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}, all but the last
+two gzipped or not. See `Table.read` for what such a file holds.
 """
 
 import hashlib
@@ -168,10 +168,9 @@ def splits(
     """Read texts in three parts.
 
     Of a folder, the files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts; a part
-    that has no file of its own is carved out of what there is to train on, see `lam.datasets.base.carve_missing`. Of
-    questions with answers the questions are parted, and the answers, which are what is searched, are in every part;
-    the label of both is the column `label`, or else the answer itself. Without that column answers are single things,
-    of which it is asked whether they are there.
+    that has no file of its own is carved out of what there is to train on, see `lam.datasets.base.carve_missing`.
+    Questions are parted. Their answers are the gallery, and every part has all of them. The label of both is the column
+    `label`, or else the answer itself; without that column a query asks whether its one answer is in the gallery.
 
     Args:
         root: a file, or the folder of one a part.

@@ -245,8 +245,8 @@ def _complaint(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) -> 
     share = sum(posterior.clipped_variance_share(batch) for batch in batches) / len(batches)
     if share > CLIPPED_LIMIT:
         return (
-            f"κ says little: {share:.0%} of the predictive variance is that of weights with a negative curvature "
-            f"({posterior.curvature.clipped:.2%} of them), which no likelihood scale changes; fit "
+            f"κ says little: weights with a negative curvature ({posterior.curvature.clipped:.2%} of all) cause "
+            f"{share:.0%} of the predictive variance, and no likelihood scale changes that; fit "
             f"{_without_negative(posterior)}with a larger prior_precision"
         )
     chosen, cosine = tuning.likelihood_scale, tuning.direction_cosine

@@ -22,7 +22,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"there is no file {path}: give a CSV file with a column path")
+        raise ValueError(f"there is no file {path}: give a table with a column path")
     table = Table.read(path, needed=["path"])
     if "" in table:
         raise ValueError(f"{path}: every column must have a name, got {', '.join(map(repr, table.columns))}")

@@ -152,7 +152,8 @@ def _check_tiff(file: _Bytes) -> None:
         values = 0
         for _ in range(n_entries):
             tag, kind, count = struct.unpack_from(order + entry, file, at)
-            _limit(count if tag in _STRIPS else 0, MOST_STRIPS, "strips or tiles")
+            if tag in _STRIPS:
+                _limit(count, MOST_STRIPS, "strips or tiles")
             values += count * _TYPE_BYTES.get(kind, 0)
             _limit(values, 2 * len(file), "bytes of EXIF or TIFF values")
             at += 20 if big else 12

@@ -293,8 +293,8 @@ def check_labels(labels: Tensor) -> None:
     """Refuse labels that cannot give both kinds of pairs.
 
     Raises:
-        ValueError: for fewer than two items, a single label, no two items of one label, or a negative label, by which
-            many data sets mark items that have none.
+        ValueError: for fewer than two items, a single label, no two items of one label, or a negative label, which
+            usually means that an item has none.
     """
     check_label_vector(labels)
     if (n_negative := int((labels < 0).sum())) > 0:

@@ -146,11 +146,7 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
     """Names of the parts that are not those which the run in a folder began with."""
     at_start = read_data(folder)["parts"]
-    return [
-        name
-        for name, items in parts.items()
-        if name not in at_start or not at_start[name].items() <= _summary(items).items()  # older runs say less
-    ]
+    return [name for name, items in parts.items() if at_start.get(name) != _summary(items)]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
@@ -164,7 +160,7 @@ def read_data(folder: Path) -> dict[str, Any]:
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
-    """Two SHA-256: of targets, classes and names, which hold the texts of texts; and of the content of image files."""
+    """The SHA-256 of targets, classes and names (a text is its own name), and that of the image files' content."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
     files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
     return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from jaxtyping import Bool, Float64
@@ -142,14 +142,14 @@ def _number(text: str, unknown: bool) -> float | None:
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """The text of a file, gzipped or not, in UTF-16 if it begins with that byte order mark and in UTF-8 otherwise."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     name = "UTF-8"
     try:
         with opened(path, "rb") as stream:
             if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 name = "UTF-16"
         with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
-            yield stream  # pyright: ignore[reportReturnType]
+            yield stream
     except UnicodeError as error:
         raise ValueError(f"{path} is not in {name}: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -66,5 +66,5 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
     path = listed(folder, "path\né.png\n", encoding="latin-1")
     with pytest.raises(ValueError, match="list.csv is not in UTF-8: "):
         read_list(path)
-    with pytest.raises(ValueError, match="there is no file .*none.csv: give a CSV file with a column path"):
+    with pytest.raises(ValueError, match="there is no file .*none.csv: give a table with a column path"):
         read_list(folder / "none.csv")

@@ -27,7 +27,7 @@ def chunk(name: bytes, content: bytes = b"") -> bytes:
 
 
 def exif(n_entries: int, count: int = 1) -> bytes:
-    """Entries of bytes, all of which lie at the same place."""
+    """Entries whose values share the same bytes."""
     entries = b"".join(struct.pack("<HHLL", number, 1, count, 8) for number in range(n_entries))
     return b"II*\0" + struct.pack("<L", 8) + struct.pack("<H", n_entries) + entries + bytes(4)
 

@@ -25,6 +25,7 @@ _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
 MAX_SIDE = 65_535  # the longest that a JPEG can have
+_DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
 _OVERSAMPLING = 2  # a reduced image is this many times the final size: it is resized as well as the whole would be
@@ -48,8 +49,9 @@ class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
     Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency is laid on white, and palettes,
-    CMYK and 16 bits become `mode`. An image whose shorter side is twice `reduced_to` or more is first reduced by a
-    whole number, JPEG while it is decoded.
+    CMYK and 16 bits become `mode`. White is then the largest value of 8, 10, 12, 14 or 16 bits, the fewest that hold
+    all grey pixels of the image. An image whose shorter side is twice `reduced_to` or more is first reduced by a whole
+    number, JPEG while it is decoded.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
@@ -311,16 +313,25 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
         return image
     width, height = image.size
     rows = factor * max(1, _STRIP // (width * factor))
+    strips = [(0, top, width, min(top + rows, height)) for top in range(0, height, rows)]
+    white = max(_white(image.crop(strip)) for strip in strips) if image.mode in DEEP_MODES else 255
     converted = Image.new(mode, (-(-width // factor), -(-height // factor)))
-    for top in range(0, height, rows):
-        strip = _convert(image.crop((0, top, width, min(top + rows, height))), mode)
-        converted.paste(strip.reduce(factor), (0, top // factor))
+    for strip in strips:
+        converted.paste(_convert(image.crop(strip), mode, white).reduce(factor), (0, strip[1] // factor))
     return converted
 
 
-def _convert(image: Image.Image, mode: str) -> Image.Image:
+def _white(image: Image.Image) -> int:
+    """The largest value of the fewest bits that hold all pixels: files do not say that they use 12 of 16 bits."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")
+    return next(2**bits - 1 for bits in _DEPTHS if values.max() < 2**bits)
+
+
+def _convert(image: Image.Image, mode: str, white: int) -> Image.Image:
     if image.mode in DEEP_MODES:
-        image = _eight_bits(image)
+        image = Image.fromarray(np.round(np.asarray(image) * (255 / white)).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -330,13 +341,6 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
         return image.convert(mode)
     except ValueError as error:
         raise ValueError(f"cannot convert pixels of mode {image.mode} to {mode} ({error}); save it as RGB") from error
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 65535:
-        raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")
-    return Image.fromarray(np.round(values / 257).astype(np.uint8))
 
 
 def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:

@@ -142,6 +142,16 @@ class TestPixels:
             tensor = Preprocessing(mode="L")(tmp_path / name)
             torch.testing.assert_close(tensor, torch.tensor([[[0.0, 1.0], [128.0, 255.0]]]) / 255)
 
+    @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+    @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+    def test_grey_of_fewer_bits_in_16_is_as_bright_as_it_was(self, tmp_path, bits, kind):
+        shades = np.linspace(0, 2**bits - 1, 600 * 500).round().reshape(600, 500).astype(np.uint16)
+        Image.fromarray(shades).save(tmp_path / "deep", kind)
+        with Image.open(tmp_path / "deep") as image:
+            assert image.mode == "I;16"
+            assert (np.asarray(to_mode(image, "L")) == np.round(shades * (255 / (2**bits - 1)))).all()
+        assert Preprocessing(mode="L", size=32)(tmp_path / "deep").mean() == pytest.approx(0.5, abs=0.01)
+
     def test_32_bit_integers_within_16_bits_are_read_and_others_refused(self):
         image = Image.fromarray(np.array([[0, 65535]], dtype=np.int32))
         torch.testing.assert_close(Preprocessing(mode="L")(image), torch.tensor([[[0.0, 1.0]]]))
@@ -355,9 +365,9 @@ class TestReduction:
         factor = min(image.size) // 256
         mode = "L" if stored in ("1", "L", "LA", "I;16") else "RGB"
         assert factor > 1
-        at_once = _convert(image, mode).reduce(factor)
-        assert np.array_equal(np.asarray(decode(image, 256)), np.asarray(at_once))
-        assert np.array_equal(np.asarray(to_mode(image, mode)), np.asarray(_convert(image, mode)))
+        at_once = _convert(image, mode, 65535)
+        assert np.array_equal(np.asarray(decode(image, 256)), np.asarray(at_once.reduce(factor)))
+        assert np.array_equal(np.asarray(to_mode(image, mode)), np.asarray(at_once))
 
     @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
     def test_it_is_turned_afterwards(self, tmp_path, kind):

@@ -18,9 +18,9 @@ from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, c
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
-_SUFFIXES = frozenset(
+_SUFFIXES = frozenset(  # of the formats that `open_image` reads
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
-)  # the formats that `open_image` reads
+) | {".avif", ".heic", ".heif", ".hif"}
 
 
 class FolderImages(Dataset):

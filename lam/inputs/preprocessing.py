@@ -23,7 +23,8 @@ from lam.utils.checks import check_choice
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that runs another program to decode
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # none that runs another program to decode
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 MAX_SIDE = 65_535  # the longest that a JPEG can have
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -240,22 +241,22 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
     """The image in a file: the first frame of an animation, turned as its EXIF data say.
 
     Args:
-        path: a JPEG, PNG, WebP, BMP, GIF, PPM or TIFF file.
+        path: a JPEG, PNG, WebP, BMP, GIF, PPM, TIFF or AVIF file, or HEIC with the extra `heic`.
         least: see `decode`.
 
     Returns:
         The decoded image, in whatever mode it was stored, or, where it was reduced, in grey or RGB.
 
     Raises:
-        ValueError: If there is no such file, it is no image, it is truncated or damaged, a side is longer than
-            `MAX_SIDE`, it has too many parts (see `check_parts`), or more pixels than Pillow's limit against
-            decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
+        ValueError: If there is no such file, it is no image, it needs an extra, it is truncated or damaged, a side is
+            longer than `MAX_SIDE`, it has too many parts (see `check_parts`), or more pixels than Pillow's limit
+            against decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
     """
     try:
         if Path(path).stat().st_size:
             with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 check_parts(content)
-        with Image.open(path, formats=_FORMATS) as image:
+        with Image.open(path, formats=_formats(path)) as image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
@@ -268,6 +269,20 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
         raise ValueError(f"{path} is no image; allowed formats: {', '.join(_FORMATS)}") from error
     except Exception as error:  # what a decoder raises on damaged bytes has no common class
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _formats(path: str | Path) -> tuple[str, ...]:
+    """The formats that a file may have; where it begins as the HEIC of phones, only that."""
+    with Path(path).open("rb") as file:
+        head = file.read(12)
+    if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
+        return _FORMATS
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise ValueError(f"it is HEIC ({error}): pip install -e '.[heic]', or save it as JPEG") from None
+    register_heif_opener()
+    return ("HEIF",)
 
 
 def decode(image: Image.Image, least: int | None = None) -> Image.Image:

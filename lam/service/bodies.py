@@ -27,6 +27,9 @@ from lam.service.models import (
     schema_of,
 )
 
+_OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
+    ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream"), "image/jpeg"
+)
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
@@ -34,7 +37,7 @@ _QUOTES = 100  # which two images in JSON are far from having
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type of a request, without parameters.
+    """The content type of a request, without parameters; which kind of image it is, its body says.
 
     Raises:
         ServiceError: 415, for another, or a body that is compressed.
@@ -49,6 +52,7 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
         raise ServiceError(
             415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
         )
+    kind = _OF_AN_IMAGE.get(kind, kind)
     if kind not in allowed:
         raise ServiceError(415, "the content type is missing or not an allowed one", allowed=list(allowed))
     return kind

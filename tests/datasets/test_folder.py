@@ -206,7 +206,7 @@ class TestOutOfDistribution:
 
     def test_no_image(self, tmp_path, like):
         (tmp_path / "none").mkdir()
-        with pytest.raises(MissingDataError, match=r"none has no images; allowed: \.bmp, "):
+        with pytest.raises(MissingDataError, match=r"none has no images; allowed: \.avif, "):
             load_ood("folder", root=tmp_path / "none", like=like)
 
 
@@ -216,12 +216,12 @@ class TestRefusals:
             load("folder", root=tmp_path / "absent")
 
     def test_no_images(self, tmp_path):
-        with pytest.raises(MissingDataError, match=r"has no images; allowed: \.bmp, "):
+        with pytest.raises(MissingDataError, match=r"has no images; allowed: \.avif, "):
             load("folder", root=tmp_path)
 
     def test_empty_classes(self, tmp_path):
         make(tmp_path, {"cat": 3, "dog": 0, "eel": 0})
-        with pytest.raises(ValueError, match=r"no images in dog, eel; allowed: \.bmp, "):
+        with pytest.raises(ValueError, match=r"no images in dog, eel; allowed: \.avif, "):
             load("folder", root=tmp_path)
 
     def test_strange_folders_beside_the_parts(self, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import sys
 import zlib
 from typing import Any
 
@@ -202,8 +203,10 @@ class TestOpenImage:
         with pytest.raises(ValueError, match=r"letter\.jpg is no image; allowed formats: JPEG, PNG"):
             open_image(path)
 
-    @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm"])
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm", "avif", "heic"])
     def test_every_truncation_is_named(self, tmp_path, suffix):
+        if suffix == "heic":
+            pytest.importorskip("pillow_heif").register_heif_opener()
         whole = tmp_path / f"whole.{suffix}"
         photograph().save(whole)
         content = whole.read_bytes()
@@ -213,6 +216,26 @@ class TestOpenImage:
             cut.write_bytes(content[: int(len(content) * share)])
             with pytest.raises(ValueError, match=rf"cut\.{suffix}"):
                 open_image(cut)
+
+    @pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+    def test_what_phones_write_is_read_under_any_name(self, tmp_path, kind):
+        if kind == "HEIF":
+            pytest.importorskip("pillow_heif").register_heif_opener()
+        exif = Image.Exif()
+        exif[0x0112] = 6 if kind == "AVIF" else 1  # pillow_heif writes none but upright
+        photograph(600, 900).save(tmp_path / "IMG_0001.jpg", kind, exif=exif, quality=90)
+        image = open_image(tmp_path / "IMG_0001.jpg", 256)
+        expected = photograph(600, 900).reduce(2)
+        if kind == "AVIF":
+            expected = expected.transpose(Image.Transpose.ROTATE_270)
+        assert image.size == expected.size
+        assert np.abs(np.asarray(image).astype(int) - np.asarray(expected)).mean() < 5
+
+    def test_heic_without_its_extra_says_what_to_install(self, tmp_path, monkeypatch):
+        (tmp_path / "IMG_0001.HEIC").write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf")
+        monkeypatch.setitem(sys.modules, "pillow_heif", None)
+        with pytest.raises(ValueError, match=r"IMG_0001\.HEIC cannot be read as an image: it is HEIC .*'\.\[heic\]'"):
+            open_image(tmp_path / "IMG_0001.HEIC")
 
     def test_missing_file_and_folder(self, tmp_path):
         with pytest.raises(ValueError, match=r"there is no image .*absent\.png"):

@@ -93,6 +93,13 @@ def test_other_content_types_are_refused(client: TestClient, route: str, kind: s
     assert "content type" in refused(client.post(route, content=png, headers={"content-type": kind}), 415)
 
 
+@pytest.mark.parametrize("kind", ["image/jpg", "image/x-png", "application/octet-stream"])
+def test_what_clients_call_an_image_is_one_where_its_body_is(client: TestClient, kind: str, png: bytes) -> None:
+    for body, status in ((png, 200), (b"hello", 415)):
+        assert client.post("/v1/search", content=body, headers={"content-type": kind}).status_code == status
+    assert client.post("/v1/verify", content=png, headers={"content-type": kind}).status_code == 415
+
+
 @pytest.mark.parametrize("route", [*ROUTES, "/v1/verify"])
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
 def test_bodies_that_are_compressed_are_refused(client: TestClient, route: str, encoding: str, png: bytes) -> None:

@@ -3,12 +3,16 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from lam.pairs.pairs import as_native
 
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...).
 
-A dictionary may hold the targets under `labels`, the key that Hugging Face uses.
+A dictionary may hold the targets under `labels` or `label`, as Hugging Face's do. Arrays are read as tensors.
 """
 
 
@@ -17,10 +21,17 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
-        return batch[0], batch[1] if len(batch) > 1 else None
-    if isinstance(batch, Mapping) and "labels" in batch:
-        return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
-    return batch, None
+        return _as_tensors(batch[0]), batch[1] if len(batch) > 1 else None
+    targets = next((key for key in ("labels", "label") if isinstance(batch, Mapping) and key in batch), None)
+    if targets is None:
+        return _as_tensors(batch), None
+    return _as_tensors({name: value for name, value in batch.items() if name != targets}), batch[targets]
+
+
+def _as_tensors(inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return {name: _as_tensors(value) for name, value in inputs.items()}
+    return torch.from_numpy(as_native(inputs)) if isinstance(inputs, np.ndarray) else inputs
 
 
 def labelled(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
@@ -43,13 +54,13 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
             second has fewer axes, or else two batches.
         labelled: whether every batch has targets, so that two tensors are no batches.
     """
-    if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array__"):  # an array is refused by name later
+    if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
     if isinstance(inputs, tuple | list) and len(inputs) > 1:
         first, second = inputs[:2]
         if isinstance(first, Mapping):
-            return [inputs] if isinstance(second, Tensor) else inputs
-        are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+            return [inputs] if isinstance(second, Tensor | np.ndarray) else inputs
+        are_tensors = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
         if are_tensors and len(first) == len(second) and (labelled or second.ndim < first.ndim):
             return [inputs]
     return inputs

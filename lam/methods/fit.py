@@ -36,7 +36,7 @@ from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature
 from lam.hessians.structures import MAX_MEMORY, LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import dimension_of, train_layer
-from lam.models.head import ADDED, evaluating, features_and_output, find_head, probe_output
+from lam.models.head import ADDED, default_head, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import Layers, elements_of_pass, find_layers, own_weights
 from lam.models.layers import n_items as count_items
 from lam.pairs.mining import ALL_PAIRS
@@ -95,7 +95,8 @@ def fit(
         curvature: of the loss; `ContrastiveCurvature(margin)` by default.
         pairs: `batch`: all pairs within each batch, so that fits can be added and batches forgotten; or `dataset`:
             every pair of the data set, however it is cut. Or a `lam.pairs.Relation`, for places or mined pairs.
-        head: path of the linear layer, found by a probe batch by default. Or a layer is added after the network, which
+        head: path of the linear layer, found by a probe batch by default (a TorchScript network, whose layers cannot be
+            reached, takes "identity"). Or a layer is added after the network, which
             stays as it is: "train", one trained on the network's output (`lam.methods.added_head`), which is kept in
             memory meanwhile; or "identity", which keeps the network's embeddings. κ of the latter says little about the
             distance from the data, so its OOD score is k-NN.
@@ -139,6 +140,7 @@ def fit(
     curvature.check_scope(pairs.scope)
     lacks_margin = pairs.mining != ALL_PAIRS and pairs.triplet_margin is None
     relation = replace(pairs, triplet_margin=margin) if lacks_margin else pairs
+    head = default_head(network, head)
     refuse_dimension_of_other_head(dimension, head)
     options = structure_options(structure, max_memory, rank)
     check_layers(layers, predictive, structure, head, relation.scope, curvature)

@@ -30,7 +30,7 @@ from lam.methods.fit import (
     refuse_dimension_of_other_head,
     structure_options,
 )
-from lam.models.head import find_head, probe_output
+from lam.models.head import default_head, find_head, probe_output
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
@@ -238,12 +238,13 @@ class LaplacePosthoc(LaplaceMethod):
             )
         curvature = self.resolved(training).curvature_of(training.loss)
         options, probe = structure_options(self.structure, self.max_memory, self.rank), probe_of(dataset)
-        if self.head in ("identity", "train"):
+        head = default_head(network, self.head)
+        if head in ("identity", "train"):
             margin = margin_of(training.loss) or getattr(curvature, "margin", None)
             width = probe_output(network, probe).shape[1]
-            options.check(added_layer(self.head, width, self.dimension, margin), curvature)
+            options.check(added_layer(head, width, self.dimension, margin), curvature)
             return
-        head = find_head(network, probe, self.head)
+        head = find_head(network, probe, head)
         if self.layers == "last":
             options.check(cast(nn.Linear, network.get_submodule(head)), curvature)
             return

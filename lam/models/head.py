@@ -26,7 +26,13 @@ ADDED = "(added)"
 running = threading.RLock()
 """Held while hooks, modes or weights of a network are changed and it runs: modules may be shared between networks."""
 
+_ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
+
+
+def default_head(network: nn.Module, head: str | None) -> str | None:
+    """The head asked for; of a TorchScript network, whose layers cannot be reached, by default `identity`."""
+    return "identity" if head is None and isinstance(network, torch.jit.ScriptModule) else head
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
@@ -105,6 +111,7 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
     features = head_inputs[-1] if head_inputs else None
     if not isinstance(features, Tensor) or features.ndim != 2:
         actual = "nothing" if not head_inputs else f"shape {tuple(getattr(features, 'shape', ()))}"
+        actual += f": {_ALONE}" if getattr(features, "ndim", 0) == 1 else ""
         raise ValueError(f"features must enter head {head!r} as (N, P), got {actual}")
     return features, output
 
@@ -168,11 +175,14 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
 
 
 def run(network: nn.Module, inputs: Any) -> Any:
-    """Output of a network on a batch, on the network's own device; a batch of named inputs is passed by name.
+    """Output of a network on a batch, on the network's own device.
+
+    A batch of named inputs is passed by name; one that is alone is passed by position where the network gives it
+    another name.
 
     Raises:
         ValueError: for a network without weights, a batch that is neither tensor nor dictionary, inputs without values,
-            or of a type that the network does not take and its weights do not have.
+            names that the network does not take, or a shape or type that it does not take.
     """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -181,34 +191,61 @@ def run(network: nn.Module, inputs: Any) -> Any:
             "the network or a part of it is on the meta device, where it has shapes and no weights: make it on a "
             'device that has memory, or call network.to_empty(device="cpu") and load its weights'
         )
-    given = inputs.values() if isinstance(inputs, Mapping) else (inputs,)
-    if any(isinstance(each, Tensor) and each.is_meta for each in given):
-        raise ValueError("the inputs are on the meta device, where tensors have shapes and no values")
-    if isinstance(inputs, Tensor):
-        try:
-            return network(inputs.to(device))
-        except RuntimeError as error:
-            if parameter is None or inputs.dtype == parameter.dtype:
-                if inputs.ndim in (3, 4) and any(words in str(error) for words in ("channels", "mat1 and mat2")):
-                    raise ValueError(
-                        f"the network does not take inputs of shape {tuple(inputs.shape)} "
-                        f"({str(error).splitlines()[0]}): images are (N, C, H, W); give inputs[None] for one image "
-                        "alone, inputs.permute(0, 3, 1, 2) for (N, H, W, C)"
-                    ) from error
-                raise
-            scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
-            raise ValueError(
-                f"the network does not take inputs of {inputs.dtype} ({str(error).splitlines()[0]}): its weights are "
-                f"{parameter.dtype}, so convert them, inputs.to({parameter.dtype}){scaled}"
-            ) from error
     if isinstance(inputs, Mapping):
-        return network(
-            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        given, named = _arguments(network, inputs)
+    elif isinstance(inputs, Tensor):
+        given, named = [inputs], {}
+    else:
+        advice = ": give preprocessing(image)[None]" if hasattr(inputs, "__array_interface__") else ""
+        raise ValueError(
+            f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
         )
-    advice = ": give torch.as_tensor(inputs)" if hasattr(inputs, "__array__") else ""
-    raise ValueError(
-        f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
-    )
+    if any(isinstance(each, Tensor) and each.is_meta for each in (*given, *named.values())):
+        raise ValueError("the inputs are on the meta device, where tensors have shapes and no values")
+    try:
+        return network(*[_on(device, each) for each in given], **{name: _on(device, named[name]) for name in named})
+    except RuntimeError as error:
+        if len(given) == 1 and isinstance(given[0], Tensor) and (reason := _refusal(given[0], parameter, str(error))):
+            raise ValueError(reason) from error
+        raise
+
+
+def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Named inputs as a network takes them: by position and by name."""
+    try:
+        inspect.signature(network.forward).bind(**inputs)
+    except TypeError as error:
+        if len(inputs) == 1:
+            return list(inputs.values()), {}
+        raise ValueError(
+            f"the network must take a batch of {', '.join(inputs)} by name, it does not ({error}): wrap it in a "
+            "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
+        ) from None
+    return [], dict(inputs)
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
+    """What to write in place of inputs that a network did not take, where their type or shape is the reason."""
+    reason = error.splitlines()[0]
+    if parameter is not None and inputs.dtype != parameter.dtype:
+        scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
+        return (
+            f"the network does not take inputs of {inputs.dtype} ({reason}): its weights are {parameter.dtype}, so "
+            f"convert them, inputs.to({parameter.dtype}){scaled}"
+        )
+    if not any(words in error for words in ("channels", "mat1 and mat2", "shape")):
+        return None
+    refused = f"the network does not take inputs of shape {tuple(inputs.shape)} ({reason}): "
+    if inputs.ndim in (3, 4):
+        return (
+            f"{refused}images are (N, C, H, W); give inputs[None] for one image alone, inputs.permute(0, 3, 1, 2) for "
+            "(N, H, W, C)"
+        )
+    return f"{refused}give them as in training, with a row for each item"
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
@@ -243,19 +280,12 @@ def _runs_in(thread: int) -> bool:
 
 def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
     """`probe_output`, whatever it depends on."""
-    named = isinstance(probe, Mapping)
-    if named:
-        try:
-            inspect.signature(network.forward).bind(**probe)
-        except TypeError as error:
-            raise ValueError(
-                f"the network must take a batch of {', '.join(probe)} by name, it does not ({error}): wrap it in a "
-                "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
-            ) from None
     with evaluating(network):
         output = run(network, probe)
     if not isinstance(output, Tensor) or output.ndim != 2:
-        call = f"self.network({'**' if named else ''}inputs)"
+        if isinstance(output, Tensor) and output.ndim == 1:
+            raise ValueError(f"the batch gave shape {tuple(output.shape)}: {_ALONE}")
+        call = f"self.network({'**' if isinstance(probe, Mapping) else ''}inputs)"
         raise ValueError(
             f"the network must map a batch to embeddings (N, D), it gave {_in_words(output)}: wrap it in a module "
             f"whose forward returns them, such as {_selection(call, output)}"

@@ -194,10 +194,8 @@ def as_targets(targets: Any) -> Tensor:
     Raises:
         ValueError: for what are no numbers, such as names of classes.
     """
-    if isinstance(targets, np.ndarray):
-        targets = targets.astype(targets.dtype.newbyteorder("="), copy=False)  # torch reads no other
     try:
-        tensor = torch.as_tensor(targets)
+        tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
@@ -206,6 +204,11 @@ def as_targets(targets: Any) -> Tensor:
     if tensor.is_complex():
         raise ValueError(f"labels must be integers, and positions numbers, got {tensor.dtype}")
     return tensor if tensor.is_floating_point() else tensor.long()
+
+
+def as_native(array: np.ndarray) -> np.ndarray:
+    """An array in this machine's byte order, as torch reads no other."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def check_label_vector(labels: Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import lam
@@ -37,10 +38,30 @@ def test_labels_among_named_inputs_are_targets() -> None:
     assert torch.equal(encoder.embed(named[0]).kappa, expected.embed(batches[0]).kappa)
 
 
-def test_an_array_is_refused_with_what_to_write() -> None:
+@pytest.mark.parametrize("key", ["labels", "label"])
+def test_one_named_input_goes_to_a_network_that_calls_it_otherwise(key: str) -> None:
+    batches = make_batches()
+    named = [{"pixel_values": inputs, key: labels} for inputs, labels in batches]
+    encoder = lam.fit(make_network(), named, margin=0.7, progress=False)
+    assert torch.equal(encoder.embed(named).kappa, encoder.embed(batches).kappa)
+
+
+def test_arrays_are_read_as_tensors() -> None:
+    batches = make_batches()
+    arrays = [(inputs.numpy(), labels.numpy()) for inputs, labels in batches]
+    encoder = lam.fit(make_network(), arrays, margin=0.7, progress=False)
+    expected = encoder.embed(batches[0][0]).kappa
+    for batch in (arrays[0][0], arrays[0], {"x": arrays[0][0]}, arrays[0][0].astype(">f4")):
+        assert torch.equal(encoder.embed(batch).kappa, expected)
+
+
+def test_names_and_kinds_that_no_network_takes_are_refused_with_what_to_write() -> None:
     encoder = lam.fit(make_network(), make_batches(), margin=0.7, progress=False)
-    with pytest.raises(ValueError, match=r"got ndarray: give torch.as_tensor\(inputs\)"):
-        encoder.embed(make_batches()[0][0].numpy())
+    inputs = make_batches()[0][0]
+    with pytest.raises(ValueError, match="must take a batch of pixel_values, mask by name, it does not"):
+        encoder.embed({"pixel_values": inputs, "mask": inputs})
+    with pytest.raises(ValueError, match=r"got Image: give preprocessing\(image\)\[None\]"):
+        encoder.embed(Image.new("RGB", (8, 8)))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -51,6 +72,8 @@ def test_a_network_of_torchscript_has_a_layer_added(head: str) -> None:
     encoder = lam.fit(scripted, batches, margin=0.7, head=head, progress=False)
     expected = lam.fit(make_network(), batches, margin=0.7, head=head, progress=False)
     torch.testing.assert_close(encoder.embed(batches).mean, expected.embed(batches).mean)
+    by_default = lam.fit(scripted, batches, margin=0.7, progress=False)
+    assert head == "train" or torch.equal(by_default.embed(batches).kappa, encoder.embed(batches).kappa)
 
 
 def test_a_network_of_torchscript_is_saved_and_read(tmp_path: Path) -> None:

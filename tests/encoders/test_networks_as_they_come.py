@@ -129,9 +129,20 @@ def test_outputs_that_are_too_large_are_called_so() -> None:
         lam.fit(network, make_batches(), margin=0.7, layers="all", progress=False)
 
 
-def test_errors_of_the_network_itself_are_its_own() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+def test_rows_of_another_length_are_refused_with_their_shape() -> None:
+    with pytest.raises(ValueError, match=r"does not take inputs of shape \(16, 5\) .*a row for each item"):
         fit([(torch.randn(16, 5), torch.arange(16) % 4)])
+    with pytest.raises(ValueError, match=r"got shape \(12,\): give inputs\[None\] for one item alone"):
+        fit(make_batches()).embed(make_batches()[0][0][0])
+
+
+def test_errors_of_the_network_itself_are_its_own() -> None:
+    class Broken(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            raise RuntimeError("no space left on the device")
+
+    with pytest.raises(RuntimeError, match="^no space left on the device$"):
+        lam.fit(Broken(6, 3), make_batches(), margin=0.7, progress=False)
 
 
 @pytest.mark.parametrize(

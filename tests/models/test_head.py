@@ -168,8 +168,8 @@ def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
     assert find_head(network, UserDict(input=torch.randn(4, 5))) == ""
     with pytest.raises(
         ValueError,
-        match=r"must take a batch of ids by name, it does not \(missing a required argument: 'input'\): wrap",
+        match=r"must take a batch of ids, mask by name, it does not \(missing a required argument: 'input'\): wrap",
     ):
-        find_head(network, {"ids": torch.randn(4, 5)})
+        find_head(network, {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5)})
     with pytest.raises(ValueError, match=r'gave dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
         find_head(Several(), {"x": torch.randn(4, 5)})

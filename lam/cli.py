@@ -51,7 +51,7 @@ _EXAMPLES = """examples:
   lam index RUN FOLDER
   lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
   lam search RUN IMAGE -k 5
-  lam run texts laplace_posthoc --data.root=FILE.csv   columns text and label, or question and answer
+  lam run texts laplace_posthoc --data.root=FILE   a table with columns text and label, or question and answer
   lam search RUN --text "where is my card?"
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
   lam experiment posterior-recovery --set dimension=10 learning_rate=1e-4
@@ -278,7 +278,7 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
     enrolled = index_images(
         parsed.run,
         folder=parsed.folder,
-        listed=parsed.csv,
+        listed=parsed.listed,
         columns=_columns(parsed.columns),
         embedded=parsed.embeddings,
         factory=parsed.factory,
@@ -450,7 +450,7 @@ def _parser() -> argparse.ArgumentParser:
             "--columns",
             nargs="+",
             metavar="NAME=COLUMN",
-            help="columns of a file of texts: text, label, question, answer (default: the run's, or of these names)",
+            help="columns of a table of texts: text, label, question, answer (default: the run's, or of these names)",
         )
 
     def configured(name: str, do: Any, help: str) -> argparse.ArgumentParser:
@@ -484,7 +484,7 @@ def _parser() -> argparse.ArgumentParser:
         "Embed the images of a folder, or texts: an .npz file with mean, kappa, variance and, calibrated, a flag.",
     )
     embed.add_argument("run", help="the folder of a finished run")
-    embed.add_argument("folder", help="images, in class sub-folders or not; of a run on texts, a CSV or JSON file")
+    embed.add_argument("folder", help="images, in class sub-folders or not; of a run on texts, a table of them")
     with_columns(embed)
     embed.add_argument(
         "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
@@ -492,11 +492,14 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
     index = command("index", _index, "Fill a run's gallery anew: with images or texts, or what is embedded already.")
     index.add_argument("run", help="the folder of a finished run")
-    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not; or as --csv, of a run on texts")
+    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not; or as --list, of a run on texts")
     index.add_argument(
+        "--list",
         "--csv",
+        dest="listed",
         metavar="FILE",
-        help="a list: path, or of a run on texts text, or question and answer, and if wanted id, label and any others",
+        help="a table (CSV, JSON, .xlsx, Parquet) with path, or of a run on texts text, or question and answer, and if "
+        "wanted id, label and any others",
     )
     with_columns(index)
     index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
@@ -546,7 +549,7 @@ def _parser() -> argparse.ArgumentParser:
         "holds none of their classes)",
     )
     calibrate.add_argument(
-        "--folder", help="fresh images, or a file of texts, to calibrate on (default: the run's validation split)"
+        "--folder", help="fresh images, or a table of texts, to calibrate on (default: the run's validation split)"
     )
     calibrate.add_argument(
         "--strangers", metavar="FOLDER", help="images or texts without a match, to promise false accepts of"

@@ -314,6 +314,7 @@ class Splits:
             aside.
         gallery: what a gallery of such items is asked: of classes "which is it?", of identities "is it here?".
         answers: whether it holds answers to questions, so that none of its items is a query like those of the parts.
+        notes: what was said while they were read, such as how a table was understood.
 
     Raises:
         ValueError: If their items differ in shape or their labels in meaning.
@@ -325,6 +326,7 @@ class Splits:
     strangers: "Dataset | None" = None
     gallery: GalleryKind = "classes"
     answers: bool = False
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):

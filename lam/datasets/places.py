@@ -1,6 +1,6 @@
-"""Anyone's own photographs of places: a folder of images and a CSV file that says where each was taken.
+"""Anyone's own photographs of places: a folder of images and a table that says where each was taken.
 
-The first line of the file, places.csv in the folder, names its columns; others than these are ignored:
+The table, places.csv in the folder, names its columns; others than these are ignored:
 
     path                    of the image, below the folder
     x, y                    position in metres, or
@@ -8,7 +8,7 @@ The first line of the file, places.csv in the folder, names its columns; others 
     lat, lon                position in degrees
     role                    optional: query or database; without it every image is both
     area (or city)          optional: images of two areas never match; positions in metres need a frame for each alone
-    split                   optional: train, validation (or val) or test
+    split                   optional: train, validation (or val, valid, dev) or test (or eval)
     angle                   optional: compass angle in degrees, empty where unknown; read where angles are asked for
 
 Tested on files made here.
@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import MissingDataError, Splits, fraction_of
+from lam.datasets.base import PARTS, MissingDataError, Splits, fraction_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, check_present
 from lam.inputs.preprocessing import Preprocessing
@@ -31,7 +31,6 @@ from lam.utils.tables import Table
 
 _METRES = (("x", "y"), ("easting", "northing"))
 _DEGREES = ("lat", "lon")
-_PARTS = ("train", "validation", "test")
 _EQUATOR, _FLATTENING = 6378137.0, 1 / 298.257223563  # WGS 84
 
 
@@ -52,7 +51,7 @@ def splits(
 
     Args:
         root: the folder.
-        csv: the file, below the folder.
+        csv: the table, below the folder; see `Table.read`.
         preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
             ImageNet's at 227 pixels.
         validation: fraction of the images of each area for validation, without a column `split`.
@@ -90,7 +89,7 @@ def splits(
         angles=table.numbers("angle", unknown=True) if angles else None,
         is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
     )
-    parts = {name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(_PARTS)}
+    parts = {name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(PARTS)}
     return Splits.of(parts, "identities")
 
 
@@ -168,9 +167,9 @@ def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
 
 
 def _parts_of_column(table: Table) -> Int64[Tensor, " N"]:
-    table.check_choices("split", (*_PARTS, "val"))
-    names = [name.lower() for name in table.columns["split"]]
-    return torch.tensor([_PARTS.index("validation" if name == "val" else name) for name in names])
+    numbers = {name: number for number, names in enumerate(PARTS.values()) for name in names}
+    table.check_choices("split", tuple(numbers))
+    return torch.tensor([numbers[name.lower()] for name in table.columns["split"]])
 
 
 def _strips(

@@ -1,7 +1,7 @@
 """The items that a run searches among: how images become items, and the one durable store that they live in.
 
 item.py         one item, what its parts may be, its content hash
-image_list.py   lists of images as CSV
+image_list.py   lists of images as tables
 shards.py       embeddings of a folder as files
 embed.py        images of folders and lists, embedded
 enrolment.py    embedded images as items: ids, the gate for uncertain ones, fusion

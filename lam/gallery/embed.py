@@ -41,7 +41,7 @@ def embed_items(
 
     Args:
         encoder: of a run.
-        source: the folder; or, of an encoder of texts, a CSV or JSON file.
+        source: the folder; or, of an encoder of texts, a table of them, see `Table.read`.
         columns: of the file.
         shard: which of them; by default all.
         calibration: of the run, by whose flag it is told which cannot be judged.
@@ -98,7 +98,7 @@ def _read_texts(
     encoder: Encoder, preprocessing: TextPreprocessing, file: Path, columns: Columns | None, labelled: bool
 ) -> Texts:
     if file.is_dir():
-        raise ValueError(f"{file} is a folder, and this run takes texts: give a CSV or JSON file of them")
+        raise ValueError(f"{file} is a folder, and this run takes texts: give a table of them, such as a CSV file")
     texts = datasets.texts.read(root=file, preprocessing=preprocessing, columns=columns, labelled=labelled)
     if n_cut := sum(is_cut(encoder.network, preprocessing, text) for text in texts.texts):
         warnings.warn(f"{file}: {n_cut} of {len(texts)} texts are longer than the network reads: cut", stacklevel=3)

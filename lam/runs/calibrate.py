@@ -97,7 +97,7 @@ def calibrate_run(
             `held-out` searches one half of the held-out data. The default is `index`. Where a run held whole classes
             out, its gallery has no validation class: then the default is `held-out`, with a warning.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
-            a CSV or JSON file of them, with labels or with answers.
+            a table of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
             promised. By default they are promised of the classes that the run set aside, where these are enough for the
             target; else of images like the others, whose matches are taken out of the gallery. P(known) and the flag

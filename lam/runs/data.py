@@ -52,8 +52,11 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
         ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
             `lam.datasets.strangers.set_classes_aside`.
     """
-    with _naming_setting("--data.root=DIR"):
+    with _naming_setting("--data.root=DIR"), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
+    for each in caught:
+        warnings.warn(each.message, each.category, stacklevel=2)
+    splits = replace(splits, notes=tuple(str(each.message) for each in caught))
     if data.soft_labels is not None:
         splits.test.soft_labels = read_soft_labels(data.soft_labels, len(splits.test))
     splits = set_classes_aside(splits, data.strangers, seed=data.seed)

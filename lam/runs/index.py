@@ -54,8 +54,8 @@ def index_images(
 
     Args:
         run: the run's folder.
-        folder: images, with class sub-folders or without; of a run on texts a CSV or JSON file of them.
-        listed: a CSV file of images, see `lam.gallery.image_list`; of a run on texts, as `folder`.
+        folder: images, with class sub-folders or without; of a run on texts a table of them.
+        listed: a table of images, see `lam.gallery.image_list`; of a run on texts, as `folder`.
         columns: of a file of texts; by default those that the run was trained on, or else those of usual names.
         embedded: files of shards; see `lam.gallery.shards`.
         factory: the FAISS type.
@@ -73,7 +73,7 @@ def index_images(
             then stays as it was.
     """
     if sum(source is not None for source in (folder, listed, embedded)) != 1:
-        raise ValueError("give the images to index as one of a folder, a CSV file, or files of embeddings")
+        raise ValueError("give the images to index as one of a folder, a table, or files of embeddings")
     opened = Run(run)
     encoder = opened.encoder
     require_faiss()

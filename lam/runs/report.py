@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lam.datasets import Dataset, Texts
+from lam.datasets import Dataset, Splits, Texts
 from lam.encoders.ambiguity import SEVERAL, UNSEEN, Doubt
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
@@ -26,12 +26,12 @@ def write_plots_and_report(
     encoder: Encoder,
     evaluation: Evaluation,
     corrupted: Mapping[AnyKind, CorruptionCurve],
-    test: Dataset,
+    splits: Splits,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
     """Write plots/*.png and report.html of a run, which was evaluated on its test split; the paths of the plots."""
     (folder / "plots").mkdir(exist_ok=True)
-    pictures = list(_plots(folder / "plots", encoder, evaluation, corrupted, test, ood))
+    pictures = list(_plots(folder / "plots", encoder, evaluation, corrupted, splits.test, ood))
     data, method = configuration["data"]["name"], configuration["method"]["name"]
     write_report(
         folder / "report.html",
@@ -39,7 +39,7 @@ def write_plots_and_report(
         metrics=metrics,
         plots=pictures,
         configuration=configuration,
-        notes=list(_notes(encoder, evaluation, metrics, test)),
+        notes=[*_notes(encoder, evaluation, metrics, splits.test), *splits.notes],
         ood_score=evaluation.primary,
         ood_set=next(iter(evaluation.ood_scores), ""),
     )

@@ -182,7 +182,7 @@ def _evaluate(
     write_json(folder / METRICS, metrics)
     samples = write_samples(folder, draw_samples(splits, ood, evaluation.candidates, seed=config.seed))
     Curves.of(evaluation).save(folder)
-    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits.test, ood)
+    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits, ood)
     return _finish(folder, metrics, plots, samples)
 
 

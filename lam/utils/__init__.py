@@ -1,1 +1,1 @@
-"""Files that are whole or not there, CSV tables, processes, seeds, checks: what every room uses and none owns."""
+"""Files that are whole or not there, tables, processes, seeds, checks: what every room uses and none owns."""

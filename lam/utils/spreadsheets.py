@@ -2,29 +2,41 @@
 
 import importlib
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
-_LARGEST = 2**30  # bytes unpacked
+LARGEST = 2**30  # bytes unpacked
+_CELL = 8  # bytes of one at least
+_LAST_ROW = 2**20  # of a sheet
+_ROWS = 64  # unpacked at once, as a small file may hold one long text in all of them
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
     """The rows of the first sheet that are not empty, each with its number, padded to the width of the first.
 
     Raises:
-        ValueError: If it is no workbook, unpacks to over 1 GiB, or openpyxl is not installed.
+        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond the last of a sheet; or openpyxl is
+            not installed.
     """
-    library = _library("openpyxl", path)
+    library, rows, n_cells = _library("openpyxl", path), [], 0
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_size(path, sum(entry.file_size for entry in archive.infolist()))
+            check_size(path, sum(entry.file_size for entry in archive.infolist()))
         book = library.load_workbook(path, read_only=True, data_only=True)
         try:
-            numbered = enumerate(book.worksheets[0].iter_rows(values_only=True), 1)
-            rows = [(number, _trimmed(row)) for number, row in numbered if any(value is not None for value in row)]
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # some programs state "A1", whatever the sheet holds
+            for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                n_cells += len(row)
+                check_size(path, n_cells * _CELL)
+                if number > _LAST_ROW:
+                    raise ValueError(f"{path} has a row beyond {_LAST_ROW}, the last of a sheet: save it as CSV")
+                if any(value is not None for value in row):
+                    rows.append((number, _trimmed(row)))
         finally:
             book.close()
-    except (zipfile.BadZipFile, KeyError, IndexError, SyntaxError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, IndexError, SyntaxError, EOFError) as error:
         raise ValueError(f"{path} is no .xlsx workbook, or is damaged: {error}") from None
     width = len(rows[0][1]) if rows else 0
     return [(number, row + [None] * (width - len(row))) for number, row in rows]
@@ -36,14 +48,20 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: If it is no Parquet file, unpacks to over 1 GiB, or pyarrow is not installed.
     """
-    library = _library("pyarrow.parquet", path)
+    library, rows = _library("pyarrow.parquet", path), []
     try:
         with library.ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            _check_size(path, sum(file.metadata.row_group(group).total_byte_size for group in groups))
-            return file.read().to_pylist()
-    except (OSError, importlib.import_module("pyarrow").ArrowInvalid) as error:
+            metadata = file.metadata
+            size = metadata.num_rows * metadata.num_columns * _CELL
+            for batch in file.iter_batches(_ROWS) if size <= LARGEST else ():
+                size += batch.nbytes
+                if size > LARGEST:
+                    break
+                rows += batch.to_pylist()
+    except (OSError, ValueError, importlib.import_module("pyarrow").ArrowException) as error:
         raise ValueError(f"{path} is no Parquet file, or is damaged: {error}") from None
+    check_size(path, size)
+    return rows
 
 
 def _library(name: str, path: Path) -> Any:
@@ -53,9 +71,9 @@ def _library(name: str, path: Path) -> Any:
         raise ValueError(f"{path} needs {name.split('.')[0]}: install the extra `tables`, or save it as CSV") from None
 
 
-def _check_size(path: Path, size: int) -> None:
-    if size > _LARGEST:
-        raise ValueError(f"{path} unpacks to {size} bytes, more than {_LARGEST}: save it as CSV")
+def check_size(path: Path, size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"{path} unpacks to over {LARGEST} bytes: unpack it, or save it as CSV, which has no limit")
 
 
 def _trimmed(row: tuple[Any, ...]) -> list[Any]:

@@ -5,9 +5,9 @@ import csv
 import gzip
 import itertools
 import json
-import logging
 import math
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +19,8 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from lam.utils.spreadsheets import parquet_rows, xlsx_rows
+from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 
-_LOG = logging.getLogger(__name__)
 _LONGEST_FIELD = 2**31 - 1  # a text may be as long as it is; more does not fit a C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -50,11 +49,12 @@ class Table:
         The first line of a CSV file names its columns and shows what separates them: a comma, semicolon, tab or bar;
         a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
         A JSON file holds a list of objects, a JSON Lines file an object a line. A name that ends in .gz is unpacked.
-        The first sheet of an .xlsx workbook, and Parquet, need the extra `tables`.
+        The first sheet of an .xlsx workbook, and Parquet, need the extra `tables`. A separator that was found is said
+        by a `UserWarning`, unless it is a comma.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
-                columns; or it is no such file, or is damaged.
+                columns; or it is no such file, is damaged, or unpacks to over 1 GiB.
         """
         form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
         if form in _OBJECTS:
@@ -148,6 +148,8 @@ def _opened(path: Path) -> Iterator[TextIO]:
         with opened(path, "rb") as stream:
             if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 name = "UTF-16"
+            if opened is gzip.open:
+                check_size(path, stream.seek(LARGEST + 1))  # at most to its end
         with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
             yield stream
     except UnicodeError as error:
@@ -186,7 +188,7 @@ def _sniffed(header: str, path: Path) -> str:
     except csv.Error:  # a single column
         return ","
     if separator != ",":
-        _LOG.warning("%s: read as values separated by %s", path, _SEPARATORS[separator])
+        warnings.warn(f"{path} is read as values separated by {_SEPARATORS[separator]}", stacklevel=2)
     return separator
 
 

@@ -185,7 +185,10 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"split": "holdout"}, "split must be one of train, validation, test, val, got 'holdout' in line 2"),
+            (
+                {"split": "holdout"},
+                "split must be one of train, validation, val, .* eval, got 'holdout' in line 2",
+            ),
             ({"split": "train"}, "leaves no image for validation: name more images, or parts in a column split"),
             ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in line 2"),
             ({"path": "same.png"}, r"must name each image once, got same\.png 20 times"),

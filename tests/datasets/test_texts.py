@@ -217,6 +217,7 @@ def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     assert not set(outsiders.names) & set.union(*names)
 
 
+@pytest.mark.filterwarnings("ignore:.* is read as values separated by semicolons")
 def test_a_name_in_capitals_and_semicolons_are_read(tmp_path: Path) -> None:
     for name, separator in (("A.CSV", ","), ("b.csv", ";")):
         rows = "".join(f'"t{row}"{separator}{row % 3}\n' for row in range(30))

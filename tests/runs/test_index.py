@@ -310,7 +310,7 @@ def test_a_calibration_of_another_encoder_flags_nothing(
 def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given in ([], ["somewhere", "--csv", "list.csv"]):
         assert main(["index", str(run_copy), *given]) == 1
-        assert "give the images to index as one of a folder, a CSV file, or files of" in capsys.readouterr().err
+        assert "give the images to index as one of a folder, a table, or files of" in capsys.readouterr().err
 
 
 def test_many_images_are_searched_at_once_and_answer_as_one_by_one(

@@ -251,10 +251,13 @@ def test_a_report_on_queries_that_cannot_be_answered(run_copy: Path) -> None:
     encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.arange(4))
     evaluation = evaluate(encoder, DataLoader(test, batch_size=4), n_samples=4)
+    splits = datasets.Splits(test, test, test, notes=("a.csv is read as values separated by tabs",))
     configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
-    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {})
+    plots = write_plots_and_report(run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, splits, {})
     assert {path.stem for path in plots} == {"extremes", "kappa", "tuning"}
-    assert "4 queries have no relevant item" in (run_copy / "report.html").read_text(encoding="utf-8")
+    report = (run_copy / "report.html").read_text(encoding="utf-8")
+    assert "4 queries have no relevant item" in report
+    assert "a.csv is read as values separated by tabs" in report
 
 
 @pytest.mark.filterwarnings("ignore:κ is 1e-06 for all 4 queries")
@@ -278,8 +281,9 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
     evaluation = evaluate(encoder, loaders[0], {"noise": loaders[1]}, n_samples=4)
     evaluation.ood_embeddings["noise"].kappa[1] = 1e-7
     configuration = {"data": {"name": "digits"}, "method": {"name": "laplace_posthoc"}}
+    splits = datasets.Splits(test, test, test)
     write_plots_and_report(
-        run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, test, {"noise": outside}
+        run_copy, configuration, evaluation.metrics, encoder, evaluation, {}, splits, {"noise": outside}
     )
     assert drawn["extremes"]["kappa"].equal(evaluation.embeddings.kappa)
     assert all(isinstance(verdict, bool) for verdict in drawn["extremes"]["verdict"])

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ def of_gallery(run: Path) -> list[tuple[str, str, dict[str, str]]]:
 LISTED = ("body,kind,id,page", "fur and paw,cats,a,3", "rail or track,trains,b,", "flour,,c,4")
 
 
-@pytest.mark.parametrize("option", ["--csv", None])
+@pytest.mark.parametrize("option", ["--list", "--csv", None])
 def test_a_list_of_texts_is_indexed_with_what_is_known(
     run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str | None
 ) -> None:
@@ -146,6 +147,49 @@ def test_a_list_of_texts_is_indexed_with_what_is_known(
     ]
     (item,) = search(run_copy, texts=["rail or track"], k=1).items[0]
     assert (item.id, item.path) == ("b", f"{listed}:3")
+
+
+def _as_workbook(path: Path, rows: list[dict[str, str]]) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (rows[0], *(row.values() for row in rows)):
+        book.active.append(list(row))
+    book.save(path)
+
+
+def _as_parquet(path: Path, rows: list[dict[str, str]]) -> None:
+    table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+
+
+def _as_semicolons(path: Path, rows: list[dict[str, str]]) -> None:
+    csv_of(path, ";".join(rows[0]), *(";".join(row.values()) for row in rows))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.xlsx", _as_workbook), ("a.parquet", _as_parquet), ("a.csv", _as_semicolons)]
+)
+def test_a_table_goes_through_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, write: Callable[[Path, list[dict[str, str]]], None]
+) -> None:
+    rows = json.loads(topics(tmp_path / "topics.json").read_text())
+    table, run = tmp_path / name, tmp_path / "run"
+    write(table, rows)
+    words = ["--network.name=bag_of_words", "--network.dimension=8", "--training.epochs=3", "--evaluation.n_samples=8"]
+    words += [f"--data.root={table}", f"--output={run}", "--accelerator=cpu"]
+    assert main(["run", "texts", "laplace_posthoc", *words, "--quiet"]) == 0
+    separator = f"{table} is read as values separated by semicolons"
+    assert (separator in (run / "report.html").read_text(encoding="utf-8")) is (name == "a.csv")
+    assert main(["index", str(run), "--list", str(table), "--quiet"]) == 0
+    assert main(["embed", str(run), str(table), "-o", str(tmp_path / "a.npz"), "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "120 texts: " in said.out
+    assert (separator in said.err) is (name == "a.csv")
+    assert len(np.load(tmp_path / "a.npz")["mean"]) == 120
+    (hit,) = search(run, texts=[rows[0]["text"]], k=1).items[0]
+    assert (hit.text, hit.label) == (rows[0]["text"], "cats")
+    assert hit.path == f"{table}:{1 if name == 'a.parquet' else 2}"
 
 
 def test_columns_that_are_not_there_are_said(
@@ -164,7 +208,7 @@ def test_columns_that_are_not_there_are_said(
             capsys.readouterr().err
         )
     assert main(["index", str(run_copy), str(tmp_path), "--quiet"]) == 1
-    assert "is a folder, and this run takes texts: give a CSV or JSON file of them" in capsys.readouterr().err
+    assert "is a folder, and this run takes texts: give a table of them, such as a CSV file" in capsys.readouterr().err
     assert of_gallery(run_copy) == before
 
 

@@ -4,11 +4,15 @@ import csv
 import gzip
 import json
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lam.utils.tables import Table
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* is read as values separated by")
 
 _COLUMNS = {"text": ["one, two", "three"], "label": ["a", "b"]}
 
@@ -51,10 +55,11 @@ def test_a_single_column_may_hold_separators(tmp_path: Path) -> None:
     assert Table.read(tmp_path / "a.csv").columns == {"text": ["a;b", "c|d"]}
 
 
-def test_the_separator_found_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.filterwarnings("default:.* is read as values")
+def test_the_separator_found_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(_csv(";"))
-    Table.read(tmp_path / "a.csv")
-    assert "a.csv: read as values separated by semicolons" in caplog.text
+    with pytest.warns(UserWarning, match="a.csv is read as values separated by semicolons"):
+        Table.read(tmp_path / "a.csv")
 
 
 def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +114,86 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         arrow.table({**_COLUMNS, "n": [3, None]}), tmp_path / "a.parquet"
     )
     assert Table.read(tmp_path / "a.parquet").columns == {**_COLUMNS, "n": ["3", ""]}
+
+
+_SHEET = """<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{}</worksheet>"""
+
+
+def _workbook(path: Path, sheet: str) -> Path:
+    """A workbook whose sheet is of another program."""
+    pytest.importorskip("openpyxl").Workbook().save(path.with_suffix(".zip"))
+    with (
+        zipfile.ZipFile(path.with_suffix(".zip")) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for entry in source.namelist():
+            target.writestr(entry, _SHEET.format(sheet) if "sheet1" in entry else source.read(entry))
+    return path
+
+
+def test_a_workbook_that_states_a_wrong_size_is_read(tmp_path: Path) -> None:
+    cells = "".join(f'<row r="{row}"><c r="A{row}"><v>{row}</v></c><c r="B{row}"><v>3</v></c></row>' for row in (1, 2))
+    path = _workbook(tmp_path / "a.xlsx", f'<dimension ref="A1"/><sheetData>{cells}</sheetData>')
+    assert Table.read(path).columns == {"1": ["2"], "3": ["3"]}
+
+
+def _bomb_of_text(path: Path) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    text = arrow.DictionaryArray.from_arrays(arrow.array([0] * 4096, arrow.int32()), ["x" * 2**18])
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": text}), path, store_schema=False)
+    return path
+
+
+def _bomb_of_nulls(path: Path) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": arrow.nulls(2**28)}), path)
+    return path
+
+
+def _bomb_of_zip(path: Path) -> Path:
+    _workbook(path, "")
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("xl/media", "w") as entry:
+        for _ in range(64):
+            entry.write(bytes(2**24))
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "bomb"), [("a.parquet", _bomb_of_text), ("a.parquet", _bomb_of_nulls), ("a.xlsx", _bomb_of_zip)]
+)
+def test_what_unpacks_to_over_a_gibibyte_is_refused(tmp_path: Path, name: str, bomb: Callable[[Path], Path]) -> None:
+    path = bomb(tmp_path / name)
+    assert path.stat().st_size < 2**21
+    with pytest.raises(ValueError, match=f"{name} unpacks to over {2**30} bytes: unpack it, or save it as CSV"):
+        Table.read(path)
+
+
+def _row(number: int, column: str) -> str:
+    return f'<row r="{number}"><c r="{column}{number}"><v>1</v></c></row>'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv.gz", gzip.compress(b"text\n" + b"a\n" * 50_000), "unpacks to over 100000 bytes"),
+        ("wide.xlsx", "".join(_row(number, "ZZZ") for number in range(1, 9)), "unpacks to over 100000 bytes"),
+        ("high.xlsx", _row(1, "A") + _row(10**12, "A"), "has a row beyond 1000, the last of a sheet: save it as CSV"),
+    ],
+    ids=("gzip", "wide", "high"),
+)
+def test_little_files_of_large_tables_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | str, message: str
+) -> None:
+    monkeypatch.setattr("lam.utils.tables.LARGEST", 100_000)
+    monkeypatch.setattr("lam.utils.spreadsheets.LARGEST", 100_000)
+    monkeypatch.setattr("lam.utils.spreadsheets._LAST_ROW", 1000)
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        _workbook(tmp_path / name, f"<sheetData>{content}</sheetData>")
+    with pytest.raises(ValueError, match=message):
+        Table.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(("name", "library"), [("a.xlsx", "openpyxl"), ("a.parquet", "pyarrow.parquet")])

@@ -22,6 +22,7 @@ from torch.utils import data
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
 from lam.utils.checks import check_at_least, integers
+from lam.utils.notes import Note
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
@@ -385,7 +386,7 @@ def carve_missing(
     """The parts `train`, `validation` and `test`: those that are missing carved at random out of `train`.
 
     Each part gets items of each class in proportion. Small classes would leave a part's items without a match: then
-    each part gets whole classes instead, with a warning, as is usual for faces and products.
+    each part gets whole classes instead, with a note, as is usual for faces and products.
 
     Args:
         parts: by name, `train` at least.
@@ -410,10 +411,11 @@ def carve_missing(
         n_classes = [max(2, fraction_of(int((counts > 1).sum()), share, name=part)) for part, share in missing.items()]
         if sum(n_classes) + 2 <= (counts > 1).sum():
             carved = _carve_classes(parts["train"], classes[counts > 1], n_classes, seed=seed)
+            held_out = " and ".join(f"{n} for {part}" for part, n in zip(missing, n_classes, strict=True))
             warnings.warn(
-                f"{source} has few items a class, {int(counts.median())} in the middle: whole classes, "
-                f"{' and '.join(map(str, n_classes))} of the {int((counts > 1).sum())} with two items or more, are "
-                f"held out for {' and '.join(missing)}, so that their items can find each other",
+                f"{source} has few items a class ({int(counts.median())}): of the {int((counts > 1).sum())} classes "
+                f"with two or more, {held_out} are held out as a whole, so that their items can find each other",
+                Note,
                 stacklevel=3,
             )
     *held_out, train = carved

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lam.datasets import FolderImages, MissingDataError, load, load_ood
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.notes import Note
 
 SMALL = Preprocessing(size=10, crop=8)
 
@@ -157,10 +158,8 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
 def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(
-        UserWarning,
-        match=f"few items a class, {size} in the middle: whole classes, {held_out} and {held_out} of the {n_classes}",
-    ):
+    said = rf"few items a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
+    with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
     assert [len(of_part[name]) for name in ("validation", "test")] == [held_out, held_out]

@@ -28,6 +28,7 @@ from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.runs.run import run
+from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
@@ -441,7 +442,7 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
     settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
     settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
-    with pytest.warns(UserWarning, match="few items a class, 4 in the middle: whole classes, 2 and 2 of the 12"):
+    with pytest.warns(Note, match=r"few items a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
     with pytest.warns(UserWarning, match="the gallery holds none of the 2 validation classes: one half of their 8"):

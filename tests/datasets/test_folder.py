@@ -167,6 +167,20 @@ def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: 
     assert all(len(part) == size * len(of_part[name]) for name, part in parts.parts().items())
 
 
+@pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
+def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
+    make(tmp_path, {f"person {number}": size for number in range(n_classes)})
+    with pytest.warns(Note, match=rf"has few items a class \({size}\): pairs of one class are held out, [35] for test"):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
+    counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
+    assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
+    files = [file for part in parts.values() for file in part.files]
+    assert len(files) == len(set(files)) == n_classes * size
+    with pytest.warns(Note):
+        again = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert again.validation.files == parts["validation"].files
+
+
 @pytest.mark.parametrize("size", [1, 8])
 def test_classes_of_one_item_or_of_many_are_in_every_part(tmp_path: Path, size: int) -> None:
     make(tmp_path, {f"thing {number}": size for number in range(12)})

@@ -431,7 +431,6 @@ def test_a_gallery_that_cannot_serve_is_refused(
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:.* has few items a class")
 def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_path: Path) -> None:
     gray = torch.Generator().manual_seed(0)
     for number in range(12):

@@ -16,6 +16,7 @@ import yaml
 from lam import __version__
 from lam.service.hangups import hangups_waiting
 from lam.utils import distributed
+from lam.utils.notes import Note
 
 DEMOS = {
     "digits": ("digits", "laplace_posthoc"),
@@ -95,7 +96,9 @@ def _execute(arguments: list[str]) -> int:
     if rest and parsed.command not in RUNS:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+        warnings.showwarning = lambda message, category, *_, **__: _complain(
+            f"{'note' if issubclass(category, Note) else 'warning'}: {message}"
+        )
         try:
             if "run" in parsed:
                 from lam.runs.folder import run_at

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lam.datasets import FolderImages, MissingDataError, load, load_ood
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.notes import Note
 
 SMALL = Preprocessing(size=10, crop=8)
 
@@ -157,15 +158,27 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
 def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(
-        UserWarning,
-        match=f"few items a class, {size} in the middle: whole classes, {held_out} and {held_out} of the {n_classes}",
-    ):
+    said = rf"few items a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
+    with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
     assert [len(of_part[name]) for name in ("validation", "test")] == [held_out, held_out]
     assert sum(map(len, of_part.values())) == len(set().union(*of_part.values())) == n_classes
     assert all(len(part) == size * len(of_part[name]) for name, part in parts.parts().items())
+
+
+@pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
+def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
+    make(tmp_path, {f"person {number}": size for number in range(n_classes)})
+    with pytest.warns(Note, match=rf"has few items a class \({size}\): pairs of one class are held out, [35] for test"):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
+    counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
+    assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
+    files = [file for part in parts.values() for file in part.files]
+    assert len(files) == len(set(files)) == n_classes * size
+    with pytest.warns(Note):
+        again = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert again.validation.files == parts["validation"].files
 
 
 @pytest.mark.parametrize("size", [1, 8])

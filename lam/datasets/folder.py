@@ -1,8 +1,9 @@
 """Anyone's own images: a folder with one sub-folder a class, read file by file.
 
-The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower
-case. Where root holds one folder alone, with folders of its own, as an unpacked archive does, that one is read. Without
-classes, or of one class alone, no two images match. Data sets with annotations of their own do not live here.
+The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
+Where root holds one folder alone, with folders of its own, as an unpacked archive does, that one is read. Where root or
+a part holds a COCO file, its categories are the classes. Without classes, or of one class alone, no two images match.
+Data sets with annotations of another form do not live here.
 """
 
 import warnings
@@ -16,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing
+from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
@@ -146,7 +148,7 @@ def _resolved(root: str | Path) -> Path:
 def _unwrapped(root: Path) -> Path:
     """The folder of the classes or parts, where it lies alone in another."""
     inner = list(_folders(root))
-    if len(inner) != 1 or _part_folders(root) or not any(_folders(inner[0])):
+    if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
         return root
     if any(_is_image(path) for folder in (root, inner[0]) for path in folder.iterdir()):
         return root
@@ -179,6 +181,8 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     left_out: dict[str, list[Path]] = {}
+    if (labels := coco_file(folder)) is not None:
+        return coco_classes(labels, _image_files(folder, left_out))
     classes: dict[str, list[Path]] = {}
     for path in _folders(folder):  # a Mac may write an accented letter as two characters
         classes.setdefault(normalize("NFC", path.name), []).extend(_image_files(path, left_out))

@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lam.datasets import FolderImages, MissingDataError, load, load_ood
+from lam.datasets import FolderImages, MissingDataError, folder, load, load_ood
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.notes import Note
 
@@ -145,10 +146,10 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
 def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
     make(tmp_path, {"cat": 10, "dog": 10})
     make(tmp_path / "cat", {"@eaDir/0.png": 2, "#recycle": 1})
-    make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1})
+    make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1, "@Recently-Snapshot/cat": 2})
     for name in ("Thumbs.db", "desktop.ini", "SYNOPHOTO_THUMB_M.jpg", "._0.png"):
         (tmp_path / "dog" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r": 11 file\(s\) are of the system and are left out: ") as told:
+    with pytest.warns(UserWarning, match=r": 13 file\(s\) are of the system and are left out: ") as told:
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert len(told) == 1
     assert parts.train.classes == ("cat", "dog")
@@ -305,3 +306,23 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
         Image.new("L", (4, 4)).save(folder / "a.png")
     with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume', whose name is not in UTF-8: rename it"):
         load("folder", root=tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["", "train/"])
+def test_a_folder_that_lies_alone_in_another_is_read(tmp_path: Path, inside: str) -> None:
+    make(tmp_path / "archive" / "photos", {f"{inside}cat": 10, f"{inside}dog": 10})
+    make(tmp_path / "archive" / "__MACOSX" / "photos", {"cat": 1})
+    said = "archive holds the folder photos alone: its folders are read as classes"
+    with pytest.warns(UserWarning, match=said):
+        assert load("folder", root=tmp_path / "archive", preprocessing=SMALL).train.classes == ("cat", "dog")
+    if not inside:
+        with pytest.warns(UserWarning, match=said):
+            assert folder.read(root=tmp_path / "archive", preprocessing=SMALL).classes == ("cat", "dog")
+
+
+def test_names_of_classes_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+    make(tmp_path, {normalize("NFD", "Café"): 5, "Bar": 10})
+    make(tmp_path, {"Café": 5}, offset=9)
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("Bar", "Café")
+    assert sum(map(len, parts.parts().values())) == 20

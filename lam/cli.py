@@ -23,7 +23,7 @@ DEMOS = {
     "text": ("docstrings", "laplace_posthoc"),
     "images": ("spots", "laplace_posthoc"),
 }
-_DEMO_OPTIONS = {"digits": ["--network.dimension=16"]}  # three, as in the paper, know drawn digits less well
+_DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # three, as in the paper, know drawn digits less well
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for

@@ -20,6 +20,7 @@ from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, c
 from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
+from lam.utils.notes import Note
 
 _SUFFIXES = frozenset(  # of the formats that `open_image` reads
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -152,7 +153,7 @@ def _unwrapped(root: Path) -> Path:
         return root
     if any(_is_image(path) for folder in (root, inner[0]) for path in folder.iterdir()):
         return root
-    warnings.warn(f"{root} holds the folder {inner[0].name} alone: its folders are read as classes", stacklevel=4)
+    warnings.warn(f"{root} holds the folder {inner[0].name} alone: its folders are read as classes", Note, stacklevel=4)
     return _unwrapped(inner[0])
 
 
@@ -273,7 +274,7 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
             + (", ..." if len(files) > 5 else "")
             for reason, files in found
         )
-        warnings.warn(f"{folder}: {said}", stacklevel=3)
+        warnings.warn(f"{folder}: {said}", Note, stacklevel=3)
 
 
 def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

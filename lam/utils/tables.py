@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from lam.utils.notes import Note
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 from lam.utils.tasks import are_tasks, rows_of_tasks
 
@@ -51,7 +52,7 @@ class Table:
         a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
         A JSON file holds a list of objects, or the tasks of a labelling tool (`lam.utils.tasks`), a JSON Lines file an
         object a line. A name that ends in .gz is unpacked. The first sheet of an .xlsx workbook, and Parquet, need the
-        extra `tables`. A separator that was found is said by a `UserWarning`, unless it is a comma.
+        extra `tables`. A separator that was found is said by a `Note`, unless it is a comma.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
@@ -191,7 +192,7 @@ def _sniffed(header: str, path: Path) -> str:
     except csv.Error:  # a single column
         return ","
     if separator != ",":
-        warnings.warn(f"{path} is read as values separated by {_SEPARATORS[separator]}", stacklevel=2)
+        warnings.warn(f"{path} is read as values separated by {_SEPARATORS[separator]}", Note, stacklevel=2)
     return separator
 
 

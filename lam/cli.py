@@ -16,12 +16,14 @@ import yaml
 from lam import __version__
 from lam.service.hangups import hangups_waiting
 from lam.utils import distributed
+from lam.utils.notes import Note
 
 DEMOS = {
     "digits": ("digits", "laplace_posthoc"),
     "text": ("docstrings", "laplace_posthoc"),
     "images": ("spots", "laplace_posthoc"),
 }
+_DEMO_OPTIONS = {"digits": ["--network.dimension=16"]}  # three, as in the paper, know drawn digits less well
 RUNS = ("run", "demo", "sweep")
 FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
@@ -94,7 +96,9 @@ def _execute(arguments: list[str]) -> int:
     if rest and parsed.command not in RUNS:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+        warnings.showwarning = lambda message, category, *_, **__: _complain(
+            f"{'note' if issubclass(category, Note) else 'warning'}: {message}"
+        )
         try:
             if "run" in parsed:
                 from lam.runs.folder import run_at
@@ -182,7 +186,7 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     if name not in DEMOS:
         raise ValueError(f"there is no demo {name}; allowed: {', '.join(DEMOS)}")
     parsed.config = DEMOS[name]
-    folder = _run(parsed, overrides)
+    folder = _run(parsed, [*_DEMO_OPTIONS.get(name, []), *overrides])
     if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets

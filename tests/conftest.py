@@ -22,7 +22,7 @@ from tests.milvus_servers import MilvusServer, milvus_command
 if TYPE_CHECKING:
     from lam.runs.config import RunConfig
 
-TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8")
+TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "--network.dimension=3")
 """Settings under which the demo takes about a second."""
 
 

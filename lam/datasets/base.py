@@ -8,7 +8,7 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from torch.utils import data
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
 from lam.utils.checks import check_at_least, integers
+from lam.utils.notes import Note
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
@@ -30,6 +31,7 @@ GalleryKind = Literal["classes", "identities"]
 PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
 """What a folder or a file of each part may be called."""
 
+_LEAST_TRAINED_ON = 5  # items that pairs may leave to train on, as a run asks for
 _PER_CLASS = 4  # items of one class where there are too many classes to draw from each
 
 
@@ -387,7 +389,8 @@ def carve_missing(
     """The parts `train`, `validation` and `test`: those that are missing carved at random out of `train`.
 
     Each part gets items of each class in proportion. Small classes would leave a part's items without a match: then
-    each part gets whole classes instead, with a warning, as is usual for faces and products.
+    each part gets whole classes instead, as is usual for faces and products, or, of fewer than six classes, pairs of
+    items of one class. A note says so.
 
     Args:
         parts: by name, `train` at least.
@@ -405,37 +408,66 @@ def carve_missing(
         raise ValueError(
             f"{source} has {len(parts['train'])} items, too few to carve {' and '.join(missing)} out of them"
         )
-    carved = carve(parts["train"], sizes, seed=seed)
-    matched = _share_matched(parts["train"])
-    if by_class and any(_share_matched(part) < matched / 2 for part in carved):
-        classes, counts = parts["train"].labels.unique(return_counts=True)
-        n_classes = [max(2, fraction_of(int((counts > 1).sum()), share, name=part)) for part, share in missing.items()]
-        if sum(n_classes) + 2 <= (counts > 1).sum():
-            carved = _carve_classes(parts["train"], classes[counts > 1], n_classes, seed=seed)
-            warnings.warn(
-                f"{source} has few items a class, {int(counts.median())} in the middle: whole classes, "
-                f"{' and '.join(map(str, n_classes))} of the {int((counts > 1).sum())} with two items or more, are "
-                f"held out for {' and '.join(missing)}, so that their items can find each other",
-                stacklevel=3,
-            )
+    dataset = parts["train"]
+    carved = carve(dataset, sizes, seed=seed)
+    if by_class and any(_share_matched(part) < _share_matched(dataset) / 2 for part in carved):
+        carved = _carve_matched(dataset, missing, seed=seed, source=source) or carved
     *held_out, train = carved
     return {**parts, **dict(zip(missing, held_out, strict=True)), "train": train}
+
+
+def _carve_matched(
+    dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
+) -> tuple[Items, ...] | None:
+    """Subsets of these shares whose items have matches, and the one of all that remains; None where there are too few.
+
+    Each holds whole classes; where there are too few of these, pairs of items.
+    """
+    classes, counts = dataset.labels.unique(return_counts=True)
+    classes, order = classes[counts > 1], torch.Generator().manual_seed(seed)
+    n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
+    sizes = [max(3, fraction_of(len(dataset), share, name=part)) for part, share in shares.items()]
+    if sum(n_classes) + 2 <= len(classes):
+        drawn = classes[torch.randperm(len(classes), generator=order)][: sum(n_classes)].split(n_classes)
+        held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
+        how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
+    elif len(classes) > 1 and sum(sizes) + _LEAST_TRAINED_ON <= len(dataset):
+        left = {label: items.tolist() for label, items in _shuffled_by_class(dataset.labels, order).items()}
+        held_out = [torch.tensor(_drawn_in_pairs(left, size)).sort().values for size in sizes]
+        how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
+    else:
+        return None
+    said = f"{source} has few items a class ({int(counts.median())}): {how}, so that their items can find each other"
+    warnings.warn(said, Note, stacklevel=4)
+    rest = torch.ones(len(dataset), dtype=torch.bool)
+    rest[torch.cat(held_out)] = False
+    return tuple(dataset.subset(part) for part in (*held_out, rest.nonzero().flatten()))
+
+
+def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
+    return " and ".join(f"{number} for {part}" for part, number in zip(parts, numbers, strict=True))
+
+
+def _shuffled_by_class(labels: Int64[Tensor, " N"], generator: torch.Generator) -> dict[int, Tensor]:
+    order = torch.randperm(len(labels), generator=generator)
+    return {label: order[labels[order] == label] for label in labels.unique().tolist()}
+
+
+def _drawn_in_pairs(left: dict[int, list[int]], size: int) -> list[int]:
+    """Positions taken out of what is left of the classes, two at a time of the class with most left, of two classes."""
+    drawn, last = list[int](), None
+    while len(drawn) < size:
+        last = max((label for label in left if label != last), key=lambda label: len(left[label]))
+        count = min(2, size - len(drawn))
+        drawn += left[last][:count]
+        left[last] = left[last][count:]
+    return drawn
 
 
 def _share_matched(dataset: Dataset) -> float:
     """The share of the items that share their label with another."""
     counts = dataset.labels.unique(return_counts=True)[1]
     return float(counts[counts > 1].sum()) / max(1, len(dataset))
-
-
-def _carve_classes(
-    dataset: Items, classes: Int64[Tensor, " C"], sizes: Sequence[int], *, seed: int
-) -> tuple[Items, ...]:
-    """Random subsets with these numbers of whole classes; the last subset holds all other items."""
-    order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
-    masks = [torch.isin(dataset.labels, drawn) for drawn in order[: sum(sizes)].split(list(sizes))]
-    masks.append(~torch.stack(masks).any(0))
-    return tuple(dataset.subset(mask.nonzero().flatten()) for mask in masks)
 
 
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:

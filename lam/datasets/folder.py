@@ -1,20 +1,23 @@
 """Anyone's own images: a folder with one sub-folder a class, read file by file.
 
-The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower
-case. Without classes, or of one class alone, no two images match. Data sets with annotations of their own do not live
-here.
+The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
+Where root holds one folder alone, with folders of its own, as an unpacked archive does, that one is read. Where root or
+a part holds a COCO file, its categories are the classes. Without classes, or of one class alone, no two images match.
+Data sets with annotations of another form do not live here.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing
+from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 
@@ -139,7 +142,18 @@ def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise MissingDataError(f"there is no folder {root}; give the folder that has one sub-folder a class")
-    return root.resolve()
+    return _unwrapped(root.resolve())
+
+
+def _unwrapped(root: Path) -> Path:
+    """The folder of the classes or parts, where it lies alone in another."""
+    inner = list(_folders(root))
+    if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
+        return root
+    if any(_is_image(path) for folder in (root, inner[0]) for path in folder.iterdir()):
+        return root
+    warnings.warn(f"{root} holds the folder {inner[0].name} alone: its folders are read as classes", stacklevel=4)
+    return _unwrapped(inner[0])
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -167,7 +181,11 @@ def _part_folders(root: Path) -> dict[str, Path]:
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     left_out: dict[str, list[Path]] = {}
-    classes = {path.name: _image_files(path, left_out) for path in _folders(folder)}
+    if (labels := coco_file(folder)) is not None:
+        return coco_classes(labels, _image_files(folder, left_out))
+    classes: dict[str, list[Path]] = {}
+    for path in _folders(folder):  # a Mac may write an accented letter as two characters
+        classes.setdefault(normalize("NFC", path.name), []).extend(_image_files(path, left_out))
     if not classes:
         if not (files := image_files(folder)):
             raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
@@ -222,7 +240,8 @@ def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
 _OF_SYSTEM = "are of the system"
 _SYSTEM = frozenset(
     (
-        *("@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "__macosx", "$recycle.bin", "recycler"),
+        *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "recycler", "trashbox", "__macosx"),
+        *("#snapshot", "~snapshot", "@recently-snapshot", "lost+found", "lost.dir"),
         *("system volume information", "network trash folder", "temporary items", "found.000", "__pycache__"),
         *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
     )

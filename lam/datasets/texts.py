@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from jaxtyping import Bool, Int64, UInt8
@@ -36,6 +37,8 @@ class Columns:
         question: of questions that are searched for, and whose right answer is the one beside them.
         answer: of answers, which are what is searched.
 
+    The default names may be in upper or lower case.
+
     Raises:
         ValueError: for a question without an answer or the other way round, or both a text and a question.
     """
@@ -62,13 +65,15 @@ class Columns:
         Raises:
             ValueError: where a named one, or with `labelled` one that is needed, is missing.
         """
+        usual = {name.lower(): name for name in table.columns} | {name: name for name in table.columns}
         text, label, question, answer = self.text, self.label, self.question, self.answer
-        if text is None and question is None and "question" in table and "answer" in table:
-            question, answer = "question", "answer"
+        if text is None and question is None and "question" in usual and "answer" in usual:
+            question, answer = usual["question"], usual["answer"]
         if question is None:
-            text = text or ("question" if "question" in table and "text" not in table else "text")
-        if label is None and ("label" in table or (labelled and question is None)):
-            label = "label"
+            default = "question" if "question" in usual and "text" not in usual else "text"
+            text = text or usual.get(default, default)
+        if label is None and ("label" in usual or (labelled and question is None)):
+            label = usual.get("label", "label")
         needed = [name for name in (text, label, question, answer) if name is not None]
         if absent := [name for name in needed if name not in table]:
             raise ValueError(
@@ -316,10 +321,10 @@ def _rows(table: Table, columns: Columns, column: str | None, *, labelled: bool 
         keys = _filled(table, key) if labelled else table.columns[key]
     used = (columns.text, columns.label, columns.question, columns.answer)
     others = {name: values for name, values in table.columns.items() if name and name not in used}
-    return [
-        _Row(text, keys[row], {name: of[row] for name, of in others.items() if of[row]}, f"{table.path}:{line}")
-        for row, (text, line) in enumerate(zip(texts, table.lines, strict=True))
-    ]
+    metadata = [{name: of[row] for name, of in others.items() if of[row]} for row in range(len(texts))]
+    composed = [normalize("NFC", key) for key in keys]
+    paths = [f"{table.path}:{line}" for line in table.lines]
+    return list(map(_Row, texts, composed, metadata, paths))
 
 
 def _distinct(rows: Sequence[_Row]) -> list[_Row]:

@@ -1,5 +1,6 @@
 """`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -17,7 +18,7 @@ from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
-from lam.encoders.tuning import Trial, Tuning, calibrate_scale
+from lam.encoders.tuning import CLIPPED_LIMIT, Replaced, Trial, Tuning, calibrate_scale, complaint, replaced_by_best
 from lam.hessians.accumulate import curvature_in_batches, targets_of
 from lam.hessians.batch import check_feature_values
 from lam.models.head import ADDED, features_and_output
@@ -29,6 +30,7 @@ from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
 from lam.utils.checks import check_choice
+from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings, Mean
 
 _OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
@@ -141,6 +143,7 @@ class BayesianEncoder(Encoder):
         *,
         is_query: Bool[Tensor, " N"] | None = None,
         relevant_within: float | None = None,
+        alternatives: Iterable[Posterior] = (),
         **options: Any,
     ) -> None:
         """Choose the likelihood scale or the prior precision; h stays as it is.
@@ -154,6 +157,9 @@ class BayesianEncoder(Encoder):
             loader: held-out batches with labels, never the data that are reported.
             by: what to optimise.
             is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
+            alternatives: of `calibration`: posteriors over the same layer, by curvatures that are never negative. Where
+                clipped weights make most of the predictive variance they are read and tuned, and the one of the best
+                score is taken.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
                 `refinements` of `lam.encoders.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
                 is moved once in the direction in which the evidence rises, in place of the maximum.
@@ -182,7 +188,14 @@ class BayesianEncoder(Encoder):
             check_labels(targets)
         relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
         options = {"n_samples": self.n_samples, **options}
-        self.posterior, self.tuning = calibrate_scale(self.posterior, entering, relevance, **options)
+        tuned = calibrate_scale(self.posterior, entering, relevance, **options)
+        tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []
+        others = [calibrate_scale(other, entering, relevance, **options) for other in tried]
+        self.posterior, self.tuning, _ = replaced_by_best(tuned, others)
+        if problem := complaint(self.posterior, self.tuning, others=bool(others)):
+            warnings.warn(problem, stacklevel=2)
+        elif remark := self.tuning.remark:
+            warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
         """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
@@ -290,7 +303,9 @@ class BayesianEncoder(Encoder):
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
-            encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials})
+            replaced = settings["tuning"]["replaced"]
+            replaced = None if replaced is None else Replaced(**replaced)
+            encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials, "replaced": replaced})
         if settings["recommendation"] is not None:
             encoder.recommendation = Recommendation(**settings["recommendation"])
         return encoder

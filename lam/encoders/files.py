@@ -27,7 +27,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = 4
+FORMAT = 5
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 AMBIGUITY = "ambiguity.safetensors"
 

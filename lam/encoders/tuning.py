@@ -1,16 +1,16 @@
 """Choosing the likelihood scale of a posterior on held-out data."""
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses import ContrastiveCurvature
+from lam.hessians.losses import ContrastiveCurvature, to_settings
 from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
@@ -20,13 +20,13 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""Tuning warns where clipped weights make a larger share of the predictive variance than this."""
+"""Where clipped weights make a larger share of the predictive variance than this, κ says little."""
 
 COSINE_LIMIT = 0.9
 """Tuning warns where the mean of samples points elsewhere than the network: a cosine below this, on average."""
 
 FLAT_DECADES = 3
-"""Tuning warns where the held-out data cannot tell scales that are more than so many powers of ten apart."""
+"""Held-out data that cannot tell scales so many powers of ten apart do not say how wide the posterior should be."""
 
 _DEPTH = 10
 
@@ -73,6 +73,21 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """A curvature in place of which a posterior was fitted by another, as clipped weights made most of the variance.
+
+    Attributes:
+        curvature: its name and settings.
+        clipped_share: the share of the predictive variance due to clipped weights, at the best scale.
+        score: log score at that scale.
+    """
+
+    curvature: dict[str, Any]
+    clipped_share: float
+    score: float
+
+
+@dataclass(frozen=True)
 class Tuning:
     """The likelihood scales that were tried, and the chosen one.
 
@@ -80,11 +95,17 @@ class Tuning:
         likelihood_scale: the scale s that was chosen.
         trials: every s that was tried, in rising order of s.
         direction_cosine: with that s, the mean cosine between the network's direction and that of the mean of samples.
+        clipped_share: with that s, the share of the predictive variance due to weights with a negative curvature.
+        n_queries: how many held-out queries judged the scales.
+        replaced: the curvature that the posterior was fitted by before, where that was of no use.
     """
 
     likelihood_scale: float
     trials: tuple[Trial, ...]
     direction_cosine: float
+    clipped_share: float
+    n_queries: int
+    replaced: Replaced | None = None
 
     @property
     def chosen(self) -> Trial:
@@ -96,6 +117,28 @@ class Tuning:
         """The least and the greatest scale that was tried whose score is within one standard error of the best."""
         scales = [trial.scale for trial in self.trials if trial.within_error]
         return scales[0], scales[-1]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the held-out data do not say how wide the posterior should be."""
+        low, high = self.interval
+        return math.log10(high / low) >= FLAT_DECADES or self.likelihood_scale == self.trials[-1].scale
+
+    @property
+    def remark(self) -> str | None:
+        """What tuning decided by itself and what that means, in one line; None where it had nothing to decide."""
+        said: list[str] = []
+        if self.replaced is not None:
+            said.append(
+                f"the posterior was fitted again, as {self.replaced.clipped_share:.0%} of its variance said nothing of "
+                "the data"
+            )
+        if self.is_flat:
+            said.append(
+                f"{self.n_queries} validation queries do not tell how wide the posterior should be, so the narrowest "
+                "is taken: compare values of κ with each other alone"
+            )
+        return "; ".join(said) or None
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the chosen scale, by name."""
@@ -112,6 +155,14 @@ class Tuning:
         }
 
 
+class Tuned(NamedTuple):
+    """A posterior with the best scale, how that was found, and the log score of each of Q held-out queries there."""
+
+    posterior: Posterior
+    tuning: Tuning
+    scores: Float[Tensor, " Q"]
+
+
 def calibrate_scale(
     posterior: Posterior,
     batches: Sequence[Any],
@@ -121,7 +172,7 @@ def calibrate_scale(
     least: float = 1.0,
     greatest: float = 1e14,
     refinements: int = 2,
-) -> tuple[Posterior, Tuning]:
+) -> Tuned:
     """Choose the likelihood scale s whose votes score best on held-out in-distribution data.
 
     h stays as it is, at the posterior's prior precision; another s costs only sampling. What is retrieved is the same
@@ -149,10 +200,7 @@ def calibrate_scale(
         refinements: how often the distance is halved around the best.
 
     Returns:
-        The posterior with the best scale, and what was tried. One warning says the gravest of what is wrong: weights
-        with a clipped, negative curvature, which the scale does not reach, make most of the predictive variance; the
-        mean of samples points elsewhere than the network; the data cannot tell scales apart; the chosen scale is at an
-        end of the range.
+        The posterior with the best scale, what was tried, and the log score of each query.
 
     Raises:
         ValueError: where no item answers another, for a range that is none, or where κ is at its upper end at every s.
@@ -166,12 +214,29 @@ def calibrate_scale(
     exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
-    scale = max(trial.scale for trial in trials if trial.within_error)
+    exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
+    scale = 10.0**exponent
     chosen = replace(posterior, likelihood_scale=scale)
-    tuning = Tuning(scale, trials, _direction_cosine(chosen, batches, n_samples))
-    if complaint := _complaint(chosen, batches, tuning):
-        warnings.warn(complaint, stacklevel=3)
-    return chosen, tuning
+    clipped = sum(chosen.clipped_variance_share(batch) for batch in batches) / len(batches)
+    cosine = _direction_cosine(chosen, batches, n_samples)
+    scores = tuner.evaluated[exponent][0]
+    return Tuned(chosen, Tuning(scale, trials, cosine, clipped, n_queries=len(relevance.queries)), scores)
+
+
+def replaced_by_best(old: Tuned, others: Iterable[Tuned]) -> Tuned:
+    """The posterior of the best log score among others tuned on the same data, with what it takes the place of.
+
+    Others in which clipped weights make most of the variance, too, are left out. The old one stays where no other is
+    left, or the best of them is behind it by more than the standard error.
+    """
+    sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
+    new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
+    behind, error = _behind(new.scores, old.scores)
+    if new is old or behind > error:
+        return old
+    curvature = to_settings(old.posterior.curvature.curvature)
+    replaced = Replaced(curvature, old.tuning.clipped_share, old.tuning.chosen.score)
+    return new._replace(tuning=replace(new.tuning, replaced=replaced))
 
 
 class _Tuner:
@@ -220,9 +285,7 @@ class _Tuner:
 
     def trial(self, exponent: float, best: float) -> Trial:
         scores, ece = self.evaluated[exponent]
-        behind = scores - self.evaluated[best][0]
-        error = float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
-        return Trial(10.0**exponent, float(scores.mean()), ece, float(behind.mean()), error)
+        return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
     def _is_capped(self, exponent: float) -> bool:
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples)
@@ -230,6 +293,12 @@ class _Tuner:
 
     def _posterior(self, exponent: float) -> Posterior:
         return replace(self.posterior, likelihood_scale=10.0**exponent)
+
+
+def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
+    """The mean difference of the scores of Q queries, and its standard error."""
+    behind = scores - best
+    return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
 
 def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: int) -> float:
@@ -240,31 +309,32 @@ def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: i
     return float((own.double() * sampled.double()).sum(1).mean())
 
 
-def _complaint(posterior: Posterior, batches: Sequence[Any], tuning: Tuning) -> str | None:
-    """What keeps κ from being of use, if anything does: the gravest alone, which often causes the others."""
-    share = sum(posterior.clipped_variance_share(batch) for batch in batches) / len(batches)
-    if share > CLIPPED_LIMIT:
+def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
+    """What keeps κ from being of use, if anything does: the gravest alone, which often causes the others.
+
+    Args:
+        posterior: that was chosen.
+        tuning: how.
+        others: whether posteriors by other curvatures were tried.
+    """
+    if tuning.clipped_share > CLIPPED_LIMIT:
+        clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
+        if others:
+            return f"κ says little: {clipped}, and without them the posterior is worse; more images or texts would help"
         return (
-            f"κ says little: weights with a negative curvature ({posterior.curvature.clipped:.2%} of all) cause "
-            f"{share:.0%} of the predictive variance, and no likelihood scale changes that; fit "
-            f"{_without_negative(posterior)}with a larger prior_precision"
+            f"κ says little: {clipped}, which no likelihood scale changes; fit {_without_negative(posterior)}with a "
+            "larger prior_precision"
         )
-    chosen, cosine = tuning.likelihood_scale, tuning.direction_cosine
-    if cosine < COSINE_LIMIT:
+    if tuning.direction_cosine < COSINE_LIMIT:
         return (
-            f"κ says little: at the best likelihood scale, {chosen:.3g}, the mean of samples points elsewhere than the "
-            f"network (mean cosine {cosine:.2f}); fit on more items, or with a larger prior_precision"
+            "κ says little: even the best posterior is so wide that its samples point elsewhere than the network "
+            f"(mean cosine {tuning.direction_cosine:.2f}); train on more items, or give a larger prior_precision"
         )
-    (low, high), ends = tuning.interval, (tuning.trials[0].scale, tuning.trials[-1].scale)
-    if math.log10(high / low) >= FLAT_DECADES:
+    first, last = (tuning.trials[place].scale for place in (0, -1))
+    if tuning.likelihood_scale == first:
         return (
-            f"the held-out data are too few or too easy to tell likelihood scales from {low:.3g} to {high:.3g} apart; "
-            "taken is the largest, which changes the network least"
-        )
-    if chosen in ends:
-        return (
-            f"the likelihood scale {chosen:.3g} is at an end of the range tried, {ends[0]:.3g} to {ends[1]:.3g}; try "
-            "another range, or another prior_precision"
+            f"the likelihood scale {first:.3g} is at the lower end of the range tried, {first:.3g} to {last:.3g}; try "
+            "another range, or a smaller prior_precision"
         )
     return None
 

@@ -60,7 +60,7 @@ class SourceImage:
         except Refusal:
             raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.listed_id!r}") from None
         try:
-            checked_label(self.label)
+            object.__setattr__(self, "label", checked_label(self.label))
             checked_metadata(self.metadata or {})
         except Refusal as refusal:
             raise ValueError(f"{self.path}: {refusal}, allowed is {refusal.allowed}") from None

@@ -208,7 +208,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def checked_label(label: str) -> str:
-    """Refuse a label that is too long or no text.
+    """The label with accented letters composed (Unicode's NFC), once it is neither too long nor no text.
 
     Raises:
         Refusal: invalid.
@@ -219,4 +219,4 @@ def checked_label(label: str) -> str:
         label.encode()
     except UnicodeEncodeError:
         raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
-    return label
+    return unicodedata.normalize("NFC", label)

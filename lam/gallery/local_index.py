@@ -58,10 +58,8 @@ class LocalIndex:
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
         """Remove and add by key; what is not there, or there already, is left alone."""
         with self._lock:
-            named = torch.tensor(sorted(gone | new.keys()), dtype=torch.int64)
-            known = set(named[torch.isin(named, self.index.ids)].tolist())
-            self.index.remove(sorted(gone & known))
-            added = {key: item for key, item in new.items() if key not in known}
+            self.index.remove(sorted(key for key in gone if key in self.index))
+            added = {key: item for key, item in new.items() if key not in self.index}
             if added:
                 self.index.add(embeddings_of(added.values()), list(added))
 

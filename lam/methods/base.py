@@ -1,7 +1,7 @@
 """`Method`: how a network becomes an encoder, and what all methods share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +17,9 @@ from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
 from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop
+
+Refit = Callable[["Method"], Encoder]
+"""Makes an encoder of a network that is trained already, by a method."""
 
 
 class Trained(NamedTuple):
@@ -92,8 +95,16 @@ class Method(ABC):
         *,
         is_query: Tensor | None = None,
         relevant_within: float | None = None,
+        refit: Refit | None = None,
     ) -> None:
-        """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`."""
+        """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`.
+
+        Args:
+            encoder: of `train`.
+            held_out: batches with targets.
+            is_query, relevant_within: as of `BayesianEncoder.tune`.
+            refit: makes an encoder of the same network and data by another method; None where it cannot be made again.
+        """
 
     def own_loss(self, loss: Loss, dimension: int) -> Loss:
         """The loss that networks of D dimensions are trained by: that of the training, or the method's own."""

@@ -3,7 +3,8 @@
 Source: Warburg et al. (2023), section 3.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -21,7 +22,7 @@ from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
-from lam.methods.base import Method, Trained, inputs_of, probe_of
+from lam.methods.base import Method, Refit, Trained, inputs_of, probe_of
 from lam.methods.fit import (
     added_layer,
     check_layers,
@@ -34,6 +35,7 @@ from lam.models.head import default_head, find_head, probe_output
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, Posterior
 from lam.posteriors.base import check_settings
 from lam.posteriors.layers import Predictive
 from lam.training import Training
@@ -148,14 +150,27 @@ class LaplaceMethod(Method):
         """Whether the options ask for tuning."""
         return self.tune != "none"
 
-    def tune_on(self, encoder: Encoder, held_out: Iterable[Batch], **queries: Any) -> None:
+    def without_clipping(self: Options) -> Iterator[Options]:
+        """The same with another curvature of the same loss, which is negative nowhere: none, unless there is one."""
+        yield from ()
+
+    def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
+        for method in self.without_clipping():
+            with suppress(ValueError):  # such a curvature may be zero everywhere
+                yield cast(BayesianEncoder, refit(method)).posterior
+
+    def tune_on(
+        self, encoder: Encoder, held_out: Iterable[Batch], *, refit: Refit | None = None, **queries: Any
+    ) -> None:
         """Choose s or α of the posterior as the options say, and recommend an OOD score where inputs are images.
 
-        See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        Where clipped weights make most of the predictive variance, the posterior is refitted by the curvature of
+        `without_clipping` that scores best. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian = cast(BayesianEncoder, encoder)
         if self.tune == "calibration":
-            bayesian.tune(held_out, by="calibration", **queries)
+            others = () if refit is None else self._posteriors_without_clipping(refit)
+            bayesian.tune(held_out, by="calibration", alternatives=others, **queries)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
         if is_images(split_batch(next(iter(as_batches(held_out)), None))[0]):
@@ -256,6 +271,15 @@ class LaplacePosthoc(LaplaceMethod):
         """With the views, too, that the network was trained on; see `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
+
+    def without_clipping(self) -> Iterator["LaplacePosthoc"]:
+        """The same with the other settings of the contrastive curvature that are negative nowhere."""
+        if isinstance(self.loss_curvature, ContrastiveCurvature):
+            posteriors = POSTERIORS if self.layers == "last" else LAYERS_POSTERIORS
+            if posteriors[self.structure].structure.takes_cross_terms:
+                yield replace(self, split="euclidean", fix="positive")
+            yield replace(self, split="euclidean", fix="fixed", negative_weight=0.0)
+            yield replace(self, fix="projected")
 
     @property
     def loss_curvature(self) -> Curvature:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits
@@ -48,6 +48,7 @@ from lam.runs.finished import Run, columns_of
 from lam.runs.folder import changed_parts
 from lam.runs.live import live_queries
 from lam.utils.checks import check_choice, check_share
+from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
@@ -95,7 +96,8 @@ def calibrate_run(
             unless a single score does better, by cross-validation.
         gallery: `index` searches the run's gallery, without items that have no label, whose number is among the facts;
             `held-out` searches one half of the held-out data. The default is `index`. Where a run held whole classes
-            out, its gallery has no validation class: then the default is `held-out`, with a warning.
+            out, its gallery has no validation class: then one half of the held-out data takes the place of as many of
+            its items, and a note says so.
         folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
             a table of them, with labels or with answers.
         strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
@@ -142,8 +144,8 @@ def calibrate_run(
     columns = columns_of(opened, columns)
     asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
     images = _held_out(encoder, folder, splits, columns)
-    if gallery is None:
-        gallery = _gallery_for(images, opened) if folder is None else "index"
+    stands_in = gallery is None and folder is None and _holds_none_of(opened, images)
+    gallery = HELD_OUT if stands_in else gallery or "index"
     if gallery != HELD_OUT:
         images = images.queries
     remembered = Remembered(loader_of(images, EMBEDDING_BATCH))
@@ -151,10 +153,16 @@ def calibrate_run(
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed)
-    stored, labels, without_label = None, None, 0
-    if gallery != HELD_OUT:
+    everything, labels, without_label, is_query = _comparable(prediction.embeddings), None, 0, None
+    if gallery != HELD_OUT or stands_in:
         stored, labels, without_label = _labelled(opened.gallery)
-    relevance = _relevance(encoder, images, labels, config)
+        if stands_in:
+            is_query, kept = _in_place_of_stored(images, len(labels), config.seed)
+            stored, labels = stored[kept], tuple(labels[row] for row in kept.tolist())
+        everything = Embeddings.concatenate([everything, _comparable(stored)])
+    relevance = _relevance(encoder, images, labels, config, is_query)
+    if is_query is not None and labels is not None:
+        labels = (*(images.classes[number] for number in images.labels[~is_query].tolist()), *labels)
     if seen := remembered.among(encoder.trained_on, relevance.queries.tolist()):
         warnings.warn(
             f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are among those calibrated "
@@ -162,7 +170,7 @@ def calibrate_run(
             stacklevel=2,
         )
     queries = prediction.embeddings[relevance.queries]
-    items = prediction.embeddings[relevance.candidates] if stored is None else stored
+    items = everything[relevance.candidates]
     searches, verifier = _search(queries, items, relevance, config.seed)
     is_item = _find_themselves(queries.mean, items.mean, searches)
     if n_same := int((searches.correct & is_item).sum()):
@@ -207,7 +215,7 @@ def calibrate_run(
             mixture=mixture,
             share=share,
             verifier=verifier,
-            unseen=None if labels is None or without_label else _unseen(opened, items, labels),
+            unseen=None if labels is None or without_label or stands_in else _unseen(opened, items, labels),
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": flag,
@@ -400,7 +408,9 @@ def _mixture(
 
 def _splits(run: Path, config: RunConfig) -> Splits:
     config.data.ood = []
-    splits, _ = load_data(config.data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)  # which the run said when it read the same data
+        splits, _ = load_data(config.data)
     if changed := changed_parts(run, splits.parts()):
         raise ValueError(
             f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
@@ -415,21 +425,38 @@ def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None
     return read_items(encoder, str(folder), columns, labelled=True)
 
 
-def _gallery_for(images: Dataset, run: Run) -> Gallery:
-    """Choose half of these images if the gallery holds only other classes of the run, else the gallery."""
+def _holds_none_of(run: Run, images: Dataset) -> bool:
+    """Whether the gallery holds other classes of the run alone, while these images have matches among each other."""
     if images.targets.ndim > 1 or images.is_query is not None:
-        return "index"
+        return False
     stored = {item.label for item in run.gallery.items if item.label}
     numbers, counts = images.labels.unique(return_counts=True)
     names = {images.classes[number] for number in numbers.tolist()}
-    if not stored or not stored <= set(images.classes) - names or counts.max() < 2:
-        return "index"
+    return bool(stored) and stored <= set(images.classes) - names and int(counts.max()) > 1
+
+
+def _comparable(embeddings: Embeddings) -> Embeddings:
+    """Directions and κ alone, which stored items and queries both have."""
+    plain = torch.ones_like(embeddings.kappa)
+    return Embeddings(embeddings.mean, embeddings.kappa, plain, plain)
+
+
+def _in_place_of_stored(images: Dataset, n_stored: int, seed: int) -> tuple[Bool[Tensor, " N"], Int64[Tensor, " K"]]:
+    """Which of the images are queries, and which stored items stay where the other images take the place of the rest.
+
+    So the gallery keeps its size, of which false accepts depend.
+    """
+    n_replaced = min(len(images) - len(images) // 2, n_stored)
+    is_query = _drawn(images, len(images) - n_replaced, seed)
+    kept = torch.randperm(n_stored, generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
     warnings.warn(
-        f"the gallery holds none of the {len(numbers)} validation classes: one half of their {len(images)} "
-        "items is searched for among the other; index your own items and calibrate on a --folder of their classes",
+        f"the gallery holds none of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
+        f"{len(images)} items take the place of as many of its {n_stored}; to promise rates of your own classes, index "
+        "their items and calibrate on a --folder of others",
+        Note,
         stacklevel=3,
     )
-    return HELD_OUT
+    return is_query, kept
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
@@ -445,7 +472,13 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
     return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
 
 
-def _relevance(encoder: Encoder, images: Dataset, labels: tuple[str, ...] | None, config: RunConfig) -> Relevance:
+def _relevance(
+    encoder: Encoder,
+    images: Dataset,
+    labels: tuple[str, ...] | None,
+    config: RunConfig,
+    is_query: Bool[Tensor, " N"] | None = None,
+) -> Relevance:
     if labels is None:
         is_query = images.is_query
         if is_query is None:
@@ -455,8 +488,10 @@ def _relevance(encoder: Encoder, images: Dataset, labels: tuple[str, ...] | None
     if images.targets.ndim > 1:
         raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}
-    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels])
-    is_query = torch.arange(len(images) + len(stored_labels)) < len(images)
+    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
+    if is_query is None:
+        is_query = torch.ones(len(images), dtype=torch.bool)
+    is_query = torch.cat([is_query, torch.zeros(len(stored_labels), dtype=torch.bool)])
     relevance = LabelRelevance(torch.cat([images.labels, stored_labels]), is_query)
     if not relevance.count().any():
         raise ValueError(
@@ -472,13 +507,18 @@ def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Te
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 
-def _half(images: Dataset, seed: int) -> Tensor:
+def _half(images: Dataset, seed: int) -> Bool[Tensor, " N"]:
     """Which items are queries: half of each class."""
     if len(images) < 2:
         raise ValueError(f"at least 2 images are parted into queries and a gallery, got {len(images)}")
-    is_query = torch.zeros(len(images), dtype=torch.bool)
-    is_query[stratified_split(images.labels, (len(images) // 2,), seed=seed)[0]] = True
-    return is_query
+    return _drawn(images, len(images) // 2, seed)
+
+
+def _drawn(images: Dataset, size: int, seed: int) -> Bool[Tensor, " N"]:
+    """A random choice of so many items, each class in proportion."""
+    drawn = torch.zeros(len(images), dtype=torch.bool)
+    drawn[stratified_split(images.labels, (size,), seed=seed)[0]] = True
+    return drawn
 
 
 def _search(

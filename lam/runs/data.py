@@ -34,8 +34,8 @@ EMBEDDING_BATCH = 500
 _WITHOUT_MATCHES = {
     "texts": ", such as questions with answers (columns question and answer), or search with the network as it is, "
     "which needs no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE",
-    "images": ", at least six classes of two images, each in a folder of its own, or take a method that reads none, "
-    "such as simclr",
+    "images": ", at least eleven images, two or more of each class, each class in a folder of its own, or take a "
+    "method that reads none, such as simclr",
 }
 _LEARNT_LATER = {
     "texts": "; `lam calibrate RUN --folder FILE` learns that from questions with answers, or texts with labels",

@@ -119,6 +119,8 @@ def _plots(
             "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is "
             "within one standard error (of the difference) of the best."
         )
+        if tuning.remark:
+            caption += f" {tuning.remark[0].upper()}{tuning.remark[1:]}."
         yield Plot("Tuning of the posterior", caption, path)
 
 

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.gallery.local_index import require_faiss
-from lam.methods.base import Trained
+from lam.methods.base import Refit, Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
 from lam.pairs.relation import Relation
@@ -145,8 +145,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     with open_for_writing(folder, settings, parts, splits):
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
         trained = None if is_trained else config.method.train(network, images, training)
+        again = replace(training, pretrained=True)
+        alone = distributed.world_size() == 1  # all processes would have to fit, while one alone tunes
+        refit = (lambda method: method.train(network, images, again).encoder) if alone else None
         return distributed.broadcast_from_rank_zero(
-            lambda: _evaluate(config, folder, trained, start, splits, ood, stages)
+            lambda: _evaluate(config, folder, trained, start, splits, ood, stages, refit)
         )
 
 
@@ -172,8 +175,9 @@ def _evaluate(
     splits: Splits,
     ood: dict[str, Dataset],
     stages: "Stages",
+    refit: Refit | None,
 ) -> RunResult:
-    encoder = _encoder(config, trained, start, splits, folder, stages)
+    encoder = _encoder(config, trained, start, splits, folder, stages, refit)
     evaluation, corrupted, measured = evaluate_splits(config, encoder, splits, ood, stages)
     with stages("index"):
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
@@ -306,7 +310,13 @@ def _training(config: RunConfig, start: Start, splits: Splits, stages: "Stages")
 
 
 def _encoder(
-    config: RunConfig, trained: Trained | None, start: Start, splits: Splits, folder: Path, stages: "Stages"
+    config: RunConfig,
+    trained: Trained | None,
+    start: Start,
+    splits: Splits,
+    folder: Path,
+    stages: "Stages",
+    refit: Refit | None,
 ) -> Encoder:
     """The encoder, tuned and saved; or read, where an earlier start saved it."""
     if trained is None:
@@ -326,7 +336,7 @@ def _encoder(
     }
     if config.method.tunes:
         with stages("tune"):
-            config.method.tune_on(encoder, held_out, **queries)
+            config.method.tune_on(encoder, held_out, refit=refit, **queries)
     if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference

@@ -21,6 +21,7 @@ from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.decisions import Decision, SearchDecisions
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.retrieval.metrics.registry import describe_score
 from lam.service.models import (
     DecisionFields,
     DoubtFields,
@@ -262,6 +263,7 @@ class Responder:
             "threshold": self.thresholds,
             "gallery_size": calibration.gallery_size,
             "accept": calibration.accept,
+            "accept_name": describe_score(calibration.accept).name,
             "share_without_match": None if contrast is None else contrast.share,
             "false_accept": [
                 {"threshold": at, "rate": calibration.false_accepts.rate(at), "recall": calibration.recall(at)}

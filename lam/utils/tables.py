@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
+from lam.utils.tasks import are_tasks, rows_of_tasks
 
 _LONGEST_FIELD = 2**31 - 1  # a text may be as long as it is; more does not fit a C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -48,9 +49,9 @@ class Table:
 
         The first line of a CSV file names its columns and shows what separates them: a comma, semicolon, tab or bar;
         a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
-        A JSON file holds a list of objects, a JSON Lines file an object a line. A name that ends in .gz is unpacked.
-        The first sheet of an .xlsx workbook, and Parquet, need the extra `tables`. A separator that was found is said
-        by a `UserWarning`, unless it is a comma.
+        A JSON file holds a list of objects, or the tasks of a labelling tool (`lam.utils.tasks`), a JSON Lines file an
+        object a line. A name that ends in .gz is unpacked. The first sheet of an .xlsx workbook, and Parquet, need the
+        extra `tables`. A separator that was found is said by a `UserWarning`, unless it is a comma.
 
         Raises:
             ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
@@ -88,6 +89,8 @@ class Table:
         if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
             kind = "an object a line" if unit == "line" else "a list of objects"
             raise ValueError(f'{path} must hold {kind}, such as [{{"text": "...", "label": "..."}}]')
+        if are_tasks(rows):
+            rows = rows_of_tasks(path, rows)
         names = dict.fromkeys(str(name) for row in rows.values() for name in row)
         columns = {name: [_cell(row.get(name)) for row in rows.values()] for name in names}
         return cls(path, columns, list(rows), unit)

@@ -2,14 +2,16 @@
 
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lam.datasets import FolderImages, MissingDataError, load, load_ood
+from lam.datasets import FolderImages, MissingDataError, folder, load, load_ood
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.notes import Note
 
 SMALL = Preprocessing(size=10, crop=8)
 
@@ -144,10 +146,10 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
 def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
     make(tmp_path, {"cat": 10, "dog": 10})
     make(tmp_path / "cat", {"@eaDir/0.png": 2, "#recycle": 1})
-    make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1})
+    make(tmp_path, {"__MACOSX/cat": 3, "lost+found": 1, "System Volume Information": 1, "@Recently-Snapshot/cat": 2})
     for name in ("Thumbs.db", "desktop.ini", "SYNOPHOTO_THUMB_M.jpg", "._0.png"):
         (tmp_path / "dog" / name).write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r": 11 file\(s\) are of the system and are left out: ") as told:
+    with pytest.warns(UserWarning, match=r": 13 file\(s\) are of the system and are left out: ") as told:
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert len(told) == 1
     assert parts.train.classes == ("cat", "dog")
@@ -157,15 +159,27 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
 def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(
-        UserWarning,
-        match=f"few items a class, {size} in the middle: whole classes, {held_out} and {held_out} of the {n_classes}",
-    ):
+    said = rf"few items a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
+    with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
     assert [len(of_part[name]) for name in ("validation", "test")] == [held_out, held_out]
     assert sum(map(len, of_part.values())) == len(set().union(*of_part.values())) == n_classes
     assert all(len(part) == size * len(of_part[name]) for name, part in parts.parts().items())
+
+
+@pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
+def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
+    make(tmp_path, {f"person {number}": size for number in range(n_classes)})
+    with pytest.warns(Note, match=rf"has few items a class \({size}\): pairs of one class are held out, [35] for test"):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
+    counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
+    assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
+    files = [file for part in parts.values() for file in part.files]
+    assert len(files) == len(set(files)) == n_classes * size
+    with pytest.warns(Note):
+        again = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert again.validation.files == parts["validation"].files
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -292,3 +306,23 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
         Image.new("L", (4, 4)).save(folder / "a.png")
     with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume', whose name is not in UTF-8: rename it"):
         load("folder", root=tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["", "train/"])
+def test_a_folder_that_lies_alone_in_another_is_read(tmp_path: Path, inside: str) -> None:
+    make(tmp_path / "archive" / "photos", {f"{inside}cat": 10, f"{inside}dog": 10})
+    make(tmp_path / "archive" / "__MACOSX" / "photos", {"cat": 1})
+    said = "archive holds the folder photos alone: its folders are read as classes"
+    with pytest.warns(UserWarning, match=said):
+        assert load("folder", root=tmp_path / "archive", preprocessing=SMALL).train.classes == ("cat", "dog")
+    if not inside:
+        with pytest.warns(UserWarning, match=said):
+            assert folder.read(root=tmp_path / "archive", preprocessing=SMALL).classes == ("cat", "dog")
+
+
+def test_names_of_classes_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+    make(tmp_path, {normalize("NFD", "Café"): 5, "Bar": 10})
+    make(tmp_path, {"Café": 5}, offset=9)
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("Bar", "Café")
+    assert sum(map(len, parts.parts().values())) == 20

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 import torch
@@ -241,3 +242,20 @@ def test_a_label_of_json_that_means_none(tmp_path: Path, label: float | None, me
     path.write_text(json.dumps([{"text": text, "label": label} for text, label in rows]))
     with pytest.raises(ValueError, match=rf"{message}.* in object 31"):
         datasets.load("texts", root=path)
+
+
+def test_usual_names_of_columns_may_be_in_capitals(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "mine.csv", "Text,LABEL,Label text", [(*row, "x") for row in ROWS])
+    splits = datasets.load("texts", root=path)
+    assert splits.train.classes == ("birds", "cats", "dogs")
+    assert splits.test.metadata[0] == {"Label text": "x"}
+    path = csv_of(tmp_path / "faq.csv", "Question,Answer", ROWS)
+    assert datasets.load("texts", root=path).answers
+    path = csv_of(tmp_path / "two.csv", "Text,text,label", [("no", *row) for row in ROWS])
+    assert "no" not in datasets.load("texts", root=path).test.texts
+
+
+def test_labels_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+    rows = [(text, normalize(form, "Café")) for (text, _), form in zip(ROWS, 15 * ["NFC", "NFD"], strict=True)]
+    parts = datasets.load("texts", root=csv_of(tmp_path / "mine.csv", "text,label", [*rows, *ROWS[:10]]))
+    assert parts.train.classes == ("Café", "cats")

@@ -1,18 +1,23 @@
 """Choosing the likelihood scale: what is tried, what is chosen, and what is said of it."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import lam
-from lam.encoders.tuning import COSINE_LIMIT, calibrate_scale
+from lam.encoders.tuning import CLIPPED_LIMIT, COSINE_LIMIT, calibrate_scale, complaint, replaced_by_best
+from lam.hessians import ContrastiveCurvature
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance
+from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.reliability import answers_of
+from lam.utils.notes import Note
 from tests.encoders.small import fit, make_batches
 
 
@@ -140,10 +145,9 @@ def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
     labels = torch.arange(40) % 4
     features = torch.eye(4)[labels] + 0.01 * torch.randn(40, 4)
     encoder = lam.fit_features(features, labels, torch.eye(4)[:3] + 0.1, margin=0.7)
-    with pytest.warns(
-        UserWarning, match="too few or too easy to tell likelihood scales from .* apart; taken is the largest"
-    ):
+    with pytest.warns(Note, match="40 validation queries do not tell how wide the posterior should be"):
         encoder.tune([(features, labels)])
+    assert encoder.tuning.likelihood_scale == encoder.tuning.interval[1]
     assert not encoder.embed(features).capped.any()
     with pytest.raises(ValueError, match="κ is at the upper end of its range, 1e.08, at every likelihood scale from"):
         encoder.tune([(features, labels)], least=1e20, greatest=1e24)
@@ -152,15 +156,16 @@ def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
 def test_a_posterior_so_wide_that_samples_point_elsewhere_is_told():
     batches = make_batches(2, N=32)
     encoder = fit(batches[:1], prior_precision=1e-3)
-    with pytest.warns(UserWarning, match=r"the mean of samples points elsewhere than the network \(mean cosine 0\."):
+    with pytest.warns(UserWarning, match=r"samples point elsewhere than the network \(mean cosine 0\."):
         encoder.tune(batches[1:], n_samples=8, least=1e-6, greatest=1e-3)
 
 
 def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
     encoder = fit(prior_precision=100.0)
-    with pytest.warns(UserWarning, match=r"scale 1 is at an end of the range tried, 0\.002 to 1"):
+    with pytest.warns(Note, match="the narrowest is taken"):
         encoder.tune(make_batches(), n_samples=4, least=2e-3, greatest=1.0)
     assert all(2e-3 <= trial.scale <= 1.0 for trial in encoder.tuning.trials)
+    assert encoder.tuning.likelihood_scale == 1.0
     with pytest.raises(ValueError, match="all 8 items have one label"):
         encoder.tune([(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))])
 
@@ -181,10 +186,52 @@ def test_tuning_says_when_clipped_weights_make_it_pointless(structure, advice):
     h[:, -1 if structure == "ekfac" else 3] = -1
     encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, sums=h[None], counts=None))
     with pytest.warns(
-        UserWarning, match=rf"negative curvature .* cause .* of the predictive variance, .*{advice}"
+        UserWarning, match=rf"of the posterior.s variance comes from weights of negative curvature, .*{advice}"
     ) as warned:
         encoder.tune(batches[4:], n_samples=8, greatest=1e8)
     assert len(warned) == 1
+
+
+def clipped_encoder() -> lam.BayesianEncoder:
+    """A posterior in which weights of negative curvature make most of the variance."""
+    encoder = fit(make_batches(8, N=32)[:4])
+    curvature = encoder.posterior.curvature
+    h = curvature.h.abs() + curvature.h.abs().mean()
+    h[:, 3] = -1
+    encoder.posterior = replace(encoder.posterior, curvature=replace(curvature, sums=h[None], counts=None))
+    return encoder
+
+
+def test_a_posterior_of_clipped_weights_is_replaced_by_the_alternative_that_scores_best():
+    encoder, held_out = clipped_encoder(), make_batches(8, N=32)[4:]
+    vague = fit(make_batches(8, N=32)[:4], prior_precision=1e-3).posterior
+    other = fit(make_batches(8, N=32)[:4], curvature=ContrastiveCurvature(0.7, "euclidean", "positive")).posterior
+    with pytest.warns(Note, match=r"the posterior was fitted again, as \d+% of its variance said nothing of the data"):
+        encoder.tune(held_out, alternatives=(posterior for posterior in (vague, other)), n_samples=8, greatest=1e8)
+    tuning = encoder.tuning
+    assert encoder.posterior.curvature is other.curvature
+    assert tuning.replaced.curvature["split"] == "arccos"
+    assert tuning.replaced.clipped_share > CLIPPED_LIMIT > tuning.clipped_share == 0
+
+
+def test_alternatives_are_not_made_where_nothing_is_clipped_and_not_taken_where_they_are_worse():
+    encoder, held_out = fit(make_batches(8, N=32)[:4]), make_batches(8, N=32)[4:]
+
+    def never() -> Iterator[Posterior]:
+        raise AssertionError
+        yield
+
+    encoder.tune(held_out, alternatives=never(), n_samples=8, greatest=1e8)
+    assert encoder.tuning.replaced is None
+    relevance = LabelRelevance(torch.cat([labels for _, labels in held_out]))
+    options: dict[str, Any] = {"n_samples": 8, "greatest": 1e8}
+    clipped = clipped_encoder()
+    old = calibrate_scale(clipped.posterior, [clipped.features(held_out)], relevance, **options)
+    new = calibrate_scale(encoder.posterior, [clipped.features(held_out)], relevance, **options)
+    assert replaced_by_best(old, [new]).posterior is new.posterior
+    assert replaced_by_best(old, [new._replace(scores=old.scores + 1.0)]) is old
+    assert replaced_by_best(old, [old]) is old
+    assert "without them the posterior is worse" in str(complaint(old.posterior, old.tuning, others=True))
 
 
 def test_places_are_scored_by_their_first_hit():
@@ -194,7 +241,7 @@ def test_places_are_scored_by_their_first_hit():
     near = Relation(positive_within=5.0, negative_beyond=9.0)
     encoder = lam.fit_features(features, positions, torch.eye(3, 4), margin=0.7, pairs=near)
     relevance = PlaceRelevance(positions, 5.0)
-    _, tuning = calibrate_scale(encoder.posterior, [features], relevance, n_samples=8, least=1e2, greatest=1e6)
+    _, tuning, _ = calibrate_scale(encoder.posterior, [features], relevance, n_samples=8, least=1e2, greatest=1e6)
     posterior = replace(encoder.posterior, likelihood_scale=1e4)
     own, samples = F.normalize(features @ torch.eye(4, 3)), posterior.sampled_embeddings(features, n_samples=8).double()
     scores = []

@@ -1,6 +1,7 @@
 """Lists of images: what they give, and their mistakes, each with its line."""
 
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -68,3 +69,8 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
         read_list(path)
     with pytest.raises(ValueError, match="there is no file .*none.csv: give a table with a column path"):
         read_list(folder / "none.csv")
+
+
+def test_labels_are_the_same_however_their_accents_are_written(folder: Path) -> None:
+    found = read_list(listed(folder, f"path,label\na.png,{normalize('NFD', 'é')}\nb c.png,é\n"))
+    assert [image.label for image in found] == ["é", "é"]

@@ -109,3 +109,42 @@ def test_options_that_say_nothing_are_refused() -> None:
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:
     with pytest.raises(ValueError, match='pairs must be "dataset" for places'):
         train(models.build("convnet8", dimension=3), make_data(), relation=Relation(positive_within=5.0), **settings())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [("euclidean", "positive", 1.0), ("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
+        ({"structure": "kron"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
+        ({"structure": "diag", "layers": "all"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
+        ({"curvature": "supcon"}, []),
+    ],
+)
+def test_the_same_loss_has_curvatures_that_clip_nothing(options: dict[str, Any], expected: list[Any]) -> None:
+    others = list(LaplacePosthoc(**options).without_clipping())
+    assert [(other.split, other.fix, other.negative_weight) for other in others] == expected
+    assert all(other.structure == options.get("structure", "diag") for other in others)
+
+
+def test_a_posterior_of_clipped_weights_is_fitted_again_where_it_can_be() -> None:
+    data, options = make_data(), LaplacePosthoc(batch_size=12)
+    encoder, _ = train(models.build("convnet8", dimension=3), data, options=options, pretrained=True, **settings())
+    own = encoder.posterior.curvature
+    sums = own.sums * torch.tensor([0, 1])[:, None, None]  # of the negative pairs alone
+    encoder.posterior = replace(encoder.posterior, curvature=replace(own, sums=sums))
+    clipped, tried = encoder.posterior, list[LaplacePosthoc]()
+
+    def refit(method: LaplacePosthoc) -> Any:
+        tried.append(method)
+        if method.fix == "positive":
+            raise ValueError("no batch of the 48 items has a curvature")
+        return train(encoder.network, data, options=method, pretrained=True, **settings())[0]
+
+    held_out = list(DataLoader(data, batch_size=16))
+    options.tune_on(encoder, held_out, refit=refit)
+    assert tried == list(options.without_clipping())
+    assert encoder.posterior.curvature.clipped == 0
+    assert encoder.tuning.replaced.curvature["fix"] == "fixed"
+    encoder.posterior = clipped
+    with pytest.warns(UserWarning, match="κ says little: .* weights of negative curvature.*--method.fix=positive"):
+        options.tune_on(encoder, held_out)

@@ -28,6 +28,7 @@ from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.runs.run import run
+from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
 from tests.helpers import unchecked
@@ -430,8 +431,9 @@ def test_a_gallery_that_cannot_serve_is_refused(
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:.* has few items a class")
-def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_path: Path) -> None:
+def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gray = torch.Generator().manual_seed(0)
     for number in range(12):
         (tmp_path / "people" / f"{number}").mkdir(parents=True)
@@ -441,12 +443,20 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(tmp_
     settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
     settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
     settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
-    with pytest.warns(UserWarning, match="few items a class, 4 in the middle: whole classes, 2 and 2 of the 12"):
+    with pytest.warns(Note, match=r"few items a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
-    with pytest.warns(UserWarning, match="the gallery holds none of the 2 validation classes: one half of their 8"):
+    with pytest.warns(
+        Note, match="none of the 2 validation classes: 4 of their 8 items take the place of as many"
+    ) as told:
         calibration = calibrate_run(tmp_path / "run", targets=targets, progress=False)
+    assert len(told) == 1  # how the run split its data was said by the run
     assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
+    gallery = Run(tmp_path / "run").gallery
+    assert calibration.gallery_size == len(gallery.items) == 8
+    assert not calibration.is_stale(len(gallery.items))
+    assert main(["search", str(tmp_path / "run"), str(tmp_path / "people" / "3" / "0.png")]) == 0
+    assert "stale" not in capsys.readouterr().out
 
 
 def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:

@@ -374,7 +374,8 @@ def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
     script = """
       (async () => {
         const { reason } = await import('/words.js');
-        const thresholds = { accept: { row: { rate: 0.01 } }, flag: {}, limitOf: () => LIMIT };
+        const thresholds = { accept: { row: { rate: 0.01 } }, flag: {}, by: 'knn', name: 'k-NN distance' };
+        thresholds.limitOf = () => LIMIT;
         return ['match', 'unknown'].map((decision) => reason(decision, ANSWER, thresholds));
       })()"""
     others = "Of searches with no match in the gallery"
@@ -383,7 +384,8 @@ def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
         ("probability", 0.8, 0.71, ("this probability is above 71.0\xa0%", "this probability were above 71.0\xa0%")),
         ("probability", 0.8, 0.99952, ("this probability is above 99.952\xa0%", "probability were above 99.952\xa0%")),
         ("cosine", -0.2, -0.5, ("the cosine, −0.2000, is above −0.5000", "the cosine, −0.2000, were above −0.5000")),
-        ("knn", -0.2, -0.5, ("knn, 0.2, is below 0.5", "knn, 0.2, were below 0.5")),
+        ("knn", -0.2, -0.5, ("the k-NN distance, 0.2, is below 0.5", "the k-NN distance, 0.2, were below 0.5")),
+        ("mean_cosine", 0.5, 0.2, ("the mean cosine, 0.5000, is above 0.2000", "0.5000, were above 0.2000")),
         ("probability", 0.8, None, ("", "")),
     ):
         answer = {"accept": accept, "statistic": statistic, "false_accept": 0.03, "hits": hits}
@@ -392,6 +394,37 @@ def test_the_reason_says_what_decides_and_from_where_on(page: Browser) -> None:
             assert what in sentence
             assert sentence.endswith(ending)
             assert (sentence == ending) == (limit is None)
+
+
+@needs_chromium
+def test_an_abstention_says_how_unusual_the_query_is_and_how_often_that_happens(page: Browser) -> None:
+    answer = {"p_value": 0.028, "kappa": 3.0, "hits": [{"label": "Ann", "score": 0.5, "metadata": {}}]}
+    script = """
+      (async () => {
+        const { reason } = await import('/words.js');
+        const flag = { row: { rate: 0.05, kappa: 5 } };
+        return [false, true].map((byKappa) => reason('abstain', ANSWER, { flag, byKappa }));
+      })()""".replace("ANSWER", json.dumps(answer))
+    often = "At most 5\xa0% of ordinary queries are left undecided like this."
+    assert page.run(script) == [
+        f"This is too unusual to be judged: of ordinary queries, 2.8\xa0% are as unusual as this one. {often}",
+        f"This is too unusual to be judged: its κ, 3, is below 5. {often}",
+    ]
+
+
+@needs_chromium
+def test_a_refusal_is_seen_wherever_the_page_is_scrolled_to(page: Browser, address: str, tmp_path: Path) -> None:
+    page.show_as(width=390, height=844)
+    upload(page, tmp_path / "digit.png", next(digits()))
+    page.run("window.scrollTo(0, document.body.scrollHeight)")
+    (tmp_path / "letter.png").write_bytes(b"this is no image")
+    page.choose("#file", tmp_path / "letter.png")
+    page.wait("!document.querySelector('#error').hidden")
+    top, bottom = page.run(
+        "(({top, bottom}) => [top, bottom])(document.querySelector('#error').getBoundingClientRect())"
+    )
+    assert 0 <= top < bottom <= 844
+    page.complaints[:] = [complaint for complaint in page.complaints if "415" not in complaint]
 
 
 @needs_chromium
@@ -703,9 +736,13 @@ def test_what_is_promised_of_hits_is_said_where_it_is_promised(page: Browser) ->
         (4, None),  # so many hits are not there
         (None, None),
     ):
-        given = json.dumps([answer, {"depth": depth, "threshold": {"conformal_miss": 0.05}}])
-        found = page.run(f"(async () => (await import('/words.js')).aboutSet(...{given}))()")
-        assert (found or None) is said or found.endswith(f" at least 95.0\xa0% have one {said}")
+        for decision in ("match", "unknown", "abstain"):
+            given = json.dumps([decision, answer, {"depth": depth, "threshold": {"conformal_miss": 0.05}}])
+            found = page.run(f"(async () => (await import('/words.js')).aboutSet(...{given}))()")
+            if said is None or decision != "match":
+                assert found == ""
+            else:
+                assert found.endswith(f" at least 95.0\xa0% have one {said}")
 
 
 @needs_chromium

@@ -206,3 +206,43 @@ def test_files_of_optional_libraries_are_refused_in_words(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match="install the extra `tables`, or save it as CSV"):
         Table.read(tmp_path / name)
+
+
+def _task(text: str, *annotations: tuple[dict[str, bool], list[str]]) -> dict[str, object]:
+    """A task of Label Studio with its annotations, each with its state and what it chose."""
+    results = [
+        {
+            **state,
+            "result": [
+                {"from_name": "topic", "to_name": "text", "type": "choices", "value": {"choices": chosen}},
+                {"from_name": "note", "to_name": "text", "type": "textarea", "value": {"text": ["seen"]}},
+            ],
+        }
+        for state, chosen in annotations
+    ]
+    return {"id": 1, "data": {"text": text, "source": "web"}, "annotations": results, "predictions": []}
+
+
+def test_tasks_of_a_labelling_tool_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [
+        _task("one", ({}, ["a"])),
+        _task("several", ({}, ["a"]), ({}, ["b"]), ({}, ["b"])),
+        _task("true", ({}, ["a"]), ({"ground_truth": True}, ["c"]), ({}, ["a"])),
+        _task("two choices", ({}, ["a", "b"])),
+        _task("skipped", ({"was_cancelled": True}, ["a"])),
+        _task("not labelled"),
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(tasks))
+    assert Table.read(tmp_path / "a.json").columns == {
+        "text": ["one", "several", "true", "two choices"],
+        "source": 4 * ["web"],
+        "topic": ["a", "b", "c", '["a", "b"]'],
+    }
+    assert "a.json: 2 of 6 tasks have no label and are left out" in caplog.text
+
+
+@pytest.mark.parametrize("result", [3, [3], [{}], [{"type": "choices", "value": 3, "from_name": "a"}]])
+def test_a_task_of_another_form_is_named(tmp_path: Path, result: object) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"data": {"text": "a"}, "annotations": [{"result": result}]}]))
+    with pytest.raises(ValueError, match=r"a.json: the annotations of object 1 are none of Label Studio"):
+        Table.read(tmp_path / "a.json")

@@ -78,11 +78,35 @@ def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
 
 
 def remove(index: Any, slots: np.ndarray) -> None:
-    """Remove slots from a type that can; one that cannot keeps them as tombstones."""
+    """Remove slots from a type that can; one that cannot keeps them as tombstones.
+
+    Flat on the CPU keeps them as zero vectors, which rank behind every vector near a query: to move up what stands
+    behind them takes as long as all its vectors.
+    """
+    import faiss
+
+    flat = faiss.downcast_index(index.index) if hasattr(index, "id_map") else None
+    if isinstance(flat, faiss.IndexFlat):
+        labels = faiss.rev_swig_ptr(index.id_map.data(), index.ntotal)  # rising, as slots are
+        vectors = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d).reshape(-1, flat.d)
+        vectors[labels.searchsorted(slots)] = 0
+        return
     try:
         index.remove_ids(slots)
     except RuntimeError:
         return
+
+
+def keep_only(index: Any, slots: np.ndarray) -> bool:
+    """Sweep the tombstones of a type that can remove, and say whether it can; `slots` are all that stay."""
+    import faiss
+
+    stays = faiss.IDSelectorBatch(slots)
+    try:
+        index.remove_ids(faiss.IDSelectorNot(stays))
+    except RuntimeError:
+        return False
+    return True
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:

@@ -20,14 +20,13 @@ from lam.retrieval.index import files as index_files
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.index.rows import Store
+from lam.retrieval.index.rows import TOMBSTONES, Store
 from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
-_TOMBSTONES = 0.2  # the share of removed rows in the search structure at which it is built anew
 _SCORED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
 
 
@@ -76,6 +75,9 @@ class Index:
 
     def __len__(self) -> int:
         return len(self._store)
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._store
 
     @property
     def ids(self) -> Int64[Tensor, " N"]:
@@ -137,7 +139,8 @@ class Index:
     def remove(self, ids: Ids) -> None:
         """Remove items; all of them, or none where an error is raised.
 
-        Types without removal keep tombstones, which never leave a search; at 20 % the structure is built anew.
+        Flat and types without removal keep tombstones, which never leave a search; at 20 % they are swept, for which
+        types without removal are built anew.
 
         Args:
             ids: (N,) ids that are in the index, none twice.
@@ -150,7 +153,8 @@ class Index:
             return
         self._store.remove(slots)
         faiss_calls.remove(self._faiss, slots)
-        if self._faiss.ntotal - len(self) >= _TOMBSTONES * self._faiss.ntotal > 0:
+        is_due = self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
+        if is_due and not faiss_calls.keep_only(self._faiss, self._store.column("slots")):
             self._rebuild()
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
@@ -175,14 +179,14 @@ class Index:
         if len(self):
             check_same_means(embeddings, self.mean_samples)
         check_at_least("least_kappa", least_kappa, 0.0)
-        allowed = self._store.column("kappa") >= least_kappa if least_kappa else None
+        allowed = self._store.unswept("kappa") >= least_kappa if least_kappa else None
         k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if k == 0 or len(vectors) == 0:
             rows, scores = np.empty((len(vectors), k), np.int64), np.empty((len(vectors), k), np.float32)
         else:
             rows, scores = self._nearest(vectors, k, allowed)
-        return _hits(self._store.column("ids")[rows], scores, self._store.column("kappa")[rows], embeddings)
+        return _hits(self._store.unswept("ids")[rows], scores, self._store.unswept("kappa")[rows], embeddings)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """The concentration stored with each id.
@@ -282,12 +286,12 @@ class Index:
         candidates = self._store.rows_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if allowed is not None:
             candidates = np.where(allowed[candidates], candidates, -1)
-        rows, scores = _scored(self._store.column("vectors"), vectors, np.sort(candidates, axis=1))
+        rows, scores = _scored(self._store.unswept("vectors"), vectors, np.sort(candidates, axis=1))
         rows, scores = rows[:, :k], scores[:, :k]
         lacks_hits = rows[:, -1] < 0  # as those without a row are last
         if lacks_hits.any():
-            searched = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
-            gallery = torch.from_numpy(self._store.column("vectors")[searched])
+            searched = np.flatnonzero(self._store.unswept("kappa") >= 0 if allowed is None else allowed)
+            gallery = torch.from_numpy(self._store.unswept("vectors")[searched])
             nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
             rows[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
         return rows, scores.clip(-1, 1)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
 _BLOCK = 512
+_REMOVED = -1.0  # in place of a removed row's κ, which is never negative
+TOMBSTONES = 0.2  # the share of removed rows at which they are swept
 _SPARE = 4  # the room is made smaller where the rows would fit into it this many times
 
 
@@ -29,7 +31,8 @@ class Store:
     """
 
     def __init__(self, dimension: int) -> None:
-        self._size = 0
+        self._size = 0  # with the removed rows that are still here
+        self._n_removed = 0
         self._next_slot = 0
         self._slot_of: dict[int, int] = {}
         self._buffers = {
@@ -40,13 +43,18 @@ class Store:
         }
 
     def __len__(self) -> int:
-        return self._size
+        return self._size - self._n_removed
 
     def __contains__(self, item: int) -> bool:
         return item in self._slot_of
 
     def column(self, name: str) -> np.ndarray:
         """A column, as a view of its N rows: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
+        self._sweep()
+        return self._buffers[name][: self._size]
+
+    def unswept(self, name: str) -> np.ndarray:
+        """A column as `rows_of` numbers its rows, which removed ones are still among; their κ is negative."""
         return self._buffers[name][: self._size]
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
@@ -75,46 +83,60 @@ class Store:
         return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
-        """Drop the rows of these slots; the others move up, and keep their order and slots.
+        """Drop the rows of these slots; the others keep their order and slots.
+
+        A removed row is marked, and stays until a fifth of the rows are removed or a whole column is asked for: to move
+        the rows behind it takes as long as all of them. Ctrl-C waits until every row is whole again.
+        """
+        rows = self.rows_of(slots)
+        rows = rows[rows >= 0]
+        with _uninterrupted():
+            self._buffers["kappa"][rows] = _REMOVED
+            self._n_removed += len(rows)
+            for item in self._buffers["ids"][rows].tolist():
+                del self._slot_of[item]
+        if self._n_removed >= TOMBSTONES * self._size:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Move rows up to where rows were removed.
 
         They move in place, block by block, and most of the room stays: to copy a large store takes several times as
-        long. Ctrl-C waits until every row is whole again.
+        long.
         """
-        is_removed = np.isin(self.column("slots"), slots)
-        if not is_removed.any():
+        if self._n_removed == 0:
             return
+        is_removed = self.unswept("kappa") < 0
         first = int(is_removed.argmax())
         moved = np.flatnonzero(~is_removed[first:]) + first
-        removed_ids = self.column("ids")[is_removed].tolist()
         with _uninterrupted():
             for name in _COLUMNS:
-                column = self.column(name)
+                column = self.unswept(name)
                 for start in range(0, len(moved), _BLOCK):
                     rows = moved[start : start + _BLOCK]
                     column[first + start :][: len(rows)] = column[rows]
-            self._size = first + len(moved)
-            for item in removed_ids:
-                del self._slot_of[item]
+            self._size, self._n_removed = first + len(moved), 0
             for name, buffer in self._buffers.items():
                 if len(buffer) >= _SPARE * self._size:
                     self._make_room(name, self._size)
 
     def _make_room(self, name: str, count: int) -> None:
         buffer = np.empty((count, *self._buffers[name].shape[1:]), self._buffers[name].dtype)
-        buffer[: self._size] = self.column(name)
+        buffer[: self._size] = self.unswept(name)
         self._buffers[name] = buffer
 
     def rows_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
         """Row of each slot; −1 where it is no longer here, or never was."""
-        stored = self.column("slots")
+        stored = self.unswept("slots")
         if len(stored) == 0:
             return np.full_like(slots, -1)
         row = np.minimum(stored.searchsorted(slots), len(stored) - 1)
-        return np.where(stored[row] == slots, row, -1)
+        is_here = (stored[row] == slots) & (self.unswept("kappa")[row] >= 0)
+        return np.where(is_here, row, -1)
 
     def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
         """κ of ids that are all here."""
-        return torch.from_numpy(self.column("kappa")[self.rows_of(self.slots_of(ids))])
+        return torch.from_numpy(self.unswept("kappa")[self.rows_of(self.slots_of(ids))])
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns by name, which `from_tensors` takes."""

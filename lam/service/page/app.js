@@ -112,7 +112,7 @@ function openSliders() {
     $(name).max = thresholds[name].rows.length - 1;
     $(name).value = thresholds[name].position;
   }
-  const [what, , side] = statisticOf(thresholds.by, 0);
+  const [what, , side] = statisticOf(thresholds.by, 0, thresholds.name);
   $("accept-label").textContent = `Answer where ${what} is ${side}`;
   $("accept-promise").textContent = calibration.facts.false_accepts;
   $("flag-label").textContent =
@@ -122,7 +122,7 @@ function openSliders() {
 
 function showThresholds() {
   const [accept, flag] = [thresholds.accept.row, thresholds.flag.row];
-  const [what, limit, side] = statisticOf(thresholds.by, accept.threshold);
+  const [what, limit, side] = statisticOf(thresholds.by, accept.threshold, thresholds.name);
   $("accept-value").textContent = limit + (thresholds.by === "cosine" ? ` (${degrees(angle(accept.threshold))})` : "");
   $("accept-rate").textContent = `At most ${percent(accept.rate)}`;
   $("accept-recall").textContent = percent(accept.recall);
@@ -268,7 +268,7 @@ function showHits(decision) {
   const hits = answer.hits.slice(0, SHOWN);
   $("found").hidden = hits.length === 0;
   const agreement = model.gallery === "classes" ? aboutAgreement(hits) : "";
-  $("hits-text").textContent = agreement + (calibration && decision ? aboutSet(answer, calibration) : "");
+  $("hits-text").textContent = agreement + (calibration ? aboutSet(decision, answer, calibration) : "");
   $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
 }
 
@@ -391,6 +391,7 @@ function complain(error) {
     }
   }
   say("error", error.message);
+  $("error").scrollIntoView({ block: "nearest" });
 }
 
 /** Show a sentence in its place, or nothing where there is none. */
@@ -464,7 +465,7 @@ $("reset").addEventListener("click", () => {
     show(false);
   }
 });
-const drawing = drawnOn($("canvas"));
+const drawing = drawnOn($("canvas"), () => model.preprocessing);
 $("draw-clear").addEventListener("click", drawing.clear);
 $("draw-search").addEventListener("click", async () => {
   const drawn = await drawing.picture();

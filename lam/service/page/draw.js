@@ -1,16 +1,21 @@
 // A canvas to draw on, light on dark as handwritten digits are; offered where a run reads small grey images.
 
 const SMALL = 64;
-const STROKE = 1 / 10; // of the canvas: a pen's width among the data that such runs are trained on
+const STROKE = 1 / 10; // of the canvas: a pen's width among the data that such runs are trained on,
+const PIXELS = 1.5; // and at least so many pixels of what the network sees
 
 /** Whether a run reads images that can be drawn. */
 export function canBeDrawn(preprocessing) {
-  const extent = preprocessing?.crop ?? preprocessing?.size;
-  return preprocessing?.mode === "L" && extent != null && Math.max(...[extent].flat()) <= SMALL;
+  return preprocessing?.mode === "L" && sideOf(preprocessing) <= SMALL;
 }
 
-/** Let a pointer draw; gives `clear`, and `picture`, which is null while nothing was drawn. */
-export function drawnOn(canvas) {
+/** The longer side of what a network sees, in pixels; Infinity where that is not fixed. */
+function sideOf({ crop, size }) {
+  return Math.max(...[crop ?? size ?? Infinity].flat());
+}
+
+/** Let a pointer draw what a run reads; gives `clear`, and `picture`, which is null while nothing was drawn. */
+export function drawnOn(canvas, preprocessing) {
   const pen = canvas.getContext("2d");
   let drawn = false;
   const clear = () => {
@@ -26,7 +31,7 @@ export function drawnOn(canvas) {
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
     pen.strokeStyle = "white";
-    pen.lineWidth = canvas.width * STROKE;
+    pen.lineWidth = canvas.width * Math.max(STROKE, PIXELS / sideOf(preprocessing()));
     pen.lineCap = pen.lineJoin = "round";
     pen.beginPath();
     pen.moveTo(...place(event));

@@ -26,6 +26,7 @@ export class Thresholds {
     const { threshold, false_accept: accepts, false_flag: flags } = calibration;
     this.byKappa = threshold.flag === "kappa";
     this.by = threshold.accept;
+    this.name = calibration.accept_name;
     this.acceptAbove = threshold.accept_above;
     this.accept = new Steps(accepts, (row) => row.threshold === threshold.accept_above);
     if (this.byKappa) {

@@ -11,6 +11,7 @@ const FEW = 4;
 const SURE = 0.8; // the probability below which no verdict is without a “probably”
 const LIKELY = 0.5;
 const NONE = 0.2; // the probability that the gallery holds it, below which it probably does not
+const COSINES = ["cosine", "mean_cosine"]; // of the scores: higher is better
 const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
 const QUESTIONS = { classes: "Which is it?", identities: "Is it here?" };
 const UNJUDGED = ["?", () => "Not sure"];
@@ -71,10 +72,10 @@ function condition({ share_without_match: share }) {
   return share === null ? "" : `, where ${share === 0.5 ? "half" : percent(share)} of all queries have no match`;
 }
 
-/** What decides, in words, and a value of it as its score has it: above a limit is better, of most scores below. */
-export function statisticOf(by, value) {
+/** What decides, by its name in words, and a value of it as its score has it: above a limit is better, of most below. */
+export function statisticOf(by, value, name = by.replaceAll("_", " ")) {
   return by === "probability" ? ["the probability", level(value), "above"]
-    : by === "cosine" ? ["the cosine", cosine(value), "above"] : [by, plain(-value), "below"];
+    : COSINES.includes(by) ? [`the ${name}`, cosine(value), "above"] : [`the ${name}`, plain(-value), "below"];
 }
 
 /** Text of others as it is shown: not all of a long one, and nothing that turns the text around it. */
@@ -113,14 +114,15 @@ export function reason(decision, answer, thresholds) {
   }
   const { accept, flag, byKappa } = thresholds;
   if (decision === "abstain") {
-    const why = byKappa
-      ? `κ is ${plain(answer.kappa)}, below ${plain(flag.row.kappa)}`
-      : `only ${percent(answer.p_value)} of ordinary queries are as unusual`;
-    return `This query cannot be judged: ${why}. That happens to at most ${percent(flag.row.rate)} of ordinary queries.`;
+    const why = byKappa ? `its κ, ${plain(answer.kappa)}, is below ${plain(flag.row.kappa)}`
+      : `of ordinary queries, ${percent(answer.p_value)} are as unusual as this one`;
+    return `This is too unusual to be judged: ${why}. At most ${percent(flag.row.rate)} of ordinary queries are left ` +
+      "undecided like this.";
   }
   const limit = thresholds.limitOf(answer);
   const others = "Of searches with no match in the gallery";
-  const [what, value] = statisticOf(answer.accept, answer.statistic);
+  const { name } = thresholds;
+  const [what, value] = statisticOf(answer.accept, answer.statistic, answer.accept === thresholds.by ? name : undefined);
   const stands = answer.accept === "probability" ? "this probability" : `${what}, ${value},`;
   const [, edge, side] = limit === null ? [] : statisticOf(answer.accept, limit);
   if (decision === "match") {
@@ -166,7 +168,7 @@ export function facts(decision, answer, calibration) {
     numbers.push(["P(right | known)", percent(answer.right_if_known), right]);
     numbers.push(["P(known)", percent(answer.known), `that the gallery holds it at all${condition(calibration)}`]);
     if (answer.accept !== "probability") {
-      const [what, value] = statisticOf(answer.accept, answer.statistic);
+      const [what, value] = statisticOf(answer.accept, answer.statistic, calibration.accept_name);
       numbers.push(["Decides", value, what]);
     }
     numbers.push(["As good by chance", percent(answer.false_accept), "of searches with no match in the gallery"]);
@@ -234,9 +236,9 @@ export function aboutAgreement(hits) {
   return `${agreeing === hits.length ? "All" : agreeing} of the ${hits.length} nearest items are ${named(hits[0])}.`;
 }
 
-/** How many hits hold a match, where the calibration could promise that and so many are there. */
-export function aboutSet(answer, { depth, threshold }) {
-  if (depth === null || depth > answer.hits.length) {
+/** How many hits hold a match, beside an answer, where the calibration could promise that and so many are there. */
+export function aboutSet(decision, answer, { depth, threshold }) {
+  if (decision !== "match" || depth === null || depth > answer.hits.length) {
     return "";
   }
   const where = depth === 1 ? "as the first item" : `among the first ${depth} items`;

@@ -186,8 +186,9 @@ def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:
-    index, items, ids = filled("HNSW32", 100)
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
+def test_tombstones_are_kept_below_a_fifth_and_swept_at_it(factory: str) -> None:
+    index, items, ids = filled(factory, 100)
     index.remove(ids[:19])
     assert index._faiss.ntotal == 100
     assert not set(index.search(items[:19], k=81).ids.flatten().tolist()) & set(ids[:19].tolist())
@@ -196,15 +197,37 @@ def test_tombstones_are_kept_below_a_fifth_and_swept_at_it() -> None:
     assert index.search(items[20:], k=1).ids.flatten().tolist() == ids[20:].tolist()
 
 
-def test_a_query_amid_tombstones_still_gets_k_hits() -> None:
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
+def test_a_query_amid_tombstones_still_gets_k_hits(factory: str) -> None:
     items, ids = embeddings(300), torch.arange(300)
-    index = Index(DIMENSION, "HNSW32")
+    index = Index(DIMENSION, factory)
     index.add(items, ids)
     near, _ = rank(items.mean[:1], items.mean, k=50)
     index.remove(near[0])
     hits = index.search(items[:1], k=10)
     keep = torch.tensor([i for i in range(300) if i not in near[0].tolist()])
     assert hits.ids[0].tolist() == keep[rank(items.mean[:1], items.mean[keep], k=10)[0][0]].tolist()
+
+
+def test_a_removed_item_is_behind_items_opposite_to_the_query() -> None:
+    """Its place in a Flat structure scores 0, which is above every item that is left."""
+    mean = torch.eye(DIMENSION)[[0] * 12] * torch.tensor([1.0] * 2 + [-1.0] * 10)[:, None]
+    items, ids = Embeddings(mean, torch.ones(12), torch.ones(12), torch.ones(12)), torch.arange(12)
+    index = Index(DIMENSION)
+    index.add(items, ids)
+    index.remove(ids[:2])
+    hits = index.search(items[:1], k=1, least_kappa=0.5)
+    assert (hits.ids.tolist(), hits.scores.tolist()) == ([[2]], [[-1.0]])
+    assert index.search(items[:1], k=20).ids.tolist() == [list(range(2, 12))]
+
+
+def test_a_removal_below_a_fifth_moves_no_row() -> None:
+    index, _, ids = filled("Flat", 100)
+    before = {name: index._store.unswept(name).copy() for name in ("vectors", "ids", "slots")}
+    index.remove(ids[:19])
+    for name, column in before.items():
+        np.testing.assert_array_equal(index._store.unswept(name), column)
+    assert index.ids.tolist() == ids[19:].tolist()
 
 
 def test_precision_and_order_of_ties() -> None:

@@ -1,0 +1,59 @@
+"""Tasks of a labelling tool, as Label Studio exports them in JSON, as rows of a table."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mode
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+_OF_WHOLE = ("choices", "taxonomy", "rating")
+"""Kinds of controls that label a whole item, not a part of it."""
+
+
+def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Whether all rows are tasks: data, and a list of annotations."""
+    return bool(rows) and all(
+        isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list) for row in rows.values()
+    )
+
+
+def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The data of each task, with its label under the name of the control that gave it.
+
+    Of several annotations the ground truth counts, or else the commonest label. Tasks that are not labelled, or were
+    skipped, are left out; a message says how many.
+
+    Args:
+        path: the file.
+        tasks: by number, each with its `data` and `annotations`.
+
+    Raises:
+        ValueError: for annotations of another form, naming the first task.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for number, task in tasks.items():
+        try:
+            labels = _labels(task["annotations"])
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}: the annotations of object {number} are none of Label Studio: export a CSV file instead"
+            ) from None
+        if labels:
+            rows[number] = {**task["data"], **labels}
+    if n_left_out := len(tasks) - len(rows):
+        _LOG.warning("%s: %d of %d tasks have no label and are left out", path, n_left_out, len(tasks))
+    return rows
+
+
+def _labels(annotations: list[Any]) -> dict[str, str]:
+    """The labels of a task by control."""
+    kept = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
+    kept = [annotation for annotation in kept if annotation.get("ground_truth")] or kept
+    labels: dict[str, list[str]] = {}
+    for result in (result for annotation in kept for result in annotation["result"]):
+        if result["type"] in _OF_WHOLE and (value := result["value"][result["type"]]):
+            one = value[0] if isinstance(value, list) and len(value) == 1 else value
+            labels.setdefault(result["from_name"], []).append(one if isinstance(one, str) else json.dumps(one))
+    return {name: mode(given) for name, given in labels.items()}

@@ -114,6 +114,8 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
             with torch.device("meta"):
                 own = build(**recipe).state_dict()
         except RuntimeError as error:  # a few networks of libraries need values to be built; their own sizes are known
+            if head is None or recipe.get("dimension") != len(head):
+                raise ValueError(f"the recipe's dimension {recipe.get('dimension')} is not that of the head") from None
             if options := recipe.keys() - {"name", "dimension"}:
                 raise ValueError(
                     f"{recipe['name']} with {', '.join(sorted(options))} cannot be built without memory ({error}): "

@@ -39,6 +39,8 @@ def changed(folder: Path, change: Any) -> Path:
             lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
             "stem_width cannot be built without memory",
         ),
+        (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "dimension 10000000 is not that of"),
+        (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes is of the"),
         (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
         (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
         (lambda recipe: recipe | {"channels": [1] * 9}, "holds names and numbers alone"),
@@ -80,4 +82,12 @@ def test_an_own_head_of_another_size_is_refused(tmp_path: Path) -> None:
     metadata.write_text(metadata.read_text().replace('"hidden": 128', '"hidden": 100000000000'))
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
     with pytest.raises(ValueError, match="is not the one that was saved: first.bias is"):
+        lam.load(tmp_path / "encoder")
+
+
+def test_a_recipe_of_very_many_brackets_is_refused(tmp_path: Path) -> None:
+    DeterministicEncoder(models.build("convnet8", dimension=3), "head").save(tmp_path / "encoder")
+    next((tmp_path / "encoder").glob("generation-*/encoder.json")).write_text("[" * 10**5)
+    seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
+    with pytest.raises(ValueError, match="is not valid JSON"):
         lam.load(tmp_path / "encoder")

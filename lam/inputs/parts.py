@@ -16,8 +16,14 @@ MOST_STRIPS = 2**18  # of a TIFF file, or tiles
 MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
 _LEAST_OF_CHUNK = 1_024  # bytes that a chunk of pixels has on average beyond the first `MOST_PARTS`
 
+MOST_PLAIN = 2**22  # bytes and pixels of what Pillow decodes in Python: run-length BMP, plain PPM
+_PPM_HEADER = 2**16  # bytes
+_RUN_LENGTH = (1, 2)  # compressions of a BMP file
+
 _Bytes = bytes | mmap.mmap
 
+_PPM_NUMBER = r"(?:\s|#[^\r\n]*[\r\n])+[-+.\w]+"
+_PPM_NUMBERS = re.compile(rf"P(?:[14]\b(?:{_PPM_NUMBER}){{2}}|[^14]\S*(?:{_PPM_NUMBER}){{3}})".encode())
 _MARKER = re.compile(rb"\xff[\x01-\xfe]")
 _MARKER_IN_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _LONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
@@ -33,10 +39,10 @@ class TooManyPartsError(ValueError):
 
 
 def check_parts(file: _Bytes) -> None:
-    """Reject an image file of too many scans, segments, chunks, blocks, strips or EXIF entries.
+    """Reject an image file of too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
 
     Args:
-        file: its bytes, of a JPEG, PNG, WebP, GIF or TIFF file; others have no such parts and pass.
+        file: its bytes, of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; others have no such parts and pass.
 
     Raises:
         TooManyPartsError: If it has more of a part than is allowed. The message names the part and the limit.
@@ -57,6 +63,10 @@ def check_parts(file: _Bytes) -> None:
         _check_gif(file)
     elif head.startswith((b"II", b"MM")):
         _check_tiff(file)
+    elif head.startswith(b"BM"):
+        _check_bmp(file)
+    elif re.match(rb"P[1-7fy]", head):
+        _check_ppm(file)
 
 
 def _limit(number: int, most: int, part: str) -> None:
@@ -137,6 +147,21 @@ def _check_gif(file: _Bytes) -> None:
 
 def _palette(flags: bytes) -> int:
     return 3 * 2 ** ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+
+
+def _check_bmp(file: _Bytes) -> None:
+    if len(header := file[14:34]) == 20 and header[0] >= 40 and header[16] in _RUN_LENGTH:
+        width, height = struct.unpack_from("<ll", header, 4)
+        _limit(abs(width * height), MOST_PLAIN, "pixels in runs")
+        _limit(len(file), MOST_PLAIN, "bytes of runs")
+
+
+def _check_ppm(file: _Bytes) -> None:
+    if not _PPM_NUMBERS.match(file[:_PPM_HEADER]):
+        _limit(len(file), _PPM_HEADER, "bytes before the pixels")
+    if file[:2] in (b"P1", b"P2", b"P3"):
+        _limit(len(file), MOST_PLAIN, "bytes of numbers")
+        _limit(file[:].count(b"#"), MOST_PARTS, "comments")
 
 
 def _check_tiff(file: _Bytes) -> None:

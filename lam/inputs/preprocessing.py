@@ -10,12 +10,15 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, TiffImagePlugin
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
 
 from lam.inputs.parts import check_parts
@@ -25,6 +28,9 @@ _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # none that runs another program to decode
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes a pixel; 4 in other modes
+_DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # bytes a pixel beside those, at most
+_MOST = 8  # bytes a pixel of the most pixels that Pillow takes
 MAX_SIDE = 65_535  # the longest that a JPEG can have
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -249,8 +255,9 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
     Raises:
         ValueError: If there is no such file, it is no image, it needs an extra, it is truncated or damaged, a side is
-            longer than `MAX_SIDE`, it has too many parts (see `check_parts`), or more pixels than Pillow's limit
-            against decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`). The message names the file.
+            longer than `MAX_SIDE`, it has too many parts (see `check_parts`), more pixels than Pillow's limit against
+            decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`), or takes more than eight bytes for each of as many to
+            decode. The message names the file.
     """
     try:
         if Path(path).stat().st_size:
@@ -262,7 +269,9 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
             if max(image.size) > MAX_SIDE:  # whose rows, one pixel wide, cost seconds and a gigabyte
                 raise ValueError(f"{image.width} x {image.height} pixels, a side of more than {MAX_SIDE:,}")
-            return decode(image, least)
+            if limit is not None and (needed := decoding_bytes(image, least)) > _MOST * limit:
+                raise ValueError(f"it would take {needed} bytes to decode, more than {_MOST * limit}: save it as JPEG")
+            return decode(_scaled(image), least)
     except FileNotFoundError as error:
         raise ValueError(f"there is no image {path}") from error
     except Image.UnidentifiedImageError as error:
@@ -283,6 +292,44 @@ def _formats(path: str | Path) -> tuple[str, ...]:
         raise ValueError(f"it is HEIC ({error}): pip install -e '.[heic]', or save it as JPEG") from None
     register_heif_opener()
     return ("HEIF",)
+
+
+def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
+    """Bytes that `decode` takes until an image is reduced: what its decoder and Pillow hold."""
+    pixels, decoder = image.width * image.height, _DECODER.get(image.format or "", 0)
+    if isinstance(image, JpegImageFile) and image.info.get("progressive"):
+        shares = [across * down for _, across, down, _ in image.layer]
+        decoder = 2 * sum(shares) / max(shares)
+    elif isinstance(image, TiffImageFile):  # whose decoder holds a strip, which may be all of it
+        decoder = sum(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) / 8
+    reduction(image, least)
+    return int(pixels * decoder) + image.width * image.height * _STORED.get(image.mode, 4)
+
+
+def _scaled(image: Image.Image) -> Image.Image:
+    """The image, or of a PPM file whose white is not the largest value of its bytes, its pixels with that white.
+
+    Pillow scales them one by one.
+    """
+    if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
+        return image
+    _, _, offset, (_, white) = cast(Any, image.tile[0])
+    file: Any = image.fp
+    deep = white > 255 and image.mode == "I"
+    scaled = Image.new("I;16" if deep else image.mode, image.size)
+    kind, bands = np.dtype("u1" if white < 256 else ">u2"), len(image.getbands())
+    rows = max(1, _STRIP // image.width)
+    file.seek(offset)
+    for top in range(0, image.height, rows):
+        shape = (min(rows, image.height - top), image.width, bands)
+        strip = file.read(math.prod(shape) * kind.itemsize)
+        if len(strip) < math.prod(shape) * kind.itemsize:
+            raise OSError("image file is truncated")
+        values = np.frombuffer(strip, kind).reshape(shape[: 2 + (bands > 1)])
+        most = 65535 if deep else 255
+        pixels = np.minimum(np.round(values / white * most), most).astype(np.uint16 if deep else np.uint8)
+        scaled.paste(Image.fromarray(pixels), (0, top))
+    return scaled
 
 
 def decode(image: Image.Image, least: int | None = None) -> Image.Image:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lam.inputs.preprocessing import Preprocessing
 from lam.models import photographs
@@ -113,15 +114,26 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
         try:
             with torch.device("meta"):
                 own = build(**recipe).state_dict()
-        except RuntimeError as error:  # a few networks of libraries need values to be built; their own sizes are known
-            if options := recipe.keys() - {"name", "dimension"}:
+        except RuntimeError:  # a few networks of libraries compute their sizes by tensors, which need values
+            try:
+                with _WeightsOnMeta():
+                    own = build(**recipe).state_dict()
+            except RuntimeError as error:
                 raise ValueError(
-                    f"{recipe['name']} with {', '.join(sorted(options))} cannot be built without memory ({error}): "
-                    "build it yourself, and give it: lam.load(folder, network)"
+                    f"{recipe['name']} cannot be built without memory ({error}): build it yourself, and give it: "
+                    "lam.load(folder, network)"
                 ) from None
-        else:
-            check_state(own, state)
+        check_state(own, state)
     return build(**recipe)
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Where weights are made without values, and other tensors, such as ranges, as ever."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        on_meta = func in (torch.empty, torch.zeros, torch.ones) and kwargs.get("device") is None
+        return func(*args, **{**kwargs, "device": "meta"} if on_meta else kwargs)
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:

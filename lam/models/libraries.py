@@ -37,6 +37,8 @@ def from_torchvision(
     known = models.list_models(module=models)
     if architecture not in known:
         raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
+    if "num_classes" in options:
+        raise ValueError(f"num_classes is of the classifier of {architecture}, which is replaced: give dimension")
     allowed = list(models.get_model_weights(architecture).__members__)
     file = _file(weights)
     if file is None and weights is not None and weights not in allowed:

@@ -6,17 +6,14 @@ Errors say nothing of what a decoder said. How an image becomes an input or a th
 import io
 
 from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
 
 from lam.inputs.parts import TooManyPartsError, check_parts
-from lam.inputs.preprocessing import decode, reduction
+from lam.inputs.preprocessing import decode, decoding_bytes, reduction
 from lam.service.errors import ServiceError
 from lam.service.settings import MEBIBYTE, ServiceSettings
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 CONTENT_TYPES = tuple(FORMATS.values())
-_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2}  # bytes a pixel; 4 in other modes
-_OF_WEBP = 16
 _ALWAYS = 2 * MEBIBYTE
 
 
@@ -65,21 +62,11 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
     if max(image.size) > settings.max_side:
         most = settings.max_side
         raise ServiceError(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
-    if (needed := _bytes_of(image, least)) > settings.max_decoded:
+    needed = _ALWAYS + decoding_bytes(image, least)
+    needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # copies of what is left
+    if needed > settings.max_decoded:
         raise ServiceError(
             413,
             f"the image would take {needed} bytes to decode",
             allowed={"max_decoded_bytes": settings.max_decoded, "or": "a JPEG, which is decoded at the size needed"},
         )
-
-
-def _bytes_of(image: Image.Image, least: int | None) -> int:
-    """What decoding takes: what a decoder holds, the pixels as Pillow keeps them, and two copies of what is left."""
-    pixels, decoder = image.width * image.height, 0
-    if isinstance(image, JpegImageFile) and image.info.get("progressive"):
-        shares = [across * down for _, across, down, _ in image.layer]
-        decoder = 2 * pixels * sum(shares) // max(shares)
-    factor = reduction(image, least)
-    pixels = image.width * image.height
-    stored = _OF_WEBP if image.format == "WEBP" else _STORED.get(image.mode, 4)
-    return _ALWAYS + decoder + pixels * stored + 2 * 4 * pixels // factor**2

@@ -37,10 +37,14 @@ def changed(folder: Path, change: Any) -> Path:
         (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "is not the one that was saved"),
         (
             lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
-            "stem_width cannot be built without memory",
+            "is not the one that was saved",
         ),
+        (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "is not the one that was saved"),
+        (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "is not the one that was saved"),
+        (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes is of the"),
         (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
         (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
+        (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
         (lambda recipe: recipe | {"channels": [1] * 9}, "holds names and numbers alone"),
         (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
         (lambda recipe: "convnet8", "holds names and numbers alone"),
@@ -81,3 +85,16 @@ def test_an_own_head_of_another_size_is_refused(tmp_path: Path) -> None:
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
     with pytest.raises(ValueError, match="is not the one that was saved: first.bias is"):
         lam.load(tmp_path / "encoder")
+
+
+def test_a_recipe_of_very_many_brackets_is_refused(tmp_path: Path) -> None:
+    DeterministicEncoder(models.build("convnet8", dimension=3), "head").save(tmp_path / "encoder")
+    next((tmp_path / "encoder").glob("generation-*/encoder.json")).write_text("[" * 10**5)
+    seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        lam.load(tmp_path / "encoder")
+
+
+def test_a_network_that_computes_its_sizes_by_tensors_is_read(tmp_path: Path) -> None:
+    DeterministicEncoder(models.build("torchvision:regnet_y_400mf", dimension=3), "head").save(tmp_path / "encoder")
+    assert isinstance(lam.load(tmp_path / "encoder"), DeterministicEncoder)

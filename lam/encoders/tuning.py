@@ -136,7 +136,7 @@ class Tuning:
         if self.is_flat:
             said.append(
                 f"{self.n_queries} validation queries do not tell how wide the posterior should be, so the narrowest "
-                "is taken: compare values of κ with each other alone"
+                "is taken: κ orders items, its size means little"
             )
         return "; ".join(said) or None
 

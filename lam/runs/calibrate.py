@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits
-from lam.datasets.base import stratified_split
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.encoders.seen import Remembered
 from lam.gallery.embed import read_items
-from lam.gallery.snapshot import Snapshot
-from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
+from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
 from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
@@ -42,6 +40,14 @@ from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.metrics.plots import plot_calibration
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.runs.calibration_gallery import (
+    HELD_OUT,
+    INDEX,
+    half_of,
+    holds_none_of,
+    stored_items,
+    stored_items_with_half,
+)
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run, columns_of
@@ -52,7 +58,7 @@ from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 
 REFERENCE = 5000
-HELD_OUT, LIVE = "held-out", "live"
+LIVE = "live"
 Gallery = Literal["index", "held-out"]
 VALIDATION = "validation split"
 UNSEEN = 50_000
@@ -144,8 +150,8 @@ def calibrate_run(
     columns = columns_of(opened, columns)
     asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
     images = _held_out(encoder, folder, splits, columns)
-    stands_in = gallery is None and folder is None and _holds_none_of(opened, images)
-    gallery = HELD_OUT if stands_in else gallery or "index"
+    stands_in = gallery is None and folder is None and holds_none_of(opened, images)
+    gallery = HELD_OUT if stands_in else gallery or INDEX
     if gallery != HELD_OUT:
         images = images.queries
     remembered = Remembered(loader_of(images, EMBEDDING_BATCH))
@@ -153,16 +159,13 @@ def calibrate_run(
     known = None
     if splits is not None and reference:
         known = reference_features(encoder, splits.train, reference, seed=config.seed)
-    everything, labels, without_label, is_query = _comparable(prediction.embeddings), None, 0, None
-    if gallery != HELD_OUT or stands_in:
-        stored, labels, without_label = _labelled(opened.gallery)
-        if stands_in:
-            is_query, kept = _in_place_of_stored(images, len(labels), config.seed)
-            stored, labels = stored[kept], tuple(labels[row] for row in kept.tolist())
-        everything = Embeddings.concatenate([everything, _comparable(stored)])
-    relevance = _relevance(encoder, images, labels, config, is_query)
-    if is_query is not None and labels is not None:
-        labels = (*(images.classes[number] for number in images.labels[~is_query].tolist()), *labels)
+    if stands_in:
+        searched = stored_items_with_half(opened.gallery, images, prediction.embeddings, config.seed)
+    elif gallery == HELD_OUT:
+        searched = half_of(encoder, images, prediction.embeddings, config)
+    else:
+        searched = stored_items(opened.gallery, images)
+    items, relevance, labels = searched.items, searched.relevance, searched.labels
     if seen := remembered.among(encoder.trained_on, relevance.queries.tolist()):
         warnings.warn(
             f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are among those calibrated "
@@ -170,7 +173,6 @@ def calibrate_run(
             stacklevel=2,
         )
     queries = prediction.embeddings[relevance.queries]
-    items = everything[relevance.candidates]
     searches, verifier = _search(queries, items, relevance, config.seed)
     is_item = _find_themselves(queries.mean, items.mean, searches)
     if n_same := int((searches.correct & is_item).sum()):
@@ -215,7 +217,7 @@ def calibrate_run(
             mixture=mixture,
             share=share,
             verifier=verifier,
-            unseen=None if labels is None or without_label or stands_in else _unseen(opened, items, labels),
+            unseen=_unseen(opened, items, labels or ()) if searched.is_stored and not searched.without_label else None,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
                 "asked_flag": flag,
@@ -227,7 +229,7 @@ def calibrate_run(
                 "answers_wrong": None
                 if targets.wrong is None
                 else _stream(len(searches), len(right), outside, strangers),
-                "without_label": without_label,
+                "without_label": searched.without_label,
                 "unlabelled": None if unlabelled is None else str(unlabelled),
                 "n_unlabelled": 0 if mixture is None else len(mixture.cosines),
                 "n_strangers": 0 if outside is None else len(outside.cosines),
@@ -425,100 +427,9 @@ def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None
     return read_items(encoder, str(folder), columns, labelled=True)
 
 
-def _holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether the gallery holds other classes of the run alone, while these images have matches among each other."""
-    if images.targets.ndim > 1 or images.is_query is not None:
-        return False
-    stored = {item.label for item in run.gallery.items if item.label}
-    numbers, counts = images.labels.unique(return_counts=True)
-    names = {images.classes[number] for number in numbers.tolist()}
-    return bool(stored) and stored <= set(images.classes) - names and int(counts.max()) > 1
-
-
-def _comparable(embeddings: Embeddings) -> Embeddings:
-    """Directions and κ alone, which stored items and queries both have."""
-    plain = torch.ones_like(embeddings.kappa)
-    return Embeddings(embeddings.mean, embeddings.kappa, plain, plain)
-
-
-def _in_place_of_stored(images: Dataset, n_stored: int, seed: int) -> tuple[Bool[Tensor, " N"], Int64[Tensor, " K"]]:
-    """Which of the images are queries, and which stored items stay where the other images take the place of the rest.
-
-    So the gallery keeps its size, of which false accepts depend.
-    """
-    n_replaced = min(len(images) - len(images) // 2, n_stored)
-    is_query = _drawn(images, len(images) - n_replaced, seed)
-    kept = torch.randperm(n_stored, generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
-    warnings.warn(
-        f"the gallery holds none of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
-        f"{len(images)} items take the place of as many of its {n_stored}; to promise rates of your own classes, index "
-        "their items and calibrate on a --folder of others",
-        Note,
-        stacklevel=3,
-    )
-    return is_query, kept
-
-
-def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, the labels, and how many items have none: nobody can say whether finding those is wrong."""
-    if not gallery.items:
-        raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
-    labels = [item.label for item in gallery.items]
-    if not any(labels):
-        raise ValueError(
-            f"none of the {len(labels)} stored items has a label: give them labels, or the gallery 'held-out'"
-        )
-    known = torch.tensor([row for row, label in enumerate(labels) if label])
-    return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
-
-
-def _relevance(
-    encoder: Encoder,
-    images: Dataset,
-    labels: tuple[str, ...] | None,
-    config: RunConfig,
-    is_query: Bool[Tensor, " N"] | None = None,
-) -> Relevance:
-    if labels is None:
-        is_query = images.is_query
-        if is_query is None:
-            is_query = _half(images, config.seed)
-        within = config.places.relevant_within
-        return relevance_of(encoder.relation, images.targets, is_query=is_query, relevant_within=within)
-    if images.targets.ndim > 1:
-        raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
-    numbers = {name: number for number, name in enumerate(images.classes)}
-    stored_labels = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
-    if is_query is None:
-        is_query = torch.ones(len(images), dtype=torch.bool)
-    is_query = torch.cat([is_query, torch.zeros(len(stored_labels), dtype=torch.bool)])
-    relevance = LabelRelevance(torch.cat([images.labels, stored_labels]), is_query)
-    if not relevance.count().any():
-        raise ValueError(
-            f"none of the {len(stored_labels)} stored items has a label of the data calibrated on, such as "
-            f"{images.classes[0]!r}: give a --folder, of texts a file, whose labels or answers are those of the index, "
-            f"or the gallery '{HELD_OUT}'"
-        )
-    return relevance
-
-
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
     """Which queries have the embedding of an item, as in a gallery that was filled with the file that they are of."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
-
-
-def _half(images: Dataset, seed: int) -> Bool[Tensor, " N"]:
-    """Which items are queries: half of each class."""
-    if len(images) < 2:
-        raise ValueError(f"at least 2 images are parted into queries and a gallery, got {len(images)}")
-    return _drawn(images, len(images) // 2, seed)
-
-
-def _drawn(images: Dataset, size: int, seed: int) -> Bool[Tensor, " N"]:
-    """A random choice of so many items, each class in proportion."""
-    drawn = torch.zeros(len(images), dtype=torch.bool)
-    drawn[stratified_split(images.labels, (size,), seed=seed)[0]] = True
-    return drawn
 
 
 def _search(

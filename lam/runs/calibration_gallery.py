@@ -1,0 +1,148 @@
+"""What the queries of a calibration search: the items of the run, one half of the held-out data, or both.
+
+A gallery that holds none of the held-out classes, as of a run that held whole classes out, cannot be searched for them.
+Then one half of the held-out data takes the place of as many of its items, so that it keeps the size on which the rates
+depend.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from lam.datasets import Dataset
+from lam.datasets.base import stratified_split
+from lam.encoders.base import Encoder
+from lam.gallery.snapshot import Snapshot
+from lam.pairs.relevance import LabelRelevance, Relevance, relevance_of
+from lam.runs.config import RunConfig
+from lam.runs.finished import Run
+from lam.utils.notes import Note
+from lam.vmf.embeddings import Embeddings
+
+INDEX, HELD_OUT = "index", "held-out"
+
+
+@dataclass(frozen=True)
+class Searchable:
+    """Items that queries search, and which of them match.
+
+    Attributes:
+        items: their embeddings, of G items.
+        relevance: which images are queries, and which items match each.
+        labels: of the items; None of one half of the held-out data.
+        is_stored: whether the items are those of the run alone.
+        without_label: how many stored items have no label and are left out.
+    """
+
+    items: Embeddings
+    relevance: Relevance
+    labels: tuple[str, ...] | None
+    is_stored: bool
+    without_label: int
+
+
+def holds_none_of(run: Run, images: Dataset) -> bool:
+    """Whether the gallery holds other classes of the run alone, while these images have matches among each other."""
+    if images.targets.ndim > 1 or images.is_query is not None:
+        return False
+    stored = {item.label for item in run.gallery.items if item.label}
+    numbers, counts = images.labels.unique(return_counts=True)
+    names = {images.classes[number] for number in numbers.tolist()}
+    return bool(stored) and stored <= set(images.classes) - names and int(counts.max()) > 1
+
+
+def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
+    """One half of the held-out data, which the other half searches, or the gallery that the data have.
+
+    Raises:
+        ValueError: for fewer than two images.
+    """
+    is_query = images.is_query
+    if is_query is None:
+        if len(images) < 2:
+            raise ValueError(f"at least 2 images are parted into queries and a gallery, got {len(images)}")
+        is_query = _drawn(images, len(images) // 2, config.seed)
+    within = config.places.relevant_within
+    relevance = relevance_of(encoder.relation, images.targets, is_query=is_query, relevant_within=within)
+    return Searchable(embeddings[relevance.candidates], relevance, None, is_stored=False, without_label=0)
+
+
+def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
+    """The items of the run, for which every image is a query.
+
+    Raises:
+        ValueError: for images with positions, or a gallery without items, labels or a label of the images.
+    """
+    stored, labels, without_label = _labelled(gallery)
+    relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
+    return Searchable(stored, relevance, labels, is_stored=True, without_label=without_label)
+
+
+def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
+    """The items of the run, with one half of the held-out data in place of as many; a note says how many.
+
+    Raises:
+        ValueError: as `stored_items`.
+    """
+    stored, labels, without_label = _labelled(gallery)
+    n_replaced = min(len(images) - len(images) // 2, len(labels))
+    is_query = _drawn(images, len(images) - n_replaced, seed)
+    kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
+    warnings.warn(
+        f"the gallery holds none of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
+        f"{len(images)} items take the place of as many of its {len(labels)}; to promise rates of your own classes, "
+        "index their items and calibrate on a --folder of others",
+        Note,
+        stacklevel=3,
+    )
+    items = Embeddings.concatenate([_comparable(embeddings[~is_query]), _comparable(stored[kept])])
+    names = tuple(images.classes[number] for number in images.labels[~is_query].tolist())
+    labels = tuple(labels[row] for row in kept.tolist())
+    relevance = _relevance(images, labels, is_query)
+    return Searchable(items, relevance, names + labels, is_stored=False, without_label=without_label)
+
+
+def _comparable(embeddings: Embeddings) -> Embeddings:
+    """Directions and κ alone, which stored items and queries both have."""
+    ones = torch.ones_like(embeddings.kappa)
+    return Embeddings(embeddings.mean, embeddings.kappa, ones, ones)
+
+
+def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
+    """Items with a label, the labels, and how many items have none: nobody can say whether finding those is wrong."""
+    if not gallery.items:
+        raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
+    labels = [item.label for item in gallery.items]
+    if not any(labels):
+        raise ValueError(
+            f"none of the {len(labels)} stored items has a label: give them labels, or the gallery '{HELD_OUT}'"
+        )
+    known = torch.tensor([row for row, label in enumerate(labels) if label])
+    return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
+
+
+def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
+    """Of images, some of them queries, and of stored items with these labels."""
+    if images.targets.ndim > 1:
+        raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
+    numbers = {name: number for number, name in enumerate(images.classes)}
+    stored = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
+    is_query = torch.cat([is_query, torch.zeros(len(stored), dtype=torch.bool)])
+    relevance = LabelRelevance(torch.cat([images.labels, stored]), is_query)
+    if not relevance.count().any():
+        raise ValueError(
+            f"none of the {len(stored)} stored items has a label of the data calibrated on, such as "
+            f"{images.classes[0]!r}: give a --folder, of texts a file, whose labels or answers are those of the index, "
+            f"or the gallery '{HELD_OUT}'"
+        )
+    return relevance
+
+
+def _drawn(images: Dataset, size: int, seed: int) -> Bool[Tensor, " N"]:
+    """A random choice of so many items, each class in proportion."""
+    drawn = torch.zeros(len(images), dtype=torch.bool)
+    drawn[stratified_split(images.labels, (size,), seed=seed)[0]] = True
+    return drawn

@@ -153,7 +153,11 @@ def _unwrapped(root: Path) -> Path:
         return root
     if any(_is_image(path) for folder in (root, inner[0]) for path in folder.iterdir()):
         return root
-    warnings.warn(f"{root} holds the folder {inner[0].name} alone: its folders are read as classes", Note, stacklevel=4)
+    others = [path for path in root.rglob("*") if inner[0] not in path.parents and _is_of_system(path, root)]
+    n_beside = sum(path.is_file() for path in others)
+    beside = f", beside {n_beside} file(s) of the system" if n_beside else ""
+    said = f"{root} holds the folder {inner[0].name} alone{beside}: its folders are read as classes or parts"
+    warnings.warn(said, Note, stacklevel=4)
     return _unwrapped(inner[0])
 
 
@@ -270,11 +274,16 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
     if found:
         said = "; ".join(
             f"{len(files)} file(s) {reason} and are left out: "
-            + ", ".join(file.relative_to(folder).as_posix() for file in files[:5])
+            + ", ".join(_printable(file.relative_to(folder).as_posix()) for file in files[:5])
             + (", ..." if len(files) > 5 else "")
             for reason, files in found
         )
         warnings.warn(f"{folder}: {said}", Note, stacklevel=3)
+
+
+def _printable(name: str) -> str:
+    """A name of a file, in quotes where it holds what a terminal would obey."""
+    return name if name.isprintable() else repr(name)
 
 
 def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

@@ -157,7 +157,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
         with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
             yield stream
     except UnicodeError as error:
-        raise ValueError(f"{path} is not in {name}: {error}") from None
+        raise ValueError(f"{path} is not in {name}: {error}; save it in UTF-8, of Excel as CSV UTF-8") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from None
 

@@ -312,7 +312,7 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_lies_alone_in_another_is_read(tmp_path: Path, inside: str) -> None:
     make(tmp_path / "archive" / "photos", {f"{inside}cat": 10, f"{inside}dog": 10})
     make(tmp_path / "archive" / "__MACOSX" / "photos", {"cat": 1})
-    said = "archive holds the folder photos alone: its folders are read as classes"
+    said = r"archive holds the folder photos alone, beside 1 file\(s\) of the system: its folders are read as classes"
     with pytest.warns(UserWarning, match=said):
         assert load("folder", root=tmp_path / "archive", preprocessing=SMALL).train.classes == ("cat", "dog")
     if not inside:
@@ -326,3 +326,12 @@ def test_names_of_classes_are_the_same_however_their_accents_are_written(tmp_pat
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert parts.train.classes == ("Bar", "Café")
     assert sum(map(len, parts.parts().values())) == 20
+
+
+def test_names_that_a_terminal_would_obey_are_quoted(tmp_path: Path) -> None:
+    make(tmp_path, {"cat": 10, "dog": 10})
+    for name in ("Icon\r", "\x1b[2J.txt"):
+        (tmp_path / "cat" / name).write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"'cat/\\x1b\[2J\.txt'.*'cat/Icon\\r'") as told:
+        load("folder", root=tmp_path, preprocessing=SMALL)
+    assert str(told[0].message).isprintable()

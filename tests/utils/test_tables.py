@@ -77,7 +77,7 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
         ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
         ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "no CSV file, line 3: .*; values were separated by semicolons"),
         ("a.csv", b"\xff\xfet", "is not in UTF-16"),
-        ("a.csv", b"text\n\xe9\n", "is not in UTF-8"),
+        ("a.csv", b"text\n\xe9\n", "is not in UTF-8: .*; save it in UTF-8, of Excel as CSV UTF-8"),
         ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*; get it again"),
         ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "no valid JSON Lines file, line 3: "),
         ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object a line"),

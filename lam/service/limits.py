@@ -8,10 +8,12 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,6 +37,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PIECE = 2**16
+_ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _CHEAP_A_SECOND = 30  # requests of one connection for what needs no work; further ones are paced
 _PAUSE = 0.05  # seconds before the answer of a paced or refused request, in which the workers get their turn
 _PAUSED = (401, 503)  # statuses after which clients ask again at once
@@ -85,7 +88,10 @@ class Limits:
                 raise refused
             if scope["http_version"] not in SPOKEN:
                 raise ServiceError(505, "HTTP/1.1 is spoken here, and no HTTP/2", allowed=SPOKEN)
+            scope = _in_origin_form(scope)
             headers = {name.lower(): value for name, value in scope["headers"]}
+            if b"content-length" in headers and b"transfer-encoding" in headers:
+                raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
             self._require_key(scope["path"], headers)
             if self._is_flood(scope):
@@ -129,7 +135,7 @@ class Limits:
         """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._key is None and name not in LOCAL_HOSTS:
+        if self._key is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
             raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
 
     def _require_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -247,6 +253,15 @@ class _Sender:
         """End an answer."""
         if not self.ended:
             await self({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A request by path and `Host` also where it names its whole address, as to a proxy (RFC 9112, section 3.2.2)."""
+    if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
+        return scope
+    host, path = address["host"], address["path"] or b"/"
+    headers = [(b"host", host), *(pair for pair in scope["headers"] if pair[0].lower() != b"host")]
+    return {**scope, "raw_path": path, "path": unquote(path.decode("latin1")), "headers": headers}
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -381,10 +381,11 @@ FOUND = _answer(ItemResponse, "the item")
 LISTED = _answer(ListResponse, "items, and behind which id the next page begins; null at the end")
 DELETED = _answer(DeleteResponse, "it is gone")
 THUMBNAIL: Responses = {
-    200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}}
+    200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
+    304: {"description": "it is still the one of the ETag in If-None-Match"},
 }
 SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with; none where it has none")
-SAMPLE: Responses = {200: {**THUMBNAIL[200], "description": "the file of an image"}}
+SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the file of an image"}}
 METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }

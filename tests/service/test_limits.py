@@ -68,6 +68,7 @@ async def ask(
     gone: bool = False,
     read: asyncio.Event | None = None,
     client: tuple[str, int] | None = None,
+    raw_path: bytes = b"",
 ) -> Reply:
     """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
     reply, left = Reply(), list(chunks)
@@ -94,7 +95,7 @@ async def ask(
             reply.ended += not message.get("more_body", False)
 
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "headers": list(headers)}
-    scope["client"] = client
+    scope |= {"client": client, "raw_path": raw_path}
     await app(scope, receive, send)
     return reply
 
@@ -238,10 +239,25 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
 
 
 def test_without_a_key_other_names_for_this_machine_are_refused() -> None:
-    for host in (b"localhost", b"localhost:80", b"127.0.0.1", b"[::1]:8000", b"[::1]"):
+    for host in (b"localhost", b"LOCALHOST:80", b"localhost.", b"localhost.:80", b"127.0.0.1", b"[::1]:8000", b"[::1]"):
         assert answer(headers=[(b"host", host)]).status == 200
     for host in (b"evil.example", b"127.0.0.1.evil.example:80", b"", b"localhost.evil:8000"):
         assert answer(headers=[(b"host", host)]).status == 421
+
+
+def test_a_whole_address_is_a_path_and_a_host() -> None:
+    long = answer(path="http://127.0.0.1/v1/long", raw_path=b"http://127.0.0.1/v1/long", headers=[])
+    assert len(long.body) == LONG
+    other = answer(path="HTTP://evil.example/v1/x", raw_path=b"HTTP://evil.example/v1/x")
+    assert other.status == 421
+    assert answer(path="http://localhost", raw_path=b"http://localhost", headers=[]).status == 200
+
+
+def test_a_body_of_two_lengths_is_refused() -> None:
+    lengths = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked")]
+    assert answer([b"abc"], headers=[*LOCAL, *lengths]).status == 400
+    for length in lengths:
+        assert answer([b"abc"], headers=[*LOCAL, length]).status == 200
 
 
 def test_every_answer_has_the_headers() -> None:

@@ -259,20 +259,20 @@ async def _enrol(
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
-    async def get_health() -> dict[str, Literal["alive"]]:
+    async def get_health() -> models.HealthResponse:
         """The process answers."""
         return {"status": "alive"}
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
-    async def get_ready() -> dict[str, Any]:
+    async def get_ready() -> models.ReadyResponse:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
         return {"status": "ready", "gallery_size": len(engine.gallery)}
 
     @app.get("/v1/model")
-    async def get_model() -> dict[str, Any]:
+    async def get_model() -> models.ModelResponse:
         """What answers: hashes, calibration, limits and versions."""
         import faiss
 
@@ -303,7 +303,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         }
 
     @app.get("/v1/calibration")
-    async def get_calibration() -> dict[str, Any]:
+    async def get_calibration() -> models.CalibrationResponse:
         """Which rates thresholds promise, and how κ lay in the calibration."""
         if engine.responder.summary is None:
             raise ServiceError(
@@ -312,7 +312,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return engine.responder.summary
 
     @app.get("/v1/samples", responses=models.SAMPLES)
-    async def list_samples() -> dict[str, list[models.SampleFields]]:
+    async def list_samples() -> models.SamplesResponse:
         """List a few inputs to try the run with: some that it knows, and a stranger."""
         return {
             "samples": [

@@ -408,6 +408,9 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
             assert {"413", "503"} <= set(operation["responses"])
     bodies = {path: schema["paths"][path]["post"]["requestBody"]["content"] for path in ROUTES}
     assert "image/png" in bodies["/v1/search"]
+    for name in ("health", "ready", "model", "calibration"):
+        answered = schema["paths"][f"/v1/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answered == {"$ref": f"#/components/schemas/{name.title()}Response"}
     parts = schema["components"]["schemas"]
 
     def names(union: str) -> list[set[str]]:

@@ -40,6 +40,8 @@ _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _CHEAP_A_SECOND = 30  # requests of one connection for what needs no work; further ones are paced
 _PAUSE = 0.05  # seconds before the answer of a paced or refused request, in which the workers get their turn
+_NEW_A_SECOND = 100  # connections of one address that ask for what needs no work; further ones are paced
+_NEW_PAUSE = 0.02  # seconds for those, so that a health check of the same address is answered within 50 ms
 _PAUSED = (401, 503)  # statuses after which clients ask again at once
 _LOG = logging.getLogger(__name__)
 
@@ -94,8 +96,8 @@ class Limits:
                 raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
             self._require_key(scope["path"], headers)
-            if self._is_flood(scope):
-                await asyncio.sleep(_PAUSE)
+            if pause := self._pause(scope):
+                await asyncio.sleep(pause)
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
@@ -121,15 +123,21 @@ class Limits:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
-    def _is_flood(self, scope: Scope) -> bool:
-        """Whether a connection has asked too often in this second for what needs no work."""
+    def _pause(self, scope: Scope) -> float:
+        """Seconds to wait where too much that needs no work was asked in this second, by a connection or an address."""
         if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
-            return False
+            return 0.0
         if (second := int(time.monotonic())) != self._second:
             self._second, self._cheap = second, Counter()
         client = tuple(scope.get("client") or ())  # ASGI has any iterable here
         self._cheap[client] += 1
-        return self._cheap[client] > _CHEAP_A_SECOND
+        if self._cheap[client] > _CHEAP_A_SECOND:
+            return _PAUSE
+        if self._cheap[client] > 1:
+            return 0.0
+        address = client[:1]
+        self._cheap[address] += 1
+        return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""

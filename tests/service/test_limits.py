@@ -110,9 +110,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made, sleep = list[float](), asyncio.sleep
 
     async def passed(seconds: float) -> None:
-        if seconds == 0.05:
+        if is_pause := seconds in (0.02, 0.05):
             made.append(seconds)
-        await sleep(0 if seconds == 0.05 else seconds)
+        await sleep(0 if is_pause else seconds)
 
     monkeypatch.setattr(asyncio, "sleep", passed)
     return made
@@ -130,6 +130,21 @@ def test_a_connection_that_floods_what_is_cheap_is_paced_alone(pauses: list[floa
     assert len(pauses) >= 40  # 30 of each second pass, and the hundred may fall into two
     pauses.clear()
     asyncio.run(_ask_often(app, path, 20, port=2))
+    assert not pauses
+
+
+def test_an_address_that_connects_anew_for_each_request_is_paced_alone(pauses: list[float]) -> None:
+    async def connect(app: Limits, path: str, address: str, times: int) -> None:
+        for port in range(times):
+            await ask(app, path=path, client=(address, port))
+
+    app = limits()
+    asyncio.run(connect(app, "/v1/health", "127.0.0.1", 300))
+    assert len(pauses) >= 100  # 100 of each second pass, and the 300 may fall into two
+    assert set(pauses) == {0.02}
+    pauses.clear()
+    asyncio.run(connect(app, "/v1/health", "127.0.0.2", 50))
+    asyncio.run(connect(app, "/v1/search", "127.0.0.1", 300))
     assert not pauses
 
 

@@ -21,6 +21,7 @@ INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # places in a row
 _OF_ITEM = 7  # values of a row; the others are of its images
 _HEAD = struct.Struct("<dqdd???9q")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # which terminals obey; tabs and line breaks are text
 _ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 
 
@@ -208,7 +209,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def checked_label(label: str) -> str:
-    """The label with accented letters composed (Unicode's NFC), once it is neither too long nor no text.
+    """The label with accented letters composed (Unicode's NFC), once it is text, and not too long.
 
     Raises:
         Refusal: invalid.
@@ -219,4 +220,6 @@ def checked_label(label: str) -> str:
         label.encode()
     except UnicodeEncodeError:
         raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
+    if control := _CONTROL.search(label):
+        raise Refusal("invalid", f"the label holds the control character {control[0]!r}", allowed="text")
     return unicodedata.normalize("NFC", label)

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 from operator import xor
@@ -86,8 +86,15 @@ class Fuse:
     image: Item
 
 
-Operation = Item | Fuse | str
-"""An item to put, an image to fuse, or the id of an item to delete."""
+@dataclass(frozen=True)
+class Replace:
+    """An item to put without a label of its own: it has that of the item in whose place it comes."""
+
+    item: Item
+
+
+Operation = Item | Replace | Fuse | str
+"""An item to put, one that keeps the label that is there, an image to fuse, or the id of an item to delete."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +175,8 @@ class ItemStore:
         if self._read_only:
             return
         self._writer.execute("PRAGMA journal_mode=WAL")
-        if not version:
-            self._writer.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+        end = "ROLLBACK;" if version else f"{_SCHEMA}COMMIT;"
+        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # which meets a lock that lets others read, too
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
@@ -390,6 +397,9 @@ class ItemStore:
     def _apply(self, operation: Operation) -> Change | Refusal:
         if isinstance(operation, Fuse):
             return self._fuse(operation.image)
+        if isinstance(operation, Replace):
+            row = self._writer.execute("SELECT label FROM items WHERE id = ?", (operation.item.id,)).fetchone()
+            return self._put(operation.item if row is None else replace(operation.item, label=row[0]))
         return self._delete(operation) if isinstance(operation, str) else self._put(operation)
 
     def _fuse(self, image: Item) -> Change | Refusal:

@@ -23,6 +23,7 @@ from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import describe_score
 from lam.service.models import (
+    CalibrationResponse,
     DecisionFields,
     DoubtFields,
     HitFields,
@@ -252,7 +253,7 @@ class Responder:
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> CalibrationResponse | None:
         """What the page shows: rates over thresholds, the histogram of κ, reliability, and how it was calibrated."""
         calibration = self.calibration
         if calibration is None:
@@ -270,10 +271,11 @@ class Responder:
                 for at in _accept_points(calibration)
             ],
             "false_flag": [{"kappa": at, "rate": known.rate(-at)} for at in kappas],
-            "kappa": {name: list(values) for name, values in vars(calibration.kappa).items()},
+            "kappa": {"counts": list(calibration.kappa.counts), "edges": list(calibration.kappa.edges)},
             "reliability": {
-                name: [None if math.isnan(value) else value for value in values.tolist()]
-                for name, values in vars(calibration.reliability).items()
+                "confidence": _numbers(calibration.reliability.confidence),
+                "accuracy": _numbers(calibration.reliability.accuracy),
+                "count": calibration.reliability.count.tolist(),
             },
             "depth": calibration.depth,
             "facts": calibration.facts,
@@ -298,6 +300,11 @@ class Responder:
             return None
         impostors, far = self.calibration.verifier.impostors, self.calibration.targets.far
         return None if len(impostors) < needed(far) else impostors.threshold(far)
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Numbers as JSON has them, which has no NaN."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def thumbnail_path(item_id: str) -> str:

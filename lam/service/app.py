@@ -1,6 +1,7 @@
 """The routes. What they refuse is a `ServiceError`; what every request passes first is `lam.service.limits`."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from lam import __version__
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
-from lam.gallery.store import Fuse
+from lam.gallery.store import Fuse, Operation, Replace
 from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
@@ -47,7 +48,10 @@ Fusing = Annotated[
         "one of another label is refused. Otherwise it takes the item's place"
     ),
 ]
-Label = Annotated[str | None, Query(description=f"what it shows, in at most {MAX_LABEL} characters")]
+Label = Annotated[
+    str | None,
+    Query(description=f"what it shows, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
+]
 
 
 class _App(FastAPI):
@@ -179,12 +183,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return Response((await engine.search(query, k=k, without=id)).text, media_type=JSON)
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
-    async def get_thumbnail(id: str) -> Response:
+    async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
         item = await known(id)
         if item.thumbnail is None:
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
-        return Response(item.thumbnail, media_type=media_type(item.thumbnail))
+        return _picture(request, item.thumbnail)
 
     @app.delete("/v1/items/{id}", responses=models.DELETED)
     async def delete_item(id: str) -> JSONResponse:
@@ -203,6 +207,15 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return item
 
 
+def _picture(request: Request, image: bytes) -> Response:
+    """An image, or that it is still the one that the client has."""
+    tag = f'"{hashlib.sha256(image).hexdigest()[:32]}"'
+    known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
+    if known & {tag, "*"}:
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(image, media_type=media_type(image), headers={"ETag": tag})
+
+
 def _no_item() -> ServiceError:
     return ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")
 
@@ -218,6 +231,7 @@ async def _enrol(
         engine.admit(engine.reader, engine.writer)
         parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
+    has_label = label is not None
     label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
@@ -228,7 +242,8 @@ async def _enrol(
     item = query.to_item(item_id, label=label, metadata=parsed.metadata, file=file)
     if uncertain == "refuse":
         _refuse_uncertain(engine.responder, query)
-    change = await engine.write(Fuse(item) if fuse else item)
+    operation: Operation = Fuse(item) if fuse else item if has_label else Replace(item)
+    change = await engine.write(operation)
     content = _item_json(
         change.item or item,
         engine.responder,
@@ -244,20 +259,20 @@ async def _enrol(
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
-    async def get_health() -> dict[str, Literal["alive"]]:
+    async def get_health() -> models.HealthResponse:
         """The process answers."""
         return {"status": "alive"}
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
-    async def get_ready() -> dict[str, Any]:
+    async def get_ready() -> models.ReadyResponse:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
         return {"status": "ready", "gallery_size": len(engine.gallery)}
 
     @app.get("/v1/model")
-    async def get_model() -> dict[str, Any]:
+    async def get_model() -> models.ModelResponse:
         """What answers: hashes, calibration, limits and versions."""
         import faiss
 
@@ -288,7 +303,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         }
 
     @app.get("/v1/calibration")
-    async def get_calibration() -> dict[str, Any]:
+    async def get_calibration() -> models.CalibrationResponse:
         """Which rates thresholds promise, and how κ lay in the calibration."""
         if engine.responder.summary is None:
             raise ServiceError(
@@ -297,7 +312,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return engine.responder.summary
 
     @app.get("/v1/samples", responses=models.SAMPLES)
-    async def list_samples() -> dict[str, list[models.SampleFields]]:
+    async def list_samples() -> models.SamplesResponse:
         """List a few inputs to try the run with: some that it knows, and a stranger."""
         return {
             "samples": [
@@ -312,12 +327,14 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         }
 
     @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
-    async def get_sample(number: Annotated[int, PathParameter(ge=0, description="from 0 on")]) -> Response:
+    async def get_sample(
+        request: Request, number: Annotated[int, PathParameter(ge=0, description="from 0 on")]
+    ) -> Response:
         """Look up the file of an image among them, which can be sent as a query."""
         image = engine.samples[number].image if number < len(engine.samples) else None
         if image is None:
             raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
-        return Response(image, media_type=media_type(image))
+        return _picture(request, image)
 
     @app.get("/metrics", response_class=Response, responses=models.METRICS)
     async def get_metrics() -> Response:

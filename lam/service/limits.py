@@ -8,10 +8,12 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,8 +37,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PIECE = 2**16
+_ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _CHEAP_A_SECOND = 30  # requests of one connection for what needs no work; further ones are paced
 _PAUSE = 0.05  # seconds before the answer of a paced or refused request, in which the workers get their turn
+_NEW_A_SECOND = 100  # connections of one address that ask for what needs no work; further ones are paced
+_NEW_PAUSE = 0.02  # seconds for those, so that a health check of the same address is answered within 50 ms
 _PAUSED = (401, 503)  # statuses after which clients ask again at once
 _LOG = logging.getLogger(__name__)
 
@@ -85,11 +90,14 @@ class Limits:
                 raise refused
             if scope["http_version"] not in SPOKEN:
                 raise ServiceError(505, "HTTP/1.1 is spoken here, and no HTTP/2", allowed=SPOKEN)
+            scope = _in_origin_form(scope)
             headers = {name.lower(): value for name, value in scope["headers"]}
+            if b"content-length" in headers and b"transfer-encoding" in headers:
+                raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
             self._require_key(scope["path"], headers)
-            if self._is_flood(scope):
-                await asyncio.sleep(_PAUSE)
+            if pause := self._pause(scope):
+                await asyncio.sleep(pause)
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
@@ -115,21 +123,27 @@ class Limits:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
-    def _is_flood(self, scope: Scope) -> bool:
-        """Whether a connection has asked too often in this second for what needs no work."""
+    def _pause(self, scope: Scope) -> float:
+        """Seconds to wait where too much that needs no work was asked in this second, by a connection or an address."""
         if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
-            return False
+            return 0.0
         if (second := int(time.monotonic())) != self._second:
             self._second, self._cheap = second, Counter()
         client = tuple(scope.get("client") or ())  # ASGI has any iterable here
         self._cheap[client] += 1
-        return self._cheap[client] > _CHEAP_A_SECOND
+        if self._cheap[client] > _CHEAP_A_SECOND:
+            return _PAUSE
+        if self._cheap[client] > 1:
+            return 0.0
+        address = client[:1]
+        self._cheap[address] += 1
+        return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._key is None and name not in LOCAL_HOSTS:
+        if self._key is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
             raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
 
     def _require_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -247,6 +261,15 @@ class _Sender:
         """End an answer."""
         if not self.ended:
             await self({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A request by path and `Host` also where it names its whole address, as to a proxy (RFC 9112, section 3.2.2)."""
+    if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
+        return scope
+    host, path = address["host"], address["path"] or b"/"
+    headers = [(b"host", host), *(pair for pair in scope["headers"] if pair[0].lower() != b"host")]
+    return {**scope, "raw_path": path, "path": unquote(path.decode("latin1")), "headers": headers}
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

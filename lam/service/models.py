@@ -314,6 +314,95 @@ class DeleteResponse(_Closed):
     gallery_size: Count
 
 
+class HealthResponse(_Closed):
+    """That the process answers."""
+
+    status: Literal["alive"]
+
+
+class ReadyResponse(_Closed):
+    """That requests can be served now."""
+
+    status: Literal["ready"]
+    gallery_size: Count
+
+
+class LimitFields(_Closed):
+    """What a request may bring."""
+
+    max_bytes: Count
+    max_json_bytes: Count
+    max_pixels: Count
+    max_side: Count
+    max_decoded_bytes: Count
+    max_k: Count
+
+
+class ModelResponse(_Closed):
+    """What answers."""
+
+    run: Annotated[str, Field(description="the name of its folder")]
+    kind: Annotated[str, Field(description="of the encoder")]
+    gallery: Annotated[str, Field(description="what an item stands for: a class, an identity, a place")]
+    answers: Annotated[bool, Field(description="whether questions search for answers")]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    dimension: Annotated[int, Field(ge=1)]
+    device: str
+    preprocessing: Annotated[dict[str, Any] | None, Field(description="of images, before the network")]
+    calibration: State
+    threshold: SearchThresholds | None
+    gallery_size: Count
+    index: Annotated[str, Field(description="its FAISS type")]
+    limits: LimitFields
+    versions: Annotated[dict[str, str], Field(description="of lam and what it rests on, by name")]
+
+
+class FalseAcceptPoint(_Closed):
+    """What a threshold on the statistic would promise."""
+
+    threshold: float
+    rate: Annotated[Share, Field(description="of what has no match, at most this share is a `match`")]
+    recall: Annotated[Share, Field(description="of what has a match, this share is found")]
+
+
+class FalseFlagPoint(_Closed):
+    """What a threshold on κ would promise."""
+
+    kappa: Kappa
+    rate: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
+
+
+class HistogramFields(_Closed):
+    """How often values lay between two edges."""
+
+    counts: list[Count]
+    edges: Annotated[list[float], Field(description="one more than counts")]
+
+
+class ReliabilityFields(_Closed):
+    """How often first hits were right, by bins of their probability."""
+
+    confidence: list[Share | None]
+    accuracy: list[Share | None]
+    count: list[Count]
+
+
+class CalibrationResponse(_Closed):
+    """Which rates thresholds promise, and how the calibration was made."""
+
+    threshold: SearchThresholds | None
+    gallery_size: Count
+    accept: Annotated[str, Field(description=_ACCEPT)]
+    accept_name: Annotated[str, Field(description="in words")]
+    share_without_match: Share | None
+    false_accept: list[FalseAcceptPoint]
+    false_flag: list[FalseFlagPoint]
+    kappa: HistogramFields
+    reliability: ReliabilityFields
+    depth: Annotated[int | None, Field(description="how many hits hold a match but for `conformal_miss`")]
+    facts: Annotated[dict[str, Any], Field(description="of how it was made")]
+
+
 class ErrorResponse(_Closed):
     """What was wrong, and what is allowed."""
 
@@ -381,10 +470,11 @@ FOUND = _answer(ItemResponse, "the item")
 LISTED = _answer(ListResponse, "items, and behind which id the next page begins; null at the end")
 DELETED = _answer(DeleteResponse, "it is gone")
 THUMBNAIL: Responses = {
-    200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}}
+    200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
+    304: {"description": "it is still the one of the ETag in If-None-Match"},
 }
 SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with; none where it has none")
-SAMPLE: Responses = {200: {**THUMBNAIL[200], "description": "the file of an image"}}
+SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the file of an image"}}
 METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }

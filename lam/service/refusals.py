@@ -4,6 +4,7 @@ What a parameter is called and may be is read from the OpenAPI schema, so that w
 """
 
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,11 +20,15 @@ _SHOWN = 80
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have, or that are given twice.
+    """Refuse query parameters that the route does not have, that are given twice, or that are no UTF-8.
 
     Raises:
         ServiceError: 422.
     """
+    try:
+        unquote_to_bytes(request.scope["query_string"]).decode()
+    except UnicodeDecodeError:
+        raise ServiceError(422, "the query parameters are not valid UTF-8", allowed="percent-encoded UTF-8") from None
     names = [name for name, _ in request.query_params.multi_items()]
     known = _parameters(request, "query") if names else {}
     for name in names:

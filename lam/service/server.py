@@ -28,6 +28,7 @@ from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
 KEY = "LAM_API_KEY"
+_MAX_KEY = 4096  # characters; the headers of a request may have 16 KiB in all
 _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # that the process may have open beside its connections
@@ -193,7 +194,9 @@ def _key(host: str) -> str | None:
             raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
         if not all("!" <= character <= "~" for character in key):
             raise ValueError(f"${KEY} must be letters, digits and signs of ASCII, without spaces: no header has others")
-    if key is None and host not in LOCAL_HOSTS:
+        if len(key) > _MAX_KEY:
+            raise ValueError(f"${KEY} has {len(key)} characters, and at most {_MAX_KEY} fit into a header")
+    if key is None and host.lower() not in LOCAL_HOSTS:
         raise ValueError(f"without a key only this machine is served, got host {host!r}: set ${KEY}")
     return key
 

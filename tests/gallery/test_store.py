@@ -216,6 +216,16 @@ def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], Ab
     ItemStore(tmp_path / FILE).close()
 
 
+def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    ItemStore(tmp_path / FILE).close()
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ValueError, match="locked by another process"):
+            ItemStore(tmp_path / FILE)
+        ItemStore(tmp_path / FILE, read_only=True).close()
+
+
 def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
     store = ItemStore(tmp_path / FILE)

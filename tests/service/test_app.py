@@ -178,11 +178,23 @@ def test_wrong_embeddings_change_nothing(client: TestClient, shared_engine: Engi
         (b"null", 422),
         (b"3", 422),
         (b"{}", 422),
+        (b'{"embedding": [1], "kappa": 1, "kappa": 2}', 422),
     ],
 )
 def test_malformed_json_is_refused(client: TestClient, body: bytes, status: int) -> None:
     for route in (*ROUTES, "/v1/verify"):
         refused(client.post(route, content=body, headers=JSON), status)
+
+
+def test_a_name_in_json_is_given_once_however_deep(client: TestClient, shared_engine: Engine) -> None:
+    item = json.dumps(embedding(shared_engine.gallery.dimension))[:-1]
+    for metadata in ('{"a": 1, "a": 2}', '{"b": [3, {"a": 1, "\\u0061": 2}]}'):
+        body = f'{item}, "metadata": {metadata}}}'
+        assert "the name 'a' is given more than once" in refused(
+            client.post("/v1/items", content=body, headers=JSON), 422
+        )
+    body = f'{item}, "metadata": {{"a": {{"a": "at 9:30: now"}}, "b": [1, {{"a": 1}}, {{"a": 1}}]}}}}'
+    assert client.post("/v1/items", content=body, headers=JSON).status_code == 201
 
 
 WHOLE, SHARE = {"type": "integer", "minimum": 1, "maximum": 100}, {"type": "number", "minimum": 0, "maximum": 1}
@@ -396,6 +408,9 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
             assert {"413", "503"} <= set(operation["responses"])
     bodies = {path: schema["paths"][path]["post"]["requestBody"]["content"] for path in ROUTES}
     assert "image/png" in bodies["/v1/search"]
+    for name in ("health", "ready", "model", "calibration"):
+        answered = schema["paths"][f"/v1/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answered == {"$ref": f"#/components/schemas/{name.title()}Response"}
     parts = schema["components"]["schemas"]
 
     def names(union: str) -> list[set[str]]:

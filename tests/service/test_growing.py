@@ -221,6 +221,24 @@ def test_a_hangup_during_the_start_waits(served_run: Path, tenth: int) -> None:
             process.kill()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_hangup_before_lam_is_loaded_is_ignored_where_the_shell_says_so(served_run: Path, tenth: int) -> None:
+    command = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-m", "lam", "serve", str(served_run)]
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            time.sleep(0.05 + 0.3 * tenth)
+            process.send_signal(signal.SIGHUP)
+            assert " items at http://127.0.0.1:" in process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.5)
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_a_hangup_that_waits_is_served_or_dropped() -> None:
     heard = list[int]()
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))

@@ -43,6 +43,40 @@ def test_a_label_is_the_same_however_its_accents_are_written(engine: Engine, png
         assert client.get("/v1/items/mine").json()["label"] == "Caf\u00e9"
 
 
+def test_a_put_without_a_label_keeps_it_and_an_empty_one_empties_it(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    dimension = engine.gallery.dimension
+    client.put("/v1/items/mine?label=oak", content=png, headers=PNG)
+    assert client.put("/v1/items/mine", content=png, headers=PNG).json()["label"] == "oak"
+    assert client.put("/v1/items/mine", json=embedding(dimension)).json()["label"] == "oak"
+    assert client.post("/v1/items?id=mine", json=embedding(dimension, 1)).json()["label"] == "oak"
+    assert client.get("/v1/items/mine").json()["label"] == "oak"
+    assert client.put("/v1/items/mine?label=", content=png, headers=PNG).json()["label"] == ""
+    assert client.put("/v1/items/other", content=png, headers=PNG).json()["label"] == ""
+
+
+@pytest.mark.parametrize("label", ["%00", "oak%1B%5B31m", "%7F", "%C2%85", "%FF", "oak%C3"])
+def test_labels_that_are_no_text_are_refused(client: TestClient, png: bytes, label: str) -> None:
+    refused(client.put(f"/v1/items/mine?label={label}", content=png, headers=PNG), 422)
+    refused(client.get("/v1/items/mine"), 404)
+
+
+def test_labels_may_have_lines(engine: Engine, png: bytes) -> None:
+    added = client_of(engine).put("/v1/items/mine?label=oak%0A%09old", content=png, headers=PNG)
+    assert added.json()["label"] == "oak\n\told"
+
+
+def test_a_picture_that_the_client_has_is_not_sent_again(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    client.put("/v1/items/mine", content=png, headers=PNG)
+    for path in ("/v1/items/mine/thumbnail", client.get("/v1/samples").json()["samples"][0]["image"]):
+        sent = client.get(path)
+        for known in (sent.headers["etag"], f'"x", W/{sent.headers["etag"]}', "*"):
+            again = client.get(path, headers={"If-None-Match": known})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", sent.headers["etag"])
+        assert client.get(path, headers={"If-None-Match": '"x"'}).content == sent.content
+
+
 def test_items_are_listed_in_pages(client: TestClient) -> None:
     seen, after = [], ""
     while True:

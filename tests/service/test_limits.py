@@ -68,6 +68,7 @@ async def ask(
     gone: bool = False,
     read: asyncio.Event | None = None,
     client: tuple[str, int] | None = None,
+    raw_path: bytes = b"",
 ) -> Reply:
     """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
     reply, left = Reply(), list(chunks)
@@ -94,7 +95,7 @@ async def ask(
             reply.ended += not message.get("more_body", False)
 
     scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "headers": list(headers)}
-    scope["client"] = client
+    scope |= {"client": client, "raw_path": raw_path}
     await app(scope, receive, send)
     return reply
 
@@ -109,9 +110,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made, sleep = list[float](), asyncio.sleep
 
     async def passed(seconds: float) -> None:
-        if seconds == 0.05:
+        if is_pause := seconds in (0.02, 0.05):
             made.append(seconds)
-        await sleep(0 if seconds == 0.05 else seconds)
+        await sleep(0 if is_pause else seconds)
 
     monkeypatch.setattr(asyncio, "sleep", passed)
     return made
@@ -129,6 +130,21 @@ def test_a_connection_that_floods_what_is_cheap_is_paced_alone(pauses: list[floa
     assert len(pauses) >= 40  # 30 of each second pass, and the hundred may fall into two
     pauses.clear()
     asyncio.run(_ask_often(app, path, 20, port=2))
+    assert not pauses
+
+
+def test_an_address_that_connects_anew_for_each_request_is_paced_alone(pauses: list[float]) -> None:
+    async def connect(app: Limits, path: str, address: str, times: int) -> None:
+        for port in range(times):
+            await ask(app, path=path, client=(address, port))
+
+    app = limits()
+    asyncio.run(connect(app, "/v1/health", "127.0.0.1", 300))
+    assert len(pauses) >= 100  # 100 of each second pass, and the 300 may fall into two
+    assert set(pauses) == {0.02}
+    pauses.clear()
+    asyncio.run(connect(app, "/v1/health", "127.0.0.2", 50))
+    asyncio.run(connect(app, "/v1/search", "127.0.0.1", 300))
     assert not pauses
 
 
@@ -238,10 +254,25 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
 
 
 def test_without_a_key_other_names_for_this_machine_are_refused() -> None:
-    for host in (b"localhost", b"localhost:80", b"127.0.0.1", b"[::1]:8000", b"[::1]"):
+    for host in (b"localhost", b"LOCALHOST:80", b"localhost.", b"localhost.:80", b"127.0.0.1", b"[::1]:8000", b"[::1]"):
         assert answer(headers=[(b"host", host)]).status == 200
     for host in (b"evil.example", b"127.0.0.1.evil.example:80", b"", b"localhost.evil:8000"):
         assert answer(headers=[(b"host", host)]).status == 421
+
+
+def test_a_whole_address_is_a_path_and_a_host() -> None:
+    long = answer(path="http://127.0.0.1/v1/long", raw_path=b"http://127.0.0.1/v1/long", headers=[])
+    assert len(long.body) == LONG
+    other = answer(path="HTTP://evil.example/v1/x", raw_path=b"HTTP://evil.example/v1/x")
+    assert other.status == 421
+    assert answer(path="http://localhost", raw_path=b"http://localhost", headers=[]).status == 200
+
+
+def test_a_body_of_two_lengths_is_refused() -> None:
+    lengths = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked")]
+    assert answer([b"abc"], headers=[*LOCAL, *lengths]).status == 400
+    for length in lengths:
+        assert answer([b"abc"], headers=[*LOCAL, length]).status == 200
 
 
 def test_every_answer_has_the_headers() -> None:

@@ -886,6 +886,8 @@ def test_without_a_calibration_it_says_how_to_make_one(
             tab.run(f"document.querySelector('#key').value = '{key}'")
             tab.press("Enter")
             tab.wait("!document.querySelector('#error').hidden || !document.querySelector('#desk').hidden")
+            if key == "wrong":
+                assert tab.text("#error") == "That is not the key of this service."
         tab.wait("!document.querySelector('#desk').hidden")
         assert "lam calibrate RUN" in tab.text("#uncalibrated")
         assert tab.run("document.querySelector('#thresholds').hidden")

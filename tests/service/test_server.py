@@ -249,7 +249,13 @@ def test_without_a_key_only_this_machine_is_served(
     monkeypatch.delenv("LAM_API_KEY", raising=False)
     assert main(["serve", str(calibrated_run), "--host", "0.0.0.0"]) == 1
     assert "without a key only this machine is served, got host '0.0.0.0'" in capsys.readouterr().err
-    for key, said in ((" ", "is empty"), ("a b", "without spaces"), ("clé", "of ASCII"), ("a\nb", "no header has")):
+    for key, said in (
+        (" ", "is empty"),
+        ("a b", "without spaces"),
+        ("clé", "of ASCII"),
+        ("a\nb", "no header has"),
+        ("k" * 4097, "at most 4096"),
+    ):
         monkeypatch.setenv("LAM_API_KEY", key)
         assert main(["serve", str(calibrated_run)]) == 1
         assert said in capsys.readouterr().err
@@ -315,7 +321,7 @@ def test_a_database_that_another_process_locks_stops_the_start(
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
         assert main(["serve", str(served_run), "--port", "0"]) == 1
-    assert "items.sqlite is locked by another process: end that" in capsys.readouterr().err
+        assert "items.sqlite is locked by another process: end that" in capsys.readouterr().err
 
 
 def test_an_altered_row_stops_the_start_with_its_name(served_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

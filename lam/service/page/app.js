@@ -390,7 +390,7 @@ function complain(error) {
       return; // the form says what is missing
     }
   }
-  say("error", error.message);
+  say("error", error.status === 401 ? "That is not the key of this service." : error.message);
   $("error").scrollIntoView({ block: "nearest" });
 }
 

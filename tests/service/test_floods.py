@@ -1,0 +1,75 @@
+"""Image searches beside clients that ask for what is cheap as fast as it is answered, or again at once when refused."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.serving import Served, served
+
+pytestmark = pytest.mark.slow
+SECONDS = 4.0
+_FLOOD = """
+import socket, sys, threading
+port, keeps = int(sys.argv[1]), sys.argv[2] == "kept"
+close = "" if keeps else "Connection: close\\r\\n"
+request = f"GET {sys.argv[3]} HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n{close}\\r\\n".encode()
+def flood():
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(request)
+            while connection.recv(65536) and keeps:
+                connection.sendall(request)
+for _ in range(8):
+    threading.Thread(target=flood).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    run = Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("flooded") / "run"))
+    with served(run, "lam", "serve") as process:
+        yield process
+
+
+def searches(found: Served, png: bytes) -> Counter[int]:
+    """The statuses of one client's searches, each sent at once after the answer to the one before."""
+    statuses, until = Counter[int](), time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        statuses[found.ask("POST", "/v1/search", png)[0]] += 1
+    return statuses
+
+
+@pytest.mark.parametrize(("way", "path"), [("kept", "/v1/health"), ("kept", "/app.js"), ("new", "/v1/health")])
+def test_a_flood_of_cheap_requests_leaves_searches_a_quarter_of_their_rate(
+    found: Served, png: bytes, way: str, path: str
+) -> None:
+    quiet = searches(found, png)[200]
+    flood = subprocess.Popen(
+        [sys.executable, "-c", _FLOOD, str(found.port), way, path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(0.5)
+        flooded = searches(found, png)[200]
+    finally:
+        flood.kill()
+        flood.wait()
+    assert flooded >= quiet / 4
+
+
+def test_clients_that_retry_at_once_are_served_as_fast_as_one(found: Served, png: bytes) -> None:
+    alone, together = searches(found, png)[200], list[Counter[int]]()
+    clients = [threading.Thread(target=lambda: together.append(searches(found, png))) for _ in range(64)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    statuses = sum(together, Counter[int]())
+    assert statuses[200] >= alone / 2
+    assert statuses.keys() <= {200, 503}

@@ -31,7 +31,7 @@ class OodDetector:
 
     Attributes:
         calibrated: by flag, the scores of the calibration items, among them `kappa`.
-        combined: P(known), minus the log odds of which are the score; None where nothing was combined.
+        combined: P(known), whose `doubt` is the score; None where nothing was combined.
         ranking: by flag, the AUROC of strangers against known queries, the highest first; empty without strangers.
     """
 
@@ -67,11 +67,11 @@ class OodDetector:
         if not len(evidence.stranger_fold):
             return single
 
-        def log_odds(part: Evidence) -> Any:
+        def doubt(part: Evidence) -> Any:
             regression = one_way(part.known, part.all_strangers or evidence.all_strangers)
-            return lambda scores: -regression.log_odds(scores)[None]
+            return lambda scores: regression.doubt(scores)[None]
 
-        asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(log_odds))
+        asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(doubt))
         kinds = [{**kind, COMBINED: values} for kind, values in zip(evidence.all_strangers, combined, strict=False)]
         ranks = {
             name: sum(auroc(inside[evidence.has_match], kind[name]) for kind in kinds) / len(kinds)
@@ -130,7 +130,7 @@ class OodDetector:
         for name in names:
             check_no_nan(name, scores[name])
         if flag == COMBINED and self.combined is not None:
-            return -self.combined.log_odds(scores).to(scores[names[0]].device)
+            return self.combined.doubt(scores).to(scores[names[0]].device)
         return scores[flag].detach().double()
 
 

@@ -173,15 +173,21 @@ class MonotoneRegression:
         Raises:
             ValueError: for a score that is missing or not finite.
         """
-        return self.log_odds(scores).sigmoid()
+        return (self.intercept - self._weighted(scores)).sigmoid()
 
-    def log_odds(self, scores: Scores) -> Float[Tensor, " N"]:
-        """log(P/(1 − P)), float64; errors as of a call."""
+    def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
+        """Σ_j w_j x_j / Σ_j w_j, float64; zero where no score counts; errors as of a call.
+
+        Of other queries it is in the same order as 1 − P. Unlike log odds it can be compared between regressions that
+        were learnt from parts of the same data: the more queries, the larger are all w_j that the penalty holds back.
+        """
+        total = sum(self.weights)
+        return self._weighted(scores) / (total or 1.0)
+
+    def _weighted(self, scores: Scores) -> Float[Tensor, " N"]:
         check_evidence("P(known)", self.evidence, scores)
-        total = torch.full((len(scores[self.evidence[0]]),), self.intercept, dtype=torch.float64)
-        for name, scale, weight in zip(self.evidence, self.scales, self.weights, strict=True):
-            total = total - weight * scale(scores[name])
-        return total
+        columns = zip(self.evidence, self.scales, self.weights, strict=True)
+        return torch.stack([weight * scale(scores[name]) for name, scale, weight in columns]).sum(0)
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,12 @@ def test_the_combination_learns_which_score_tells_strangers(score: str) -> None:
     assert (detector.ood_score(COMBINED, one) > detector.known(COMBINED).threshold(0.05)).tolist() == [True, False]
 
 
-def test_the_combination_is_minus_the_log_odds_of_being_known_out_of_fold() -> None:
+def test_the_combination_is_the_doubt_of_being_known_out_of_fold() -> None:
     evidence = _told_by("cosine", n=50, others=30)
     detector = OodDetector.fit(evidence)
     whole = OodDetector.fit(evidence).combined
     assert whole is not None
-    assert torch.equal(detector.ood_score(COMBINED, evidence.asked), -whole.log_odds(evidence.asked))
+    assert torch.equal(detector.ood_score(COMBINED, evidence.asked), whole.doubt(evidence.asked))
     twin = torch.empty(50, dtype=torch.float64)
     for fold in range(5):
         held = evidence.asked_fold == fold

@@ -37,7 +37,7 @@ from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.gallery.local_index import require_faiss
-from lam.methods.base import Refit, Trained
+from lam.methods.base import Method, Refit, Trained
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
 from lam.pairs.relation import Relation
@@ -146,8 +146,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
         trained = None if is_trained else config.method.train(network, images, training)
         again = replace(training, pretrained=True)
-        alone = distributed.world_size() == 1  # all processes would have to fit, while one alone tunes
-        refit = (lambda method: method.train(network, images, again).encoder) if alone else None
+
+        def refit(method: Method) -> Encoder:
+            with distributed.alone():  # the others wait for the tuning
+                return method.train(network, images, again).encoder
+
         return distributed.broadcast_from_rank_zero(
             lambda: _evaluate(config, folder, trained, start, splits, ood, stages, refit)
         )

@@ -8,6 +8,8 @@ import atexit
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from itertools import chain
 from multiprocessing import get_context
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
 """For the first process while it evaluates alone; torchrun ends them all as soon as one of them fails."""
+
+_IS_ALONE = ContextVar("is_alone", default=False)
 
 
 def join() -> None:
@@ -53,13 +57,27 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process work as if there were no other, as long as the others wait for it."""
+    token = _IS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ALONE.reset(token)
+
+
 def world_size() -> int:
-    """How many processes there are; 1 before they `join`."""
+    """How many processes there are; 1 before they `join`, and of a process that works `alone`."""
+    if _IS_ALONE.get():
+        return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """The number of this process, from 0; before they `join`, the one that torchrun says."""
+    if _IS_ALONE.get():
+        return 0
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0

@@ -18,7 +18,18 @@ from lam.gallery.enrolment import Enrolled
 from lam.gallery.item import Item
 from lam.gallery.local_index import LocalIndex, filled_index
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, Change, HitInfo, ItemStore, Operation
+from lam.gallery.store import (
+    CACHE,
+    FACTORY,
+    FILE,
+    MEAN_SAMPLES,
+    MISSING,
+    Change,
+    HitInfo,
+    ItemInfo,
+    ItemStore,
+    Operation,
+)
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.utils.files import locked
@@ -146,8 +157,8 @@ class Gallery:
         """Look an item up by id."""
         return self._store.get(item_id)
 
-    def page(self, *, after: str, limit: int) -> list[Item]:
-        """The items behind an id, by rising id; fewer, where together they have much metadata."""
+    def page(self, *, after: str, limit: int) -> list[ItemInfo]:
+        """What the items behind an id are, by rising id; fewer, where together they have much metadata."""
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:

@@ -48,6 +48,7 @@ _THUMBNAIL, _ORIGIN = (_COLUMNS.split(", ").index(name) for name in ("thumbnail"
 _BY_ID = f"SELECT {_COLUMNS} FROM items WHERE id = ?"
 _INSERT = f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
 _OF_HIT = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), thumbnail IS NOT NULL"
+_PAGE_OF = f"SELECT {_OF_HIT}, kappa, sha256 FROM items WHERE id > ? ORDER BY id LIMIT ?"
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
@@ -118,6 +119,26 @@ class HitInfo:
     has_thumbnail: bool
 
 
+@dataclass(frozen=True)
+class ItemInfo(HitInfo):
+    """What an item is, without its vector and picture.
+
+    Attributes:
+        kappa: its concentration.
+        sha256: the hash of all of it.
+    """
+
+    kappa: float
+    sha256: bytes
+
+    @classmethod
+    def of(cls, item: Item) -> "ItemInfo":
+        """What a whole item is."""
+        images, has_thumbnail = item.images, item.thumbnail is not None
+        known = item.id, item.label, item.metadata, images.count, images.resultant, item.least_kappa, has_thumbnail
+        return cls(*known, item.kappa, item.sha256)
+
+
 class ItemStore:
     """Items under stable ids. Writes are for one thread at a time, reads for any.
 
@@ -137,13 +158,13 @@ class ItemStore:
         self.path, self._read_only, self._make = Path(path), read_only, make and not read_only
         self._mark = self.path.with_name(MARK)
         self._ledger = 0, 0  # number of rows and XOR of their hashes, in the transaction that is open
-        self._reading = threading.Lock()
+        self._reading, self._listing = threading.Lock(), threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
         with self._errors_explained():
             self._writer = self._connect()
             self._prepare()
-            self._reader = self._connect()
+            self._reader, self._lister = self._connect(), self._connect()
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
@@ -208,6 +229,7 @@ class ItemStore:
     def close(self) -> None:
         """Write everything into the one file and close it."""
         self._reader.close()
+        self._lister.close()
         if not self._read_only:
             self.erase_log()
         self._writer.close()
@@ -320,13 +342,15 @@ class ItemStore:
         with self._read() as reader:
             return reader.execute(query, known).fetchall()
 
-    def page(self, *, after: str, limit: int) -> list[Item]:
-        """The items behind an id, by rising id; fewer, where together they have much metadata."""
-        query = f"SELECT {_COLUMNS} FROM items WHERE id > ? ORDER BY id LIMIT ?"
-        items, size = list[Item](), 0
-        with self._read() as reader, closing(reader.execute(query, (after, limit))) as rows:
-            for row in rows:
-                items.append(Item.of_row(row))
+    def page(self, *, after: str, limit: int) -> list[ItemInfo]:
+        """What the items behind an id are, by rising id; fewer, where together they have much metadata.
+
+        It is read on a connection of its own, so that no search waits for a long page.
+        """
+        items, size = list[ItemInfo](), 0
+        with self._listing, _locks_told(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
+            for *values, has_thumbnail, kappa, sha256 in rows:
+                items.append(ItemInfo(*values, bool(has_thumbnail), kappa, sha256))
                 size += len(items[-1].metadata)
                 if size >= MAX_PAGE:
                     break
@@ -463,13 +487,19 @@ class ItemStore:
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._reading:
-            try:
-                yield self._reader
-            except sqlite3.Error as error:
-                if _code_of(error) in _LOCKED:
-                    raise _locked() from error
-                raise
+        with self._reading, _locks_told():
+            yield self._reader
+
+
+@contextmanager
+def _locks_told() -> Iterator[None]:
+    """Refuse as busy what another process keeps from being read."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if _code_of(error) in _LOCKED:
+            raise _locked() from error
+        raise
 
 
 def _code_of(error: sqlite3.Error) -> int:

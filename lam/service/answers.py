@@ -35,6 +35,7 @@ from lam.service.models import (
 )
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
+_PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _POINTS = 200
 _CAPS = 2000
 
@@ -95,10 +96,12 @@ class Answer:
 
     Attributes:
         decision: None where the run is not calibrated.
+        kappa: of the query.
         text: all of it, as JSON.
     """
 
     decision: Decision | None
+    kappa: float
     text: str = field(repr=False)
 
 
@@ -201,7 +204,7 @@ class Responder:
             "calibration": self.state(size),
             "gallery_size": size,
         }
-        return Answer(verdict["decision"], as_json(body, hits=f"[{','.join(texts)}]"))
+        return Answer(verdict["decision"], query.kappa, as_json(body, hits=f"[{','.join(texts)}]"))
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
         """Whether two show the same thing, at the false-accept rate of pairs; see `Calibration.verify`.
@@ -324,7 +327,7 @@ def as_json(known: Mapping[str, Any], **texts: str) -> str:
         >>> as_json({"id": "é"}, metadata='{"a": [1]}')
         '{"id":"é","metadata":{"a": [1]}}'
     """
-    plain = json.dumps(known, ensure_ascii=False, allow_nan=False, separators=(",", ":"))[1:-1]
+    plain = _PLAIN.encode(known)[1:-1]
     return f"{{{','.join(filter(None, [plain, *(f'{json.dumps(name)}:{text}' for name, text in texts.items())]))}}}"
 
 

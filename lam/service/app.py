@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -18,11 +18,11 @@ from starlette.staticfiles import StaticFiles
 from lam import __version__
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
-from lam.gallery.store import Fuse, Operation, Replace
+from lam.gallery.store import Fuse, ItemInfo, Operation, Replace
 from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
-from lam.service.bodies import ParsedItem, content_type, item_of, pair_of, query_of
+from lam.service.bodies import ParsedItem, content_type, embedding_query_of, item_of, pair_of, query_of
 from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
@@ -107,6 +107,8 @@ def _max_json(engine: Engine) -> int:
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    dimension = engine.gallery.dimension
+
     @app.post("/v1/search", responses=models.SEARCHED, openapi_extra=models.QUERY)
     async def search(
         request: Request,
@@ -115,23 +117,30 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     ) -> Response:
         """Decide whether an image, or a text, is in the gallery, and give the nearest items."""
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
+        if kind == JSON and not engine.takes_texts:
+            engine.admit(engine.searcher)
+            query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, dimension)
+        else:
+            query = await embedded(body, kind)
+        answer = await engine.search(query, k=k, min_probability=min_probability)
+        metrics.decided(answer.decision, answer.kappa)
+        return Response(answer.text, media_type=JSON)
+
+    async def embedded(body: bytes, kind: str) -> answers.Query:
         asked: answers.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
-            asked = await engine.read(partial(query_of, body, engine.gallery.dimension))
+            asked = await engine.read(partial(query_of, body, dimension))
         if not isinstance(asked, answers.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
-        query = await engine.embed(asked)
-        answer = await engine.search(query, k=k, min_probability=min_probability)
-        metrics.decided(answer.decision, query.kappa)
-        return Response(answer.text, media_type=JSON)
+        return await engine.embed(asked)
 
     @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
     async def verify(request: Request) -> JSONResponse:
         """Decide whether two images, in base64, texts or embeddings show the same thing."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
-        pair = await engine.read(partial(pair_of, await request.body(), engine.gallery.dimension, _max_json(engine)))
+        pair = await engine.read(partial(pair_of, await request.body(), dimension, _max_json(engine)))
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.verified(answer["decision"])
@@ -163,13 +172,13 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
     ) -> Response:
         """List items by rising id, from behind one on; fewer than asked for, where together they are large."""
-        engine.admit(engine.reader)
-        return Response(await engine.read(partial(_listed, engine, after, limit)), media_type=JSON)
+        engine.admit(engine.lister)
+        return Response(await engine.list_items(partial(_listed, engine, after, limit)), media_type=JSON)
 
     @app.get("/v1/items/{id}", responses=models.FOUND)
     async def get_item(id: str) -> Response:
         """Look an item up."""
-        return Response(_item_json(await known(id), engine.responder), media_type=JSON)
+        return Response(_item_json(ItemInfo.of(await known(id)), engine.responder), media_type=JSON)
 
     @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
     async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
@@ -245,7 +254,7 @@ async def _enrol(
     operation: Operation = Fuse(item) if fuse else item if has_label else Replace(item)
     change = await engine.write(operation)
     content = _item_json(
-        change.item or item,
+        ItemInfo.of(change.item or item),
         engine.responder,
         created=change.created,
         kappa_capped=query.capped,
@@ -351,16 +360,16 @@ def _listed(engine: Engine, after: str, limit: int) -> str:
     return as_json(fields, items=f"[{texts}]")
 
 
-def _item_json(item: Item, responder: Responder, **more: Any) -> str:
+def _item_json(item: ItemInfo, responder: Responder, **more: Any) -> str:
     """What is said of an item, as JSON."""
     fields: models.StoredFields = {
         "id": item.id,
         "label": item.label,
         "kappa": item.kappa,
-        "images": item.images.count,
-        "resultant": item.images.resultant,
+        "images": item.images,
+        "resultant": item.resultant,
         "uncertain": responder.is_uncertain(item.least_kappa),
-        "thumbnail": None if item.thumbnail is None else thumbnail_path(item.id),
+        "thumbnail": thumbnail_path(item.id) if item.has_thumbnail else None,
         "sha256": item.sha256.hex(),
     }
     return as_json({**fields, **more}, metadata=item.metadata)

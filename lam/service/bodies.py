@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from lam.gallery.item import checked_metadata
 from lam.service.answers import Query
-from lam.service.engine import embedding_of
+from lam.service.engine import embedding_of, no_texts
 from lam.service.errors import ServiceError
 from lam.service.models import (
     JSON,
@@ -67,6 +67,18 @@ def query_of(body: bytes, dimension: int) -> Query | str:
         ServiceError: for what is neither.
     """
     return _text_or_query(_named(_content(body), TextRequest, EmbeddingRequest), dimension)
+
+
+def embedding_query_of(body: bytes, dimension: int) -> Query:
+    """Make a query of a body in JSON, which must hold an embedding.
+
+    Raises:
+        ServiceError: for what is none.
+    """
+    query = query_of(body, dimension)
+    if isinstance(query, str):
+        raise no_texts()
+    return query
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:

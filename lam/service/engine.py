@@ -1,7 +1,7 @@
 """The service without HTTP: from a request's image or embedding to an answer, through workers that batch.
 
-Five threads, each for one thing, so that none waits for another's kind of work: one reads JSON and what is to be shown
-of the gallery, one decodes, one runs the network, one searches, one writes.
+Six threads, each for one thing, so that none waits for another's kind of work: one lists the gallery, one reads JSON
+and single items, one decodes, one runs the network, one searches, one writes.
 """
 
 import asyncio
@@ -104,6 +104,7 @@ class Engine:
         one, several = (_use_one_thread, partial(torch.set_num_threads, threads)) if threads else (None, None)
         if one is not None:
             one()
+        self.lister: Worker[Callable[[], Any], Any] = Worker("listing", _done_each, queue=settings.queue)
         self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
         self.decoder: Worker[tuple[bytes | str, bool], Decoded] = Worker(
             "decoding", self._decode, queue=settings.queue, begin=one
@@ -148,9 +149,14 @@ class Engine:
         return Responder(self.run.calibration, self.encoder.kappa_dimension, self.encoder.ambiguity)
 
     @property
+    def takes_texts(self) -> bool:
+        """Whether inputs of the run are texts."""
+        return isinstance(self.encoder.preprocessing, TextPreprocessing)
+
+    @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The threads, in the order in which a request passes them."""
-        return (self.reader, self.decoder, self.network, self.searcher, self.writer)
+        return (self.lister, self.reader, self.decoder, self.network, self.searcher, self.writer)
 
     @property
     def complaints(self) -> list[str]:
@@ -168,6 +174,10 @@ class Engine:
             Refusal: busy.
         """
         require_room(workers, self.settings.patience)
+
+    async def list_items(self, job: Callable[[], Value]) -> Value:
+        """Do what goes through many items, which nothing else waits for."""
+        return await self._done(self.lister.submit(job))
 
     async def read(self, job: Callable[[], Value]) -> Value:
         """Do what goes through JSON or the store apart from the event loop, which it would hold up."""
@@ -190,17 +200,26 @@ class Engine:
         query = await self._done(self.network.submit(decoded.tensor))
         return replace(query, thumbnail=decoded.thumbnail, text=decoded.text, text_cut=decoded.text_cut)
 
-    async def search(self, query: Query, *, k: int, min_probability: float = 0.0, without: str | None = None) -> Answer:
+    async def search(
+        self,
+        query: Query | Callable[[], Query],
+        *,
+        k: int,
+        min_probability: float = 0.0,
+        without: str | None = None,
+    ) -> Answer:
         """Find the k nearest items, and decide.
 
         Args:
-            query: what is looked for.
+            query: what is looked for, or what reads it, which is done beside the search and spares waiting for another
+                thread.
             k: how many hits.
             min_probability: of a match; one that is less probable is `unknown`.
             without: the id of an item that is left out of the hits, such as the query itself.
 
         Raises:
             Refusal: busy, where too many wait.
+            ServiceError: what reading the query raises.
         """
         return await self._done(self.searcher.submit(_Search(query, k, min_probability, without)))
 
@@ -247,7 +266,7 @@ class Engine:
     def _read_text(self, text: bytes | str) -> Decoded:
         preprocessing = self.encoder.preprocessing
         if not isinstance(preprocessing, TextPreprocessing):
-            raise ServiceError(422, "this run takes no texts", allowed="images or embeddings")
+            raise no_texts()
         if isinstance(text, bytes):
             raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
@@ -288,10 +307,16 @@ class Engine:
         return error
 
     def _search(self, jobs: Sequence["_Search"]) -> list[Answer | Exception]:
-        for query in (job.query for job in jobs):
+        queries = _done_each(job.read for job in jobs)
+        read = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
+        answers = iter(self._answered(*zip(*read, strict=True)) if read else ())
+        return [query if isinstance(query, Exception) else next(answers) for query in queries]
+
+    def _answered(self, jobs: Sequence["_Search"], asked: Sequence[Query]) -> list[Answer | Exception]:
+        for query in asked:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
-        queries = Embeddings.concatenate([_searched(job.query.embedding) for job in jobs])
+        queries = Embeddings.concatenate([_searched(query.embedding) for query in asked])
         responder = self.responder  # another may come into force meanwhile, for which there may be too few hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
@@ -300,7 +325,7 @@ class Engine:
         return _done_each(
             partial(
                 responder.answer,
-                job.query,
+                query,
                 hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
                 infos,
                 k=job.k,
@@ -309,7 +334,7 @@ class Engine:
                 judged=job.without is None or not self.run.has_answers,
                 is_new=job.without is None,
             )
-            for row, job in enumerate(jobs)
+            for row, (job, query) in enumerate(zip(jobs, asked, strict=True))
         )
 
 
@@ -325,10 +350,14 @@ def _logging_failure(keep: Callable[[], None]) -> None:
 class _Search:
     """What `Engine.search` is asked."""
 
-    query: Query
+    query: Query | Callable[[], Query]
     k: int
     min_probability: float = 0.0
     without: str | None = None
+
+    def read(self) -> Query:
+        """The query, read where it has not been yet."""
+        return self.query() if callable(self.query) else self.query
 
 
 def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
@@ -359,6 +388,11 @@ def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
     except ValueError:
         return _no_embedding()
     return Query(embedding, features)
+
+
+def no_texts() -> ServiceError:
+    """The refusal of a text by a run that takes none."""
+    return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
 
 
 def _no_embedding() -> ServiceError:

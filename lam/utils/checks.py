@@ -13,8 +13,8 @@ from torch import Tensor
 
 def check_finite(name: str, values: Tensor) -> None:
     """Refuse NaN and infinities in (N, ...) rows of numbers, naming the first row that holds one."""
-    places = (~values.isfinite()).nonzero()
-    if len(places):
+    if not values.isfinite().all():
+        places = (~values.isfinite()).nonzero()
         first = float(values[tuple(places[0])])
         raise ValueError(f"{name} must be finite, got {first} at index {int(places[0, 0])}")
 

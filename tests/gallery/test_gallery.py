@@ -21,6 +21,7 @@ from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.utils.files import sha256_of
 from lam.vmf.embeddings import Embeddings
+from tests.helpers import stored
 
 D = 3
 
@@ -51,7 +52,7 @@ def test_a_run_ends_with_its_test_split_and_pictures(gallery: Gallery, run_copy:
     images: Any = load_data(Run(run_copy).config.data)[0].test
     kappa = Run(run_copy).encoder.embed(images.images).kappa
     assert len(gallery) == 60
-    for item in gallery.page(after="", limit=100):
+    for item in stored(gallery):
         assert item.origin == "index"
         assert item.thumbnail is not None
         assert item.path == f"digits {item.id}"
@@ -97,7 +98,7 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
     assert len(again) == count + 2
     assert again.get("0") is None
     assert again.get("0-1") is not None
-    assert all(item.thumbnail for item in again.page(after="", limit=100) if item.origin == "index")
+    assert all(item.thumbnail for item in stored(again) if item.origin == "index")
     again.close()
 
 

@@ -20,6 +20,7 @@ from lam.inputs import Preprocessing
 from lam.retrieval.index.fusion import fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_images
+from tests.helpers import stored
 
 D = 3
 
@@ -51,7 +52,7 @@ def test_items_of_a_list_have_its_ids_and_metadata(run_copy: Path, digit_folder:
     first, second, third, *_ = digits(digit_folder)
     index_list(run_copy, f"vase-17,{first},vase,Kyoto", f"7,{second},,", f",{third},plate,Lima")
     with opened(run_copy) as gallery:
-        found = {item.id: item for item in gallery.page(after="", limit=10)}
+        found = {item.id: item for item in stored(gallery)}
     assert found.keys() == {"vase-17", "7", str(file_id(third))}
     vase = found["vase-17"]
     assert (vase.label, json.loads(vase.metadata), vase.origin) == ("vase", {"city": "Kyoto"}, "index")

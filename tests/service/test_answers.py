@@ -20,6 +20,7 @@ from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, _Search, embedding_of
 from lam.vmf.embeddings import KAPPA_RANGE
+from tests.helpers import stored
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 512])
@@ -99,7 +100,7 @@ def said(engine: Engine, made: Calibration | None, query: Query, **options: Any)
 
 def surest(engine: Engine, made: Calibration) -> Query:
     """A query that is an item of the gallery, and as sure as can be."""
-    (item,) = engine.gallery.page(after="", limit=1)
+    (item,) = stored(engine.gallery, limit=1)
     greatest = -made.detector.known("kappa").scores.min().item()
     return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * greatest))
 

@@ -24,6 +24,7 @@ from lam.runs.index import index_images, search
 from lam.service.answers import Answer, Query
 from lam.service.engine import Engine, _Search, embedding_of
 from lam.service.hangups import hangups_served, hangups_waiting
+from tests.helpers import stored
 from tests.service.conftest import SMALL
 from tests.service.serving import ROOT
 from tests.service.test_server import served
@@ -34,7 +35,7 @@ TARGETS = ("--quiet", "--target-far=0.1", "--target-ood=0.1", "--target-miss=0.1
 
 def grown(engine: Engine, count: int, *, label: str | None = None) -> None:
     """Copies of what is there, under ids of their own."""
-    items = list(engine.gallery.page(after="", limit=60))
+    items = stored(engine.gallery, limit=60)
     for number in range(count):
         item = items[number % len(items)]
         query = Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
@@ -47,14 +48,14 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
     engine.gallery.write(["0"])
     found = Run(engine.run.folder).gallery
     assert len(found.embeddings) == len(found) == len(engine.gallery) == 62
-    by_id = {item.id: item for item in engine.gallery.page(after="", limit=100)}
+    by_id = {item.id: item for item in stored(engine.gallery)}
     assert sorted(item.label for item in found.items) == sorted(item.label for item in by_id.values())
     assert float(found.embeddings.kappa.sum()) == pytest.approx(sum(item.kappa for item in by_id.values()))
 
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that replaces one item and adds others while rows are read, and before the ledger is."""
-    (item,), all_rows, writes = engine.gallery.page(after="", limit=1), ItemStore._rows, count(1)
+    (item,), all_rows, writes = stored(engine.gallery, limit=1), ItemStore._rows, count(1)
 
     def write() -> None:
         number = next(writes)
@@ -109,7 +110,7 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
 
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
-    engine.gallery.write([replace(item, label="") for item in engine.gallery.page(after="", limit=60)])
+    engine.gallery.write([replace(item, label="") for item in stored(engine.gallery, limit=60)])
     with pytest.raises(ValueError, match="none of the 60 stored items has a label: give them labels"):
         calibrate_run(engine.run.folder, progress=False)
 

@@ -18,6 +18,7 @@ from lam.runs.finished import Run
 from lam.service.answers import Query
 from lam.service.engine import Decoded, Engine
 from lam.service.errors import ServiceError
+from tests.helpers import stored
 from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded
 
@@ -55,7 +56,7 @@ def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: Te
 
 
 def test_an_item_is_searched_by_and_left_out(shared_engine: Engine, client: TestClient) -> None:
-    (item,) = shared_engine.gallery.page(after="", limit=1)
+    (item,) = stored(shared_engine.gallery, limit=1)
     answer = client.get(f"/v1/items/{item.id}/search?k=100").json()
     same = client.post("/v1/search?k=100", json={"embedding": item.embedding.tolist(), "kappa": item.kappa}).json()
     assert item.id not in [hit["id"] for hit in answer["hits"]]

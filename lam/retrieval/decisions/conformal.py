@@ -65,7 +65,7 @@ class ConformalScores:
     def __len__(self) -> int:
         return len(self.scores)
 
-    @property
+    @cached_property
     def n_units(self) -> int:
         """How many classes count, or scores where each counts by itself: so many are exchangeable with a new one."""
         return len(self) if self.classes is None else len(self.classes.unique())
@@ -197,8 +197,12 @@ class ConformalScores:
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())
-        cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), self._weights.cumsum(0)])
-        return ((1 + cumulative[-1] - cumulative[below]) / (self.n_units + 1)).to(scores.device)
+        return ((1 + self._cumulative[-1] - self._cumulative[below]) / (self.n_units + 1)).to(scores.device)
+
+    @cached_property
+    def _cumulative(self) -> Float[Tensor, "..."]:
+        """N + 1 sums of weights, from 0 on."""
+        return torch.cat([torch.zeros(1, dtype=torch.float64), self._weights.cumsum(0)])
 
     @property
     def least_rate(self) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import RankOdds, Scores, check_evidence, folds
+from lam.retrieval.decisions.probability import ExtendedOdds, RankOdds, Scores, check_evidence, folds
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
@@ -76,14 +76,14 @@ class Known:
         together = tuple(name for name in TOGETHER if name in scores) or evidence
         columns = {name: scores[name].detach().cpu() for name in (*evidence, *together)}
         ranks = {name: RankOdds.of(values) for name, values in columns.items()}
-        x = _odds(ranks, evidence, columns)
+        x = ExtendedOdds(tuple(ranks[name] for name in evidence))([columns[name] for name in evidence]).T
         distances, surprises = torch.empty(2, len(x), dtype=torch.float64)
         for fold, rest in folds(len(x)):
             distances[fold] = _distance(x[fold], *_gaussian(x[rest]))
-            of_rest = {name: RankOdds.of(columns[name][rest]) for name in together}
-            surprises[fold] = joint_surprise(of_rest, {name: columns[name][fold] for name in together})
+            of_rest = ExtendedOdds(tuple(RankOdds.of(columns[name][rest]) for name in together))
+            surprises[fold] = joint_surprise(of_rest([columns[name][fold] for name in together]))
         of_distance, of_surprise = RankOdds.of(distances), RankOdds.of(surprises)
-        unusual = torch.maximum(of_distance.extended(distances), of_surprise.extended(surprises)).sort().values
+        unusual = ExtendedOdds((of_distance, of_surprise))((distances, surprises)).amax(0).sort().values
         mean, precision = _gaussian(x)
         gaussian = tuple(mean.tolist()), tuple(map(tuple, precision.tolist()))
         return cls(evidence, together, ranks, *gaussian, of_distance, of_surprise, tuple(unusual.tolist()))
@@ -96,11 +96,21 @@ class Known:
         """
         check_evidence("P(known)", tuple(self.ranks), scores)
         mean, precision, known = self._learnt
-        distance = _distance(_odds(self.ranks, self.evidence, scores), mean, precision)
-        surprises = joint_surprise({name: self.ranks[name] for name in self.together}, scores)
-        unusual = torch.maximum(self.of_distance.extended(distance), self.of_surprise.extended(surprises))
+        both = (*self.evidence, *self.together)
+        odds = self._of_both([scores[name] for name in both])
+        distance = _distance(odds[: len(self.evidence)].T, mean, precision)
+        surprises = joint_surprise(odds[len(self.evidence) :])
+        unusual = self._of_statistics((distance, surprises)).amax(0)
         beyond = (unusual - self.unusual[-1]).clamp(min=0)
         return (known.p_values(unusual) * (-beyond).exp() / UNUSUAL).clamp(max=1)
+
+    @cached_property
+    def _of_both(self) -> ExtendedOdds:
+        return ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
+
+    @cached_property
+    def _of_statistics(self) -> ExtendedOdds:
+        return ExtendedOdds((self.of_distance, self.of_surprise))
 
     @cached_property
     def _learnt(self) -> tuple[Tensor, Tensor, ConformalScores]:
@@ -110,25 +120,20 @@ class Known:
         return mean, precision, ConformalScores(unusual)
 
 
-def joint_surprise(ranks: Mapping[str, RankOdds], scores: Scores) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above; float64 on the CPU.
+def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above.
 
     It lies between the geometric mean, by which many scores that doubt a little count, and the harmonic one, by which
     one that doubts much suffices. −log p = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
 
     Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """
-    of_each = [softplus(rank.extended(scores[name].detach().cpu())) for name, rank in ranks.items()]
-    return 2 * ((torch.stack(of_each) / 2).logsumexp(0) - math.log(len(ranks)))
+    return 2 * ((softplus(odds) / 2).logsumexp(0) - math.log(len(odds)))
 
 
 def is_evidence(name: str) -> bool:
     """Whether a score says how unusual a query is, and not how ambiguous, or whether it is in the gallery."""
     return name not in _OF_THE_FIRST and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
-
-
-def _odds(ranks: Mapping[str, RankOdds], names: tuple[str, ...], scores: Scores) -> Tensor:
-    return torch.stack([ranks[name].extended(scores[name].detach().cpu()) for name in names], 1)
 
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,14 +67,31 @@ class RankOdds:
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Of new values, float64 on the CPU."""
-        return torch.from_numpy(np.interp(score.double().numpy(), self.values, self.odds))
+        return torch.from_numpy(np.interp(score.double().numpy(), *self._knots))
 
-    def extended(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """The same, and beyond the least and the greatest value log(1 + d/spread) more, d being how far beyond."""
-        x = score.double()
-        above = ((x - self.values[-1]) / self.spread).clamp(min=0)
-        below = ((self.values[0] - x) / self.spread).clamp(min=0)
-        return self(score) + above.log1p() - below.log1p()
+    @cached_property
+    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.values), np.array(self.odds)
+
+
+@dataclass(frozen=True)
+class ExtendedOdds:
+    """`RankOdds` of E scores, and beyond the least and the greatest value log(1 + d/spread) more, d being how far."""
+
+    ranks: tuple[RankOdds, ...]
+
+    def __call__(self, scores: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "E N"]:
+        """Of new values, float64 on the CPU."""
+        x = torch.stack([score.detach().cpu().double() for score in scores])
+        least, greatest, spread = self._ends
+        above, below = ((x - greatest) / spread).clamp(min=0), ((least - x) / spread).clamp(min=0)
+        inside = torch.stack([rank(values) for rank, values in zip(self.ranks, x, strict=True)])
+        return inside + above.log1p() - below.log1p()
+
+    @cached_property
+    def _ends(self) -> Float[Tensor, "3 E 1"]:
+        ends = [(rank.values[0], rank.values[-1], rank.spread) for rank in self.ranks]
+        return torch.tensor(ends, dtype=torch.float64).T[..., None]
 
 
 @dataclass(frozen=True)
@@ -98,9 +116,7 @@ class SoftScale:
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Of new values, float64 on the CPU."""
-        z = (score.detach().cpu().double() - self.median) / self.spread
-        size = z.abs()
-        return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
+        return _soft((score.detach().cpu().double() - self.median) / self.spread)
 
 
 @dataclass(frozen=True)
@@ -186,8 +202,16 @@ class MonotoneRegression:
 
     def _weighted(self, scores: Scores) -> Float[Tensor, " N"]:
         check_evidence("P(known)", self.evidence, scores)
-        columns = zip(self.evidence, self.scales, self.weights, strict=True)
-        return torch.stack([weight * scale(scores[name]) for name, scale, weight in columns]).sum(0)
+        x = torch.stack([scores[name].detach().cpu().double() for name in self.evidence])
+        median, spread, weight = self._columns
+        return (weight * _soft((x - median) / spread)).sum(0)
+
+    @cached_property
+    def _columns(self) -> Float[Tensor, "3 E 1"]:
+        """Median, spread and weight of each score."""
+        scales = zip(self.scales, self.weights, strict=True)
+        rows = [(scale.median, scale.spread, weight) for scale, weight in scales]
+        return torch.tensor(rows, dtype=torch.float64).T[..., None]
 
 
 @dataclass(frozen=True)
@@ -286,8 +310,12 @@ class Correctness:
         total: Any = self.intercept
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
             total = total + weight * rank(scores[name])
-        level = torch.from_numpy(np.interp(total.numpy(), self.knots, self.levels))
+        level = torch.from_numpy(np.interp(total.numpy(), *self._levels))
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
+
+    @cached_property
+    def _levels(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.knots), np.array(self.levels)
 
     @property
     def worth(self) -> dict[str, float]:
@@ -381,6 +409,12 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
+
+
+def _soft(z: Tensor) -> Tensor:
+    """z within ±2, and the logarithm of what is beyond."""
+    size = z.abs()
+    return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
 
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:

@@ -250,6 +250,7 @@ SCORES: dict[str, Score] = {
     ),
 }
 
+_WITH_NEIGHBOURS = [name for name, score in SCORES.items() if score.k is not None]
 _LISTS = ("relevance", "n_relevant")
 _PROBES = ("labelled", "features", "classes")
 _OOD = ("inside", "outside")
@@ -547,7 +548,7 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
     """
     nearest = {} if nearest is None else nearest
     for name, k in nearest.items():
-        check_choice("a score with neighbours", name, [one for one, score in SCORES.items() if score.k is not None])
+        check_choice("a score with neighbours", name, _WITH_NEIGHBOURS)
         check_at_least(f"the neighbours of {name}", k, 1)
     embeddings = evidence.get("embeddings")
     if embeddings is not None and embeddings.has_parts:

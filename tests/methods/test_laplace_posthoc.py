@@ -115,7 +115,7 @@ def test_places_in_shuffled_batches_are_refused_before_training() -> None:
     ("options", "expected"),
     [
         ({}, [("euclidean", "positive", 1.0), ("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
-        ({"structure": "kron"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
+        ({"structure": "kron"}, []),
         ({"structure": "diag", "layers": "all"}, [("euclidean", "fixed", 0.0), ("arccos", "projected", 1.0)]),
         ({"curvature": "supcon"}, []),
     ],

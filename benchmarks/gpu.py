@@ -28,12 +28,12 @@ def all_layers(dimension: int, size: int, n_images: int) -> dict[str, float]:
     network = models.build("resnet50", dimension=dimension).eval().cuda()
     labels = torch.arange(n_images // 2) % 4
     batches = [(torch.rand(n_images // 2, 3, size, size), labels) for _ in range(2)]
-    options = {"margin": 2.0, "layers": "all", "max_memory": 32 << 30, "progress": False}
+    options = lam.Laplace(margin=2.0, layers="all", max_memory=32 << 30)
     encoder, found = None, {}
 
     def fitted() -> None:
         nonlocal encoder
-        encoder = lam.fit(network, batches, **options)
+        encoder = lam.fit(network, batches, options, progress=False)
 
     fitted()
     start = time.perf_counter()

@@ -49,7 +49,7 @@ def compared(structure: str, layer: nn.Linear, features: torch.Tensor, labels: t
     batches = DataLoader(TensorDataset(features, labels), batch_size=BATCH)
 
     def fit() -> Any:
-        posterior = lam.fit(network, batches, margin=0.7, structure=structure, progress=False).posterior
+        posterior = lam.fit(network, batches, lam.Laplace(margin=0.7, structure=structure), progress=False).posterior
         return posterior.output_spread()  # with what a first prediction finds
 
     spread, queries = fit(), features[:n_queries]

@@ -68,7 +68,7 @@ def measure(data: tuple[Tensor, Tensor, Tensor], seed: int, head: str, **setting
     start = time.perf_counter()
     batch = [(features[fitted], labels[fitted])]
     curvature = ContrastiveCurvature(0.7, **settings)
-    encoder = lam.fit(nn.Identity(), batch, curvature=curvature, head=head, seed=seed, progress=False)
+    encoder = lam.fit(nn.Identity(), batch, lam.Laplace(curvature=curvature, head=head), seed=seed, progress=False)
     seconds = time.perf_counter() - start
     encoder.n_samples = 100
     encoder.tune([(features[tuned], labels[tuned])])

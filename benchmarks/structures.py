@@ -33,6 +33,7 @@ from lam.hessians import SPLITS, Ekfac, SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
 from lam.hessians.batch import outputs
 from lam.methods.fit import fit
+from lam.methods.laplace import Laplace
 from lam.pairs.pairs import Pairs
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.layers import Predictive
@@ -199,8 +200,10 @@ def fitted_over_layers(
     where = "all-layers" if layers == "all" else "-".join(layers)
     for (title, curvature), structure in product(curvatures, structures):
         options: Any = {"layers": layers, "structure": structure, "max_memory": MAX_MEMORY, "prior_precision": prior}
-        options |= {"curvature": curvature, "pairs": encoder.relation, "seed": config.seed, "progress": False}
-        own, seconds = timed(lambda options=options: fit(encoder.network, batches, **options))
+        options = Laplace(**options, curvature=curvature, pairs=encoder.relation)
+        own, seconds = timed(
+            lambda options=options: fit(encoder.network, batches, options, seed=config.seed, progress=False)
+        )
         own.n_samples = N_SAMPLES
         for predictive in predictives:
             own.posterior = replace(own.posterior, predictive=predictive, likelihood_scale=None)

@@ -134,8 +134,8 @@ def of_texts(name: str, parts: list[tuple[list[str], list[str]]], parsed: argpar
         (features, labels), (held_out, truth) = sets if len(sets) == 2 else folds(*sets[0], seed)
         generator = torch.Generator().manual_seed(seed)
         loader = DataLoader(TensorDataset(features, labels), batch_size=256, shuffle=True, generator=generator)
-        options: dict[str, Any] = {"margin": 0.7, "head": "train", "dimension": 64, "seed": seed, "progress": False}
-        yield name, lam.fit(nn.Identity(), loader, **options).posterior, held_out, truth
+        options = lam.Laplace(margin=0.7, head="train", dimension=64)
+        yield name, lam.fit(nn.Identity(), loader, options, seed=seed, progress=False).posterior, held_out, truth
 
 
 def folds(features: Tensor, labels: Tensor, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

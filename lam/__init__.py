@@ -10,6 +10,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
 from lam.methods.fit import fit, fit_features
+from lam.methods.laplace import Laplace
 from lam.pairs.pairs import Pairs
 from lam.utils import torchvision as torchvision_import
 from lam.utils.files import CorruptFileError
@@ -25,6 +26,7 @@ __all__ = [
     "Embeddings",
     "Encoder",
     "Evaluation",
+    "Laplace",
     "Pairs",
     "evaluate",
     "fit",

@@ -50,9 +50,9 @@ def doubled() -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_fit_is_that_of_the_cpu(settings: dict[str, Any], tmp_path: Path) -> None:
     batches = doubled()
-    options: Any = {"margin": 0.7, "progress": False, "prior_precision": 10.0, **settings}
-    on_cpu = lam.fit(make_network().double(), batches, **options)
-    on_gpu = lam.fit(make_network().double().cuda(), batches, **options)
+    options = lam.Laplace(**{"margin": 0.7, "prior_precision": 10.0, **settings})
+    on_cpu = lam.fit(make_network().double(), batches, options, progress=False)
+    on_gpu = lam.fit(make_network().double().cuda(), batches, options, progress=False)
     expected = on_cpu.posterior.curvature.tensors()
     for name, sums in on_gpu.posterior.curvature.tensors().items():
         assert sums.device.type == "cuda"

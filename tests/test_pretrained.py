@@ -88,7 +88,7 @@ def test_torchvisions_resnet50(tmp_path: Path, head: str | None, path: str):
         return network
 
     batches, network = images(32), random(make)
-    encoder = lam.fit(network, batches, margin=0.7, head=head, progress=False)
+    encoder = lam.fit(network, batches, lam.Laplace(margin=0.7, head=head), progress=False)
     assert (encoder.head, encoder.dimension) == (path, 16 if head is None else 64)
     assert encoder.posterior.weight.shape[1] == 2048
     check(encoder, network, batches, tmp_path, make())
@@ -110,7 +110,7 @@ def test_torchvisions_vision_transformer(tmp_path: Path):
 def test_a_network_of_timm(tmp_path: Path, classes: int, head: str | None, path: str):
     timm = pytest.importorskip("timm")
     batches, network = images(32), random(timm.create_model, "resnet10t", num_classes=classes)
-    encoder = lam.fit(network, batches, margin=0.7, head=head, progress=False)
+    encoder = lam.fit(network, batches, lam.Laplace(margin=0.7, head=head), progress=False)
     assert encoder.head == path
     check(encoder, network, batches, tmp_path, timm.create_model("resnet10t", num_classes=classes))
 
@@ -148,7 +148,7 @@ def token_batches() -> Batches:
 @pytest.mark.parametrize(("head", "path"), [(None, "project"), ("identity", ADDED), ("train", ADDED)])
 def test_a_transformer_of_hugging_face_takes_named_inputs(tmp_path: Path, head: str | None, path: str):
     batches, network = token_batches(), random(PooledBert, 8)
-    encoder = lam.fit(network, batches, margin=0.7, head=head, progress=False)
+    encoder = lam.fit(network, batches, lam.Laplace(margin=0.7, head=head), progress=False)
     assert encoder.head == path
     check(encoder, network, batches, tmp_path, PooledBert(8))
     tokens, _ = batches[1]
@@ -162,7 +162,9 @@ def test_a_network_that_gives_several_things_is_refused_with_how_to_wrap_it():
         match=r"it gave BaseModelOutputWithPoolingAndCrossAttentions of last_hidden_state, pooler_output: wrap it in a "
         r'module whose forward returns them, such as self.network\(\*\*inputs\)\["pooler_output"\]',
     ):
-        lam.fit(random(PooledBert, 8).bert, [(tokens, labels)], margin=0.7, head="identity", progress=False)
+        lam.fit(
+            random(PooledBert, 8).bert, [(tokens, labels)], lam.Laplace(margin=0.7, head="identity"), progress=False
+        )
 
 
 class Sentences(nn.Module):
@@ -191,7 +193,7 @@ def sentence_batches(model: Any) -> Batches:
 
 def test_a_sentence_transformer_finds_what_sentences_are_about(sentence_transformer: Any, tmp_path: Path):
     batches, network = sentence_batches(sentence_transformer), Sentences(sentence_transformer)
-    encoder = lam.fit(network, batches, margin=0.7, head="identity", likelihood_scale=1e6, progress=False)
+    encoder = lam.fit(network, batches, lam.Laplace(margin=0.7, head="identity", likelihood_scale=1e6), progress=False)
     features = encoder.features(batches)
     expected = sentence_transformer.encode(TOPICS["cooking"][:1], convert_to_tensor=True)
     torch.testing.assert_close(features[:1], expected, atol=1e-5, rtol=1e-5)
@@ -202,7 +204,9 @@ def test_a_sentence_transformer_finds_what_sentences_are_about(sentence_transfor
 
 def test_a_layer_trained_on_sentences_is_sure_of_what_it_was_trained_on(sentence_transformer: Any):
     batches, network = sentence_batches(sentence_transformer), Sentences(sentence_transformer)
-    encoder = lam.fit(network, batches, margin=0.7, head="train", dimension=8, likelihood_scale=1e4, progress=False)
+    encoder = lam.fit(
+        network, batches, lam.Laplace(margin=0.7, head="train", dimension=8, likelihood_scale=1e4), progress=False
+    )
     assert (encoder.head, encoder.dimension, encoder.ood_score) == (ADDED, 8, "kappa")
     nonsense = ["jklö qwertz", "zzz zzz zzz zzz", "0101 1101 0011", "lorem ipsum dolor"]
     assert (
@@ -247,9 +251,7 @@ def test_an_identity_keeps_the_embeddings_and_recognises_outsiders_by_their_neig
     encoder = lam.fit(
         network,
         batches_of(digits["train"], digits["labels"]),
-        margin=0.7,
-        head="identity",
-        likelihood_scale=1e8,
+        lam.Laplace(margin=0.7, head="identity", likelihood_scale=1e8),
         progress=False,
     )
     assert encoder.posterior.bias is None
@@ -270,13 +272,14 @@ def test_a_trained_layer_retrieves_better_than_what_it_was_trained_on(digits: di
         for name, labels in (("train", "labels"), ("test", "test_labels"))
     )
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    options = {"margin": 0.7, "likelihood_scale": 1e8, "progress": False}
-    plain = lam.fit(network, train, head="identity", **options)
-    encoder = lam.fit(network, train, head="train", dimension=16, **options)
+    options: Any = {"margin": 0.7, "likelihood_scale": 1e8}
+    plain = lam.fit(network, train, lam.Laplace(head="identity", **options), progress=False)
+    trained = lam.Laplace(head="train", dimension=16, **options)
+    encoder = lam.fit(network, train, trained, progress=False)
     recall = [lam.evaluate(e, test, n_samples=8).metrics["recall@1"] for e in (plain, encoder)]
     assert recall[1] > recall[0] + 0.1
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-    again = lam.fit(network, train, head="train", dimension=16, **options)
+    again = lam.fit(network, train, trained, progress=False)
     assert torch.equal(again.posterior.weight, encoder.posterior.weight)
     assert torch.equal(again.posterior.curvature.sums, encoder.posterior.curvature.sums)
 
@@ -298,7 +301,7 @@ def test_whitening_evens_out_the_variance_of_the_principal_components(digits: di
 def test_a_layer_after_a_network_with_a_head_is_saved_with_its_recipe(tmp_path: Path, head: str):
     network = models.build("convnet8", dimension=5)
     inputs, labels = torch.rand(24, 1, 8, 8), torch.arange(24) % 4
-    encoder = lam.fit(network, [(inputs, labels)], margin=0.7, head=head, progress=False)
+    encoder = lam.fit(network, [(inputs, labels)], lam.Laplace(margin=0.7, head=head), progress=False)
     assert encoder.posterior.weight.shape == (5, 5)
     torch.testing.assert_close(encoder.features(inputs), network.eval()(inputs).detach())
     encoder.save(tmp_path / "encoder")
@@ -308,7 +311,7 @@ def test_a_layer_after_a_network_with_a_head_is_saved_with_its_recipe(tmp_path: 
 @pytest.mark.slow
 def test_a_layer_after_a_network_is_exported_with_it(tmp_path: Path):
     inputs, labels = torch.rand(24, 8), torch.arange(24) % 4
-    encoder = lam.fit(nn.Tanh(), [(inputs, labels)], margin=0.7, head="train", dimension=3, progress=False)
+    encoder = lam.fit(nn.Tanh(), [(inputs, labels)], lam.Laplace(margin=0.7, head="train", dimension=3), progress=False)
     encoder.export(tmp_path / "encoder.pt2", inputs[:2])
     features, mean, kappa, _ = torch.export.load(tmp_path / "encoder.pt2").module()(inputs)
     torch.testing.assert_close(features, inputs.tanh())
@@ -322,7 +325,10 @@ def test_a_layer_can_be_trained_on_places():
     views = torch.cat([positions / 500, torch.rand(40, 6, generator=generator)], 1)
     loader = DataLoader(list(zip(views, positions, strict=True)), batch_size=20)
     encoder = lam.fit(
-        nn.Identity(), loader, margin=0.7, head="train", pairs=Relation(positive_within=10.0), progress=False
+        nn.Identity(),
+        loader,
+        lam.Laplace(margin=0.7, head="train", pairs=Relation(positive_within=10.0)),
+        progress=False,
     )
     assert encoder.embed(views).mean.shape == (40, 8)
 
@@ -332,7 +338,7 @@ def test_half_precision_and_double_precision_outputs():
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         for head in ("identity", "train"):
             network = nn.Linear(8, 6).to(dtype)
-            encoder = lam.fit(network, [(inputs.to(dtype), labels)], margin=0.7, head=head, progress=False)
+            encoder = lam.fit(network, [(inputs.to(dtype), labels)], lam.Laplace(margin=0.7, head=head), progress=False)
             assert encoder.posterior.weight.dtype == encoder.embed(inputs.to(dtype)).kappa.dtype == expected
             assert encoder.posterior.curvature.sums.dtype == torch.float64  # sums over batches are
 
@@ -381,7 +387,7 @@ def test_bad_input_is_refused_with_what_to_do(network: nn.Module, options: dict[
 )
 def test_data_that_a_layer_cannot_be_trained_on_are_refused(features: Tensor, labels: Tensor, message: str):
     with pytest.raises(ValueError, match=message):
-        lam.fit(nn.Identity(), [(features, labels)], margin=0.7, head="train", progress=False)
+        lam.fit(nn.Identity(), [(features, labels)], lam.Laplace(margin=0.7, head="train"), progress=False)
 
 
 def test_the_epoch_is_chosen_on_held_out_items_where_they_form_pairs(monkeypatch: pytest.MonkeyPatch):

@@ -20,24 +20,15 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.outsiders import is_images
 from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
-from lam.hessians.structures import MAX_MEMORY
 from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Refit, Trained, inputs_of, probe_of
-from lam.methods.fit import (
-    added_layer,
-    check_layers,
-    empty_of_layers,
-    fit,
-    refuse_dimension_of_other_head,
-    structure_options,
-)
+from lam.methods.fit import empty_of_layers, fit
+from lam.methods.laplace import Laplace
 from lam.models.head import default_head, find_head, probe_output
 from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
-from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, Posterior
-from lam.posteriors.base import check_settings
-from lam.posteriors.layers import Predictive
+from lam.posteriors import Posterior
 from lam.training import Training
 from lam.training.loop import History
 from lam.utils.checks import check_at_least, check_choice, check_positive
@@ -178,13 +169,10 @@ class LaplaceMethod(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplacePosthoc(LaplaceMethod):
-    """Train a network, then put a posterior over its last layer; see `lam.fit`.
+class LaplacePosthoc(LaplaceMethod, Laplace):
+    """Train a network, then put a posterior over its last layer, by the settings of `lam.methods.Laplace`.
 
     Attributes:
-        head: path of the last linear layer, found by default; or `train` or `identity`, for a layer that is added.
-        dimension: D of the layer that `train` adds.
-        pairs: `batch` or `dataset`.
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
         views: the curvature is over two random views of each image, each the other's only match, and reads no labels;
@@ -192,46 +180,26 @@ class LaplacePosthoc(LaplaceMethod):
             trained on, where it was.
         average: whether the curvature is averaged over the pairs of each type, or their plain sum.
         batch_size: items a batch, among which pairs are formed.
-        layers: which the posterior is over: `last`, `all` that have weights, or a list of their paths.
-        structure: of the posterior's covariance: `diag`, `kron`, `ekfac`, `full` or `low_rank`; over several layers
-            `diag` or `kron`.
-        predictive: of several layers: `linearised`, the default, or `sampled`.
-        max_memory: bytes that the sums of the structure may take.
-        rank: of `low_rank`: the most directions of the features that it tells apart; 256 by default.
-        prior_precision: α > 0.
-        likelihood_scale: s > 0; by default the number of items squared, or 1 of a plain sum.
 
     Raises:
         ValueError: for an option outside its range.
     """
 
-    head: str | None = None
-    dimension: int | None = None
+    curvature: str | dict[str, Any] = "contrastive"
     pairs: Scope = "batch"
     miner: MinerName = "all"
     max_pairs: int | None = None
     views: Views | None = None
     average: bool = True
     batch_size: int = 256
-    layers: str | list[str] = "last"
-    structure: str = "diag"
-    predictive: Predictive | None = None
-    max_memory: int = MAX_MEMORY
-    rank: int | None = None
-    prior_precision: float = 1.0
-    likelihood_scale: float | None = None
 
     name = "laplace_posthoc"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        LaplaceMethod.__post_init__(self)
         Relation(self.pairs, miner=self.miner, max_pairs=self.max_pairs)
-        self.loss_curvature.check_scope(self.pairs)
-        refuse_dimension_of_other_head(self.dimension, self.head)
-        structure_options(self.structure, self.max_memory, self.rank).structure.check_cross_terms(self.loss_curvature)
-        check_layers(self.layers, self.predictive, self.structure, self.head, self.pairs, self.loss_curvature)
+        Laplace.__post_init__(self)
         check_at_least("batch_size", self.batch_size, 2)
-        check_settings(self.prior_precision, self.likelihood_scale)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and fit the posterior; see `Method.train` and `lam.fit`. Nothing is tuned here.
@@ -251,21 +219,19 @@ class LaplacePosthoc(LaplaceMethod):
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly a positive pair"
             )
-        curvature = self.resolved(training).curvature_of(training.loss)
-        options, probe = structure_options(self.structure, self.max_memory, self.rank), probe_of(dataset)
-        head = default_head(network, self.head)
-        if head in ("identity", "train"):
-            margin = margin_of(training.loss) or getattr(curvature, "margin", None)
-            width = probe_output(network, probe).shape[1]
-            options.check(added_layer(head, width, self.dimension, margin), curvature)
+        probe = probe_of(dataset)
+        options = self.resolved(training).laplace(training)
+        options = replace(options, head=default_head(network, self.head))
+        check, curvature = options.structure_options.check, options.loss_curvature
+        if options.head in ("identity", "train"):
+            check(options.added_layer(options.head, probe_output(network, probe).shape[1]), curvature)
             return
-        head = find_head(network, probe, head)
+        head = find_head(network, probe, options.head)
         if self.layers == "last":
-            options.check(cast(nn.Linear, network.get_submodule(head)), curvature)
+            check(cast(nn.Linear, network.get_submodule(head)), curvature)
             return
-        of: Any = {"network": network, "head": head, "layers": find_layers(network, probe, self.layers)}
-        n_items = min(self.batch_size, len(dataset))
-        empty_of_layers(self.structure, curvature, probe, self.max_memory, n_items=n_items, **of)
+        n_items, layers = min(self.batch_size, len(dataset)), find_layers(network, probe, self.layers)
+        empty_of_layers(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
         """With the views, too, that the network was trained on; see `LaplaceMethod.resolved`."""
@@ -273,13 +239,29 @@ class LaplacePosthoc(LaplaceMethod):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The same with the other settings of the contrastive curvature that are negative nowhere."""
-        if isinstance(self.loss_curvature, ContrastiveCurvature):
-            posteriors = POSTERIORS if self.layers == "last" else LAYERS_POSTERIORS
-            if posteriors[self.structure].structure.takes_cross_terms:
+        """The same with the other settings of the contrastive curvature that are negative nowhere, of a diagonal.
+
+        Of `kron` there are none: refitted by them, κ told errors worse on four data sets of four.
+        """
+        if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure == "diag":
+            if self.layers == "last":
                 yield replace(self, split="euclidean", fix="positive")
             yield replace(self, split="euclidean", fix="fixed", negative_weight=0.0)
             yield replace(self, fix="projected")
+
+    def relation_of(self, training: Training) -> Relation:
+        """What makes a pair in the data of a training, chosen as the options say."""
+        chosen = {"scope": self.pairs, "miner": self.miner, "max_pairs": self.max_pairs, "triplet_margin": None}
+        return replace(training.relation or Relation(), **chosen)
+
+    def laplace(self, training: Training, learned: Mapping[str, list[float]] | None = None) -> Laplace:
+        """The settings of `lam.fit` for a training, whose loss gives what the options leave out."""
+        relation = self.relation_of(training)
+        if self.views is not None:  # two views match by number, whatever makes a pair of images
+            relation = Relation(relation.scope, miner=self.miner, max_pairs=self.max_pairs)
+        own = {field.name: getattr(self, field.name) for field in fields(Laplace)}
+        curvature, margin = self.curvature_of(training.loss, learned), margin_of(training.loss)
+        return Laplace(**{**own, "curvature": curvature, "margin": margin, "pairs": relation})
 
     @property
     def loss_curvature(self) -> Curvature:
@@ -300,8 +282,6 @@ def fit_with(
     What the loss learned, according to the history of training, is part of its curvature.
     """
     generator = torch.Generator().manual_seed(training.seed)
-    chosen = {"scope": options.pairs, "miner": options.miner, "max_pairs": options.max_pairs, "triplet_margin": None}
-    relation = replace(training.relation or Relation(), **chosen)
     plain = without_augmentation(dataset)
     items: Any = plain if options.views is None else TwoViews(plain, options.views)
     loader = DataLoader(
@@ -311,29 +291,16 @@ def fit_with(
         num_workers=training.num_workers,
         generator=generator,
     )
+    preprocessing = getattr(plain, "preprocessing", None)
+    laplace = options.laplace(training, learned_of(histories))
     with training.stage("fit"), seeded(training.seed):
         encoder = fit(
-            network,
-            loader,
-            margin=margin_of(training.loss),
-            curvature=options.curvature_of(training.loss, learned_of(histories)),
-            pairs=relation if options.views is None else Relation(**chosen),
-            head=options.head,
-            dimension=options.dimension,
-            layers=options.layers,
-            structure=options.structure,
-            predictive=options.predictive,
-            max_memory=options.max_memory,
-            rank=options.rank,
-            prior_precision=options.prior_precision,
-            likelihood_scale=options.likelihood_scale,
-            preprocessing=getattr(plain, "preprocessing", None),
-            seed=training.seed,
-            progress=training.progress,
+            network, loader, laplace, preprocessing=preprocessing, seed=training.seed, progress=training.progress
         )
     encoder.mean = options.mean
     if options.views is not None:  # of which nothing is met again: images are, and what matches among them
-        encoder.relation = replace(relation, triplet_margin=encoder.relation.triplet_margin)
+        triplet_margin = encoder.relation.triplet_margin
+        encoder.relation = replace(options.relation_of(training), triplet_margin=triplet_margin)
         encoder.trained_on = inputs_of(plain, training)["trained_on"]
     return encoder
 

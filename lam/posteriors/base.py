@@ -65,6 +65,15 @@ def check_settings(prior_precision: float | None, likelihood_scale: float | None
     check_positive("prior_precision", prior_precision)
     check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
     check_positive("likelihood_scale", likelihood_scale)
+    check_seed(seed)
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse a seed that is no integer.
+
+    Raises:
+        ValueError: with the value.
+    """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ValueError(f"seed must be an integer, got {seed!r}")
 

@@ -1,5 +1,7 @@
 """A small network, batches for it, and a fit of the two."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +29,10 @@ def make_batches(count: int = 4, N: int = 16, seed: int = 0) -> Batches:
     return batches
 
 
-def fit(batches: Batches | None = None, D: int = 3, **options) -> lam.BayesianEncoder:
-    return lam.fit(make_network(D=D), batches or make_batches(), margin=0.7, progress=False, **options)
+def fit(batches: Batches | None = None, D: int = 3, *, preprocessing: Any = None, **settings) -> lam.BayesianEncoder:
+    network, batches = make_network(D=D), make_batches() if batches is None else batches
+    options = lam.Laplace(**{"margin": 0.7, **settings})
+    return lam.fit(network, batches, options, preprocessing=preprocessing, progress=False)
 
 
 def same_posterior(one: lam.BayesianEncoder, other: lam.BayesianEncoder) -> bool:

@@ -27,8 +27,10 @@ def test_inputs_with_labels_or_positions_are_one_batch() -> None:
 @pytest.mark.parametrize("inputs", [IMAGES, FEATURES])
 def test_places_need_no_loader(inputs: torch.Tensor) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(inputs[0].numel(), 3))
-    options = {"margin": 0.7, "pairs": Relation(positive_within=0.2), "progress": False}
-    encoder, same = (lam.fit(network, places, **options) for places in ((inputs, POSITIONS), [(inputs, POSITIONS)]))
+    options = lam.Laplace(margin=0.7, pairs=Relation(positive_within=0.2))
+    encoder, same = (
+        lam.fit(network, places, options, progress=False) for places in ((inputs, POSITIONS), [(inputs, POSITIONS)])
+    )
     assert torch.equal(encoder.posterior.curvature.weight, same.posterior.curvature.weight)
     encoder.tune((inputs, POSITIONS), relevant_within=0.2)
     same.tune([(inputs, POSITIONS)], relevant_within=0.2)

@@ -29,7 +29,9 @@ def test_features_are_what_enters_the_head():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_direction_is_the_networks_own_to_the_bit_however_wide_the_posterior(scale, head, dtype, monkeypatch):
     batches = [(inputs.to(dtype), labels) for inputs, labels in make_batches()]
-    encoder = lam.fit(make_network().to(dtype), batches, margin=0.7, likelihood_scale=scale, head=head, progress=False)
+    encoder = lam.fit(
+        make_network().to(dtype), batches, lam.Laplace(margin=0.7, likelihood_scale=scale, head=head), progress=False
+    )
     inputs = batches[0][0]
     with torch.no_grad():
         output = encoder.network(inputs).float()
@@ -130,7 +132,9 @@ def test_features_alone_are_enough(fix):
     encoder = fit(batches, curvature=curvature)
     features, labels = encoder.features(batches), batches[0][1]
     head = encoder.network[2]
-    alone = lam.fit_features(features, labels, head.weight.detach(), head.bias.detach(), curvature=curvature)
+    alone = lam.fit_features(
+        features, labels, head.weight.detach(), head.bias.detach(), lam.Laplace(curvature=curvature)
+    )
     mine, theirs = alone.posterior.curvature.weight, encoder.posterior.curvature.weight
     torch.testing.assert_close(mine.float(), theirs.float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.embed(features).kappa, encoder.embed(batches).kappa, rtol=1e-3, atol=0)
@@ -208,13 +212,15 @@ def test_a_gpu_gives_the_curvature_of_the_cpu():
 def test_an_item_with_no_features_at_all_is_uncertain_not_an_error():
     features, labels = torch.randn(12, 5), torch.arange(12) % 3
     for bias in (None, torch.tensor([0.1, -0.2, 0.3])):
-        encoder = lam.fit_features(features, labels, torch.eye(3, 5), bias, margin=0.7, likelihood_scale=1e6)
+        encoder = lam.fit_features(
+            features, labels, torch.eye(3, 5), bias, lam.Laplace(margin=0.7, likelihood_scale=1e6)
+        )
         empty = torch.zeros(1, 5)
         alone = encoder.embed(empty)
         together = encoder.embed(torch.cat([features[:3], empty]))
         torch.testing.assert_close(alone.kappa[0], together.kappa[3])
         assert alone.mean.norm() == pytest.approx(0 if bias is None else 1, abs=1e-6)  # without bias: no direction
-    without = lam.fit_features(features, labels, torch.eye(3, 5), margin=0.7, likelihood_scale=1e6)
+    without = lam.fit_features(features, labels, torch.eye(3, 5), options=lam.Laplace(margin=0.7, likelihood_scale=1e6))
     assert without.embed(torch.zeros(1, 5)).kappa < 1 < without.embed(features).kappa.median()
     with pytest.raises(ValueError, match="features are all zero"):
         lam.fit_features(torch.zeros(12, 5), labels, torch.eye(3, 5), torch.ones(3), margin=0.7)

@@ -203,7 +203,9 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     positions = torch.cat([places + 5 * torch.rand(12, 2, generator=generator) for _ in range(3)])
     inputs = torch.cat([torch.eye(12)] * 3) + 0.05 * torch.randn(36, 12, generator=generator)
     near = Relation(positive_within=10.0)
-    encoder = lam.fit(torch.nn.Linear(12, 6), [(inputs, positions)], margin=0.7, pairs=near, progress=False)
+    encoder = lam.fit(
+        torch.nn.Linear(12, 6), [(inputs, positions)], lam.Laplace(margin=0.7, pairs=near), progress=False
+    )
     is_query = torch.arange(36) < 12
     in_gallery = torch.ones(36, dtype=torch.bool)
     in_gallery[[12 + 3, 24 + 3]] = False  # nothing is left near the fourth query
@@ -241,7 +243,7 @@ def test_a_reference_of_another_encoder_is_refused(costly: bool):
 
 def test_an_encoder_whose_ood_score_is_the_neighbours_needs_a_reference_and_names_the_others():
     batches = make_batches(4)
-    encoder = lam.fit(torch.nn.Identity(), batches, margin=0.7, head="identity", progress=False)
+    encoder = lam.fit(torch.nn.Identity(), batches, lam.Laplace(margin=0.7, head="identity"), progress=False)
     with pytest.raises(ValueError, match="k-NN distance: give reference"):
         lam.evaluate(encoder, batches, far_away(), n_samples=4)
     reference = Reference.of(encoder.features(batches))

@@ -77,7 +77,7 @@ def test_settings_may_be_numbers_of_numpy_and_torch(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     options: dict[str, Any] = {"prior_precision": np.float32(2.0), "likelihood_scale": torch.tensor(9.0)}
     options["curvature"] = AnInfoNCECurvature(concentration=tuple(np.full(3, 0.7, np.float32)))
-    encoder = lam.fit(make_network(), make_batches(), seed=np.int64(4), progress=False, **options)
+    encoder = lam.fit(make_network(), make_batches(), lam.Laplace(**options), seed=np.int64(4), progress=False)
     encoder.save(tmp_path)
     loaded = lam.load(tmp_path, make_network())
     assert torch.equal(loaded.embed(make_batches()).kappa, encoder.embed(make_batches()).kappa)

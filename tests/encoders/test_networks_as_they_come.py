@@ -74,7 +74,7 @@ def test_a_fit_of_a_lower_layer_leaves_a_parametrised_head_as_it_was() -> None:
     head = nn.utils.parametrizations.spectral_norm(nn.Linear(12, 4))
     network = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.ReLU(), head).train()
     before = copy.deepcopy(network.state_dict())
-    lam.fit(network, make_batches(), margin=0.7, layers=["0"], progress=False)
+    lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers=["0"]), progress=False)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
 
 
@@ -126,7 +126,7 @@ def test_outputs_that_are_too_large_are_called_so() -> None:
     with torch.no_grad():
         list(network.children())[-1].weight.mul_(1e30)
     with pytest.raises(ValueError, match=r"outputs must be at most 4.3e\+09 in size, .* at item 0, output \d"):
-        lam.fit(network, make_batches(), margin=0.7, layers="all", progress=False)
+        lam.fit(network, make_batches(), lam.Laplace(margin=0.7, layers="all"), progress=False)
 
 
 def test_rows_of_another_length_are_refused_with_their_shape() -> None:
@@ -169,7 +169,7 @@ def test_it_is_the_same_where_torch_takes_no_gradients(off: Callable[[], Any]) -
 
     def numbers() -> list[Tensor]:
         fits = [
-            lam.fit(network, batches, margin=0.7, progress=False, **options)
+            lam.fit(network, batches, lam.Laplace(margin=0.7, **options), progress=False)
             for options in ({}, {"head": "train"}, {"layers": "all"})
         ]
         fits[0].trained_on = []
@@ -242,12 +242,12 @@ def test_so_does_a_network_that_gets_a_layer_of_its_own(added: dict[str, Any]) -
     with pytest.warns(
         UserWarning, match="the last layer, the network itself, has 120 outputs, as many as the data has"
     ):
-        lam.fit(network, loader, margin=0.7, **added, progress=False)
+        lam.fit(network, loader, lam.Laplace(margin=0.7, **added), progress=False)
 
 
 def test_what_takes_too_much_memory_is_not_advised_to_be_what_it_is() -> None:
     with pytest.raises(ValueError, match=r'structure="diag" .* more than max_memory, 10: allow more$'):
-        lam.fit(make_network(), make_batches(), margin=0.7, max_memory=10, progress=False)
+        lam.fit(make_network(), make_batches(), lam.Laplace(margin=0.7, max_memory=10), progress=False)
 
 
 def test_an_embedding_gets_no_such_hint() -> None:

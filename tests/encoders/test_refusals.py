@@ -20,7 +20,9 @@ from tests.helpers import unchecked
     [
         (None, {"margin": 2.5}, r"margin must be in \(0, 2\]"),
         (None, {"margin": None}, "give the margin of the contrastive loss, or the curvature of another"),
-        (None, {"curvature": "supcon"}, r'an object of lam.hessians, made by one of .*"supcon".*, got \'supcon\''),
+        (None, {"curvature": "supcon"}, "SupConCurvature must have temperature, got None"),
+        (None, {"curvature": "cosine"}, "curvature must be one of contrastive, supcon, .*, got 'cosine'"),
+        (None, {"curvature": InfoNCECurvature}, r'an object of lam.hessians, made by one of .*"supcon".*, got <class'),
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
@@ -46,10 +48,11 @@ from tests.helpers import unchecked
         ([(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))], {}, "the first batch is empty"),
     ],
 )
-def test_bad_input_to_fit_is_refused(batches, options, message):
+def test_bad_input_to_fit_is_refused(batches, options, message, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
     batches = make_batches() if batches is None else batches
     with pytest.raises(ValueError, match=message):
-        unchecked(lam.fit)(make_network(), batches, **{"margin": 0.7, "progress": False, **options})
+        unchecked(fit)(batches, **options)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,9 @@ def test_encoders_with_other_settings_or_networks_do_not_add_up():
 def test_places_that_are_all_near_each_other_have_no_negative_pair():
     inputs, positions = torch.randn(20, 6), torch.rand(20, 2)
     with pytest.raises(ValueError, match="all 20 places are near each other"):
-        lam.fit_features(inputs, positions, torch.eye(3, 6), margin=0.7, pairs=Relation(positive_within=10.0))
+        lam.fit_features(
+            inputs, positions, torch.eye(3, 6), options=lam.Laplace(margin=0.7, pairs=Relation(positive_within=10.0))
+        )
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_batches_of_one_loader_and_a_whole_data_set_are_fitted_alike(structure: 
     whole = fit([(inputs, labels)], pairs=scope, **options_of(structure))
     features = whole.features(inputs)
     weight, bias = whole.posterior.weight, whole.posterior.bias
-    alone = lam.fit_features(features, labels, weight, bias, margin=0.7, **options_of(structure))
+    alone = lam.fit_features(features, labels, weight, bias, lam.Laplace(margin=0.7, **options_of(structure)))
     for name, sums in whole.posterior.curvature.tensors().items():
         expected = alone.posterior.curvature.tensors()[name]
         if not name.endswith("_basis"):

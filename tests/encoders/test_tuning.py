@@ -239,7 +239,7 @@ def test_places_are_scored_by_their_first_hit():
     positions = torch.rand(30, 2) * 40
     features = torch.cat([positions / 40, torch.rand(30, 2)], 1)
     near = Relation(positive_within=5.0, negative_beyond=9.0)
-    encoder = lam.fit_features(features, positions, torch.eye(3, 4), margin=0.7, pairs=near)
+    encoder = lam.fit_features(features, positions, torch.eye(3, 4), options=lam.Laplace(margin=0.7, pairs=near))
     relevance = PlaceRelevance(positions, 5.0)
     _, tuning, _ = calibrate_scale(encoder.posterior, [features], relevance, n_samples=8, least=1e2, greatest=1e6)
     posterior = replace(encoder.posterior, likelihood_scale=1e4)

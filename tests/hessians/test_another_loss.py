@@ -28,7 +28,7 @@ def registered() -> Iterator[None]:
 
 
 def fit(batches: Any, **options: Any) -> lam.BayesianEncoder:
-    return lam.fit(make_network(), batches, curvature=SOFTMAX, progress=False, **options)
+    return lam.fit(make_network(), batches, lam.Laplace(curvature=SOFTMAX, **options), progress=False)
 
 
 def test_it_takes_fewer_than_30_lines():
@@ -102,7 +102,7 @@ def test_its_head_is_trained_and_its_triplets_are_chosen_by_a_margin_that_is_giv
 
 def test_over_a_data_set_it_takes_features_that_are_held_at_once():
     inputs, labels = make_batches(1, N=40)[0]
-    alone = lam.fit_features(inputs, labels, torch.randn(3, 6), curvature=SOFTMAX)
+    alone = lam.fit_features(inputs, labels, torch.randn(3, 6), options=lam.Laplace(curvature=SOFTMAX))
     assert alone.posterior.curvature.counts == (40,)
     with pytest.raises(
         ValueError, match='pairs="dataset" is not for SoftmaxCurvature, formed in batches alone: use pairs="batch"'

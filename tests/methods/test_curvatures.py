@@ -22,6 +22,7 @@ from lam.hessians.losses import from_settings, to_settings
 from lam.methods import METHODS as ALL_METHODS
 from lam.methods import Aninfonce, Hib, Simclr
 from lam.methods.fit import fit
+from lam.methods.laplace import Laplace
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.methods.laplace_posthoc import LaplaceMethod, LaplacePosthoc
 from lam.pairs import Pairs, Relation
@@ -66,7 +67,7 @@ def test_post_hoc_it_is_a_fit_with_that_curvature_and_online_can_refit_it() -> N
     data, network = make_data(), models.build("convnet8", dimension=3)
     encoder = train(LaplacePosthoc(curvature="supcon", batch_size=12), network, **SUPCON).encoder
     loader = DataLoader(data, batch_size=12, shuffle=True, generator=torch.Generator().manual_seed(1))
-    expected = fit(network, loader, curvature=SupConCurvature(0.2), seed=1, progress=False)
+    expected = fit(network, loader, Laplace(curvature=SupConCurvature(0.2)), seed=1, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.posterior.curvature.h)
     whole = train(LaplacePosthoc(curvature="supcon", pairs="dataset"), network, pretrained=True, **SUPCON).encoder
     assert whole.posterior.curvature.counts == (48,)
@@ -82,7 +83,7 @@ def test_it_is_fitted_saved_loaded_added_and_forgotten(curvature: Any, tmp_path:
     batches = make_batches(6)
 
     def fitted(batches: Any) -> Any:
-        return lam.fit(make_network(), batches, curvature=curvature, progress=False)
+        return lam.fit(make_network(), batches, lam.Laplace(curvature=curvature), progress=False)
 
     whole, first, second = fitted(batches), fitted(batches[:2]), fitted(batches[2:])
     joined = first + second
@@ -162,7 +163,7 @@ def test_the_curvature_of_a_loss_of_views_is_over_views_and_reads_no_labels() ->
     generator = torch.Generator().manual_seed(settings()["seed"])
     loader = DataLoader(TwoViews(data, views), 256, shuffle=True, generator=generator)
     with seeded(settings()["seed"]):
-        expected = fit(network, loader, curvature=InfoNCECurvature(0.5), seed=1, progress=False)
+        expected = fit(network, loader, Laplace(curvature=InfoNCECurvature(0.5)), seed=1, progress=False)
     assert torch.equal(one.posterior.curvature.h, expected.posterior.curvature.h)
     plain = LaplacePosthoc(curvature={"name": "infonce", "temperature": 0.5}).resolved(Training(**settings(), **own))
     assert plain.views is None
@@ -239,7 +240,7 @@ def test_batches_without_a_positive_pair_are_refused() -> None:
     batches = [(torch.randn(5, 6), torch.arange(5)) for _ in range(2)]
     for curvature, missing in ((SupConCurvature(0.1), "matched item"), (InfoNCECurvature(0.1), "positive pair")):
         with pytest.raises(ValueError, match=f"no batch of the 10 items holds a {missing}"):
-            lam.fit(make_network(), batches, curvature=curvature, progress=False)
+            lam.fit(make_network(), batches, lam.Laplace(curvature=curvature), progress=False)
 
 
 def test_by_data_set_and_in_a_structure_full_is_refused() -> None:

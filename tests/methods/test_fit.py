@@ -15,6 +15,7 @@ from lam import datasets, models
 from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature, contrastive_ggn
 from lam.methods import LaplaceOnline, LaplacePosthoc
 from lam.methods.fit import fit
+from lam.methods.laplace import Laplace
 from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -28,7 +29,7 @@ def test_torchvisions_resnet18_becomes_bayesian_on_an_image_folder(photographs: 
         network = torchvision.models.resnet18(num_classes=64)
     images = datasets.load("folder", root=photographs, preprocessing={"mode": "RGB", "size": [64, 64]})
     loader = DataLoader(images.train, batch_size=8, shuffle=True)
-    encoder = lam.fit(network, loader, margin=0.7, prior_precision=1e6, progress=False)
+    encoder = lam.fit(network, loader, lam.Laplace(margin=0.7, prior_precision=1e6), progress=False)
     assert encoder.head == "fc"
     assert encoder.posterior.weight.shape == (64, 512)
     test = DataLoader(images.test, batch_size=4)
@@ -62,7 +63,7 @@ def test_a_loader_sorted_by_class_needs_pairs_over_the_data_set(photographs: Pat
     network = models.build("resnet18", dimension=8)
     with pytest.raises(ValueError, match='no batch of the .* items holds a negative pair.*pairs="dataset"'):
         lam.fit(network, loader, margin=0.7, progress=False)
-    encoder = lam.fit(network, loader, margin=2.0, pairs="dataset", progress=False)
+    encoder = lam.fit(network, loader, lam.Laplace(margin=2.0, pairs="dataset"), progress=False)
     assert encoder.posterior.curvature.counts[1] > 0
 
 
@@ -70,11 +71,11 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
     generator = torch.Generator().manual_seed(3)
     batches = [(torch.randn(16, 6, generator=generator), torch.arange(16) % 4) for _ in range(3)]
     network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    options: dict[str, Any] = {"margin": 0.7, "progress": False}
-    everything = fit(network, batches, **options)
-    options["curvature"] = ContrastiveCurvature(0.7, negative_weight=0.5)
+    everything = fit(network, batches, margin=0.7, progress=False)
+    weighted = ContrastiveCurvature(0.7, negative_weight=0.5)
     semihard = Relation(miner="semihard", max_pairs=7)
-    mined, first = (fit(network, some, pairs=semihard, **options) for some in (batches, batches[:1]))
+    options = Laplace(curvature=weighted, pairs=semihard)
+    mined, first = (fit(network, some, options, progress=False) for some in (batches, batches[:1]))
     assert mined.posterior.curvature.counts[1] < everything.posterior.curvature.counts[1]
     layer: Any = network[2]
     expected = Mining("semihard", 7).choose(
@@ -126,8 +127,10 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(
             yield torch.randn(8, 4), torch.arange(8) % 4
 
     network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    given = {"margin": 0.7, "layers": layers, **settings}
+    seed = given.pop("seed", 0)
     with pytest.raises(ValueError, match=re.escape(message)):
-        fit(network, batches(), **{"margin": 0.7, "progress": False, "layers": layers, **settings})
+        fit(network, batches(), Laplace(**given), seed=seed, progress=False)
     assert not taken
 
 
@@ -153,7 +156,7 @@ def test_a_curvature_that_is_not_finite_is_refused_in_words(settings: Any):
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     message = r"temperature=1e-30\) is not finite: features are too large, outputs or a temperature too small"
     with pytest.raises(ValueError, match=message):
-        fit(network, batches, curvature=SupConCurvature(1e-30), progress=False, **settings)
+        fit(network, batches, Laplace(curvature=SupConCurvature(1e-30), **settings), progress=False)
 
 
 @pytest.mark.parametrize("layers", ["last", "all"])
@@ -161,4 +164,4 @@ def test_items_of_one_class_alone_are_not_told_to_be_shuffled_alone(layers: str)
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     batches: Any = [(torch.randn(16, 6), torch.zeros(16, dtype=torch.int64))]
     with pytest.raises(ValueError, match="holds a negative pair: shuffle .*; items of one class alone have none$"):
-        fit(network, batches, margin=0.7, layers=layers, progress=False)
+        fit(network, batches, Laplace(margin=0.7, layers=layers), progress=False)

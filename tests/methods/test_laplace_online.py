@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 import lam
-from lam import losses, models
+from lam import Laplace, losses, models
 from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature, contrastive_ggn
 from lam.methods.fit import fit
@@ -213,9 +213,7 @@ def test_refitted_it_has_the_curvature_of_post_hoc_at_the_weights_of_online():
     expected = fit(
         network,
         loader,
-        curvature=ContrastiveCurvature(0.7, negative_weight=0.5),
-        prior_precision=2.0,
-        likelihood_scale=1e4,
+        Laplace(curvature=ContrastiveCurvature(0.7, negative_weight=0.5), prior_precision=2.0, likelihood_scale=1e4),
         seed=3,
         progress=False,
     )

@@ -64,7 +64,7 @@ def test_a_network_of_half_precision_is_fitted_in_float32(dtype: torch.dtype, pa
     def fitted(wanted: torch.dtype) -> BayesianEncoder:
         data: list[tuple[Tensor, Tensor]] = [(inputs.to(wanted), labels) for inputs, labels in batches(images())]
         curvature = ContrastiveCurvature(0.7, "euclidean", "positive")
-        return lam.fit(network().to(wanted), data, curvature=curvature, pairs=pairs, progress=False)
+        return lam.fit(network().to(wanted), data, lam.Laplace(curvature=curvature, pairs=pairs), progress=False)
 
     half, full = fitted(dtype), fitted(torch.float32)
     curvature, expected = half.posterior.curvature, full.posterior.curvature

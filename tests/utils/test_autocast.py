@@ -45,7 +45,7 @@ def layer(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def posterior() -> Posterior:
     features, labels, weight, bias = layer()
-    return lam.fit_features(features, labels, weight, bias, margin=0.7, likelihood_scale=1e3).posterior
+    return lam.fit_features(features, labels, weight, bias, lam.Laplace(margin=0.7, likelihood_scale=1e3)).posterior
 
 
 def same(compute: Callable[[], Any]) -> None:
@@ -136,7 +136,11 @@ def test_a_trained_head_is_that_of_no_autocast() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs
 
-    same(lambda: [lam.fit(Given(), data, margin=0.7, head="train", dimension=3, progress=False).posterior.weight])
+    same(
+        lambda: [
+            lam.fit(Given(), data, lam.Laplace(margin=0.7, head="train", dimension=3), progress=False).posterior.weight
+        ]
+    )
 
 
 def test_a_network_may_use_autocast_in_its_own_forward() -> None:

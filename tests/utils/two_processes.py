@@ -124,7 +124,7 @@ def loader(**options: Any) -> DataLoader[Any]:
 
 
 def fitted(batches: Any, **options: Any) -> dict[str, Tensor]:
-    return posterior(lam.fit(network(), batches, margin=0.7, progress=False, **options))
+    return posterior(lam.fit(network(), batches, lam.Laplace(margin=0.7, **options), progress=False))
 
 
 def fit_in_batches(folder: Path) -> dict[str, Tensor]:
@@ -156,7 +156,9 @@ def fit_structures(folder: Path) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for structure in ("kron", "ekfac", "full", "low_rank"):
         for pairs in ("batch", "dataset"):
-            encoder = lam.fit(network(), loader(), margin=0.7, structure=structure, pairs=pairs, progress=False)
+            encoder = lam.fit(
+                network(), loader(), lam.Laplace(margin=0.7, structure=structure, pairs=pairs), progress=False
+            )
             variance = encoder.posterior.output_spread()(encoder.features(Images().images)).variance
             given |= {f"{structure}.{pairs}": variance, f"{structure}.{pairs}.counts": counts(encoder)}
     return given
@@ -165,7 +167,9 @@ def fit_structures(folder: Path) -> dict[str, Tensor]:
 def fit_layers(folder: Path) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for structure in ("diag", "kron"):
-        encoder = lam.fit(network(), loader(), margin=0.7, layers="all", structure=structure, progress=False)
+        encoder = lam.fit(
+            network(), loader(), lam.Laplace(margin=0.7, layers="all", structure=structure), progress=False
+        )
         variance = encoder.embed(Images().images).variance
         given |= {structure: variance, f"{structure}.counts": counts(encoder)}
     return given
@@ -177,7 +181,7 @@ def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
 
 def fit_added_layer(folder: Path) -> dict[str, Tensor]:
     plain = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (8, 8)), nn.AvgPool1d(2), nn.Flatten())
-    return posterior(lam.fit(plain, loader(), margin=0.7, head="train", dimension=3, progress=False))
+    return posterior(lam.fit(plain, loader(), lam.Laplace(margin=0.7, head="train", dimension=3), progress=False))
 
 
 class SteadyHead(UncertaintyHead):

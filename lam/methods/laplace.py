@@ -1,0 +1,161 @@
+"""`Laplace`: the settings of a Laplace posterior, as `lam.fit` and `lam.fit_features` take them."""
+
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from torch import nn
+
+from lam.hessians.accumulate import StructureOptions
+from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature, from_settings
+from lam.hessians.structures import MAX_MEMORY
+from lam.methods.added_head import dimension_of
+from lam.pairs.mining import ALL_PAIRS
+from lam.pairs.relation import SCOPES, Relation, Scope
+from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from lam.posteriors.base import check_settings
+from lam.posteriors.layers import Predictive
+from lam.utils.checks import check_choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace:
+    """Settings of a Laplace posterior, checked when the record is made.
+
+    Attributes:
+        margin: of the contrastive loss, in (0, 2]. The curvature takes it where it has none of its own; miners and the
+            training of an added layer take it too.
+        curvature: of the loss: an object of `lam.hessians`, the name of one, or its name and settings as a mapping.
+        pairs: `batch` takes all pairs within each batch, so that fits can be added and batches forgotten. `dataset`
+            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+        head: path of the last linear layer; by default it is found. `train` and `identity` add a layer after the
+            network, which itself does not change. `train` trains that layer on the network's output
+            (`lam.methods.added_head`), which stays in memory meanwhile. `identity` keeps the network's embeddings;
+            its κ says little about the distance from the data, so its OOD score is k-NN. A TorchScript network, whose
+            layers cannot be reached, takes `identity`.
+        dimension: D of the layer that `head="train"` adds; by default 64, or the width of the output if that is less.
+        layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
+            pairs within batches.
+        structure: of the posterior's covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
+            or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms; the
+            others take `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
+        predictive: of several layers: `linearised` in their weights, the default, or `sampled` networks.
+        max_memory: limit in bytes on the sums of the structure; with several layers also on a batch and an item.
+            Networks that are sampled later need S times the weights of the layers beside it.
+        rank: of `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
+        prior_precision: α > 0.
+        likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum. `BayesianEncoder.tune`
+            chooses it.
+
+    Raises:
+        ValueError: for a setting outside its range, or settings that exclude each other.
+    """
+
+    margin: float | None = None
+    curvature: Curvature | str | dict[str, Any] = "contrastive"
+    pairs: Relation | Scope = "batch"
+    head: str | None = None
+    dimension: int | None = None
+    layers: str | list[str] = "last"
+    structure: str = "diag"
+    predictive: Predictive | None = None
+    max_memory: int = MAX_MEMORY
+    rank: int | None = None
+    prior_precision: float = 1.0
+    likelihood_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self.prior_precision, self.likelihood_scale)
+        self.loss_curvature.check_scope(self.relation.scope)
+        if self.dimension is not None and self.head != "train":
+            raise ValueError(
+                f'dimension is that of the layer that head="train" adds, got {self.dimension} with head={self.head!r}'
+            )
+        self.structure_options.structure.check_cross_terms(self.loss_curvature)
+        self._check_layers()
+
+    @property
+    def loss_curvature(self) -> Curvature:
+        """The curvature as an object, with the margin where it has none of its own."""
+        if isinstance(self.curvature, Curvature):
+            return self.curvature.filled({"margin": self.margin})
+        if self.curvature == "contrastive":
+            return ContrastiveCurvature(self.margin)
+        if not isinstance(self.curvature, str | dict):
+            known = ", ".join(f'CURVATURES["{name}"]' for name in CURVATURES)
+            raise ValueError(
+                f"curvature must be an object of lam.hessians, made by one of {known}, got {self.curvature!r}"
+            )
+        settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
+        return from_settings(settings).filled({"margin": self.margin})
+
+    @property
+    def relation(self) -> Relation:
+        """Which items are pairs; triplets of miners have the margin of the settings where they have none."""
+        if not isinstance(self.pairs, Relation):
+            check_choice("pairs", self.pairs, SCOPES)
+            return Relation(self.pairs)
+        if self.pairs.mining == ALL_PAIRS or self.pairs.triplet_margin is not None:
+            return self.pairs
+        return replace(self.pairs, triplet_margin=self.loss_margin)
+
+    @property
+    def loss_margin(self) -> float | None:
+        """The margin of the settings, or else that of the curvature."""
+        return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
+
+    @property
+    def structure_options(self) -> StructureOptions:
+        """The structure's class and limits."""
+        check_choice("structure", self.structure, POSTERIORS)
+        return StructureOptions(POSTERIORS[self.structure].structure, self.max_memory, self.rank)
+
+    def check_complete(self) -> None:
+        """Require a loss: a margin, or a curvature that lacks nothing.
+
+        Raises:
+            ValueError: naming what is missing.
+        """
+        curvature = self.loss_curvature
+        if curvature == ContrastiveCurvature(None):
+            raise ValueError("give the margin of the contrastive loss, or the curvature of another")
+        curvature.check_filled()
+
+    def added_layer(self, head: str, width: int) -> nn.Linear:
+        """The shape of the layer that `head` adds after outputs of a width, without values.
+
+        Raises:
+            ValueError: for a dimension outside its range, or if the loss that trains the layer has no margin.
+        """
+        if head == "identity":  # a bias would add the same variance to all items
+            return nn.Linear(width, width, bias=False, device="meta")
+        if self.loss_margin is None:
+            raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
+        return nn.Linear(width, dimension_of(width, self.dimension), device="meta")
+
+    def _check_layers(self) -> None:
+        """Refuse settings of the last layer with several layers, and the other way round."""
+        is_paths = isinstance(self.layers, list | tuple) and all(isinstance(path, str) for path in self.layers)
+        if not (is_paths or isinstance(self.layers, str)):
+            raise ValueError(f'layers must be "last", "all" or a list of paths, got {self.layers!r}')
+        if self.layers == "last":
+            if self.predictive is not None:
+                raise ValueError(
+                    f'predictive is of several layers, got {self.predictive!r} with layers="last", whose outputs are '
+                    'linear in its weights: give layers="all" or a list of paths'
+                )
+            return
+        if self.structure not in LAYERS_POSTERIORS:
+            known = ", ".join(LAYERS_POSTERIORS)
+            raise ValueError(f"structure must be one of {known}, got {self.structure!r} with layers={self.layers!r}")
+        check_choice("predictive", self.predictive or "linearised", get_args(Predictive))
+        if self.head in ("identity", "train"):
+            raise ValueError(
+                f"layers={self.layers!r} are of a network that ends in its own linear layer, got head={self.head!r}, "
+                'which adds one that is in the posterior alone: use layers="last"'
+            )
+        if self.relation.scope != "batch":
+            raise ValueError(
+                f"layers={self.layers!r} have a posterior formed in batches alone, got pairs={self.relation.scope!r}: "
+                'use pairs="batch"'
+            )
+        LAYERS_POSTERIORS[self.structure].structure.check_cross_terms(self.loss_curvature)

@@ -135,8 +135,10 @@ class ItemInfo(HitInfo):
     def of(cls, item: Item) -> "ItemInfo":
         """What a whole item is."""
         images, has_thumbnail = item.images, item.thumbnail is not None
-        known = item.id, item.label, item.metadata, images.count, images.resultant, item.least_kappa, has_thumbnail
-        return cls(*known, item.kappa, item.sha256)
+        return cls(
+            item.id, item.label, item.metadata, images.count, images.resultant, item.least_kappa, has_thumbnail,
+            item.kappa, item.sha256,
+        )  # fmt: skip
 
 
 class ItemStore:
@@ -349,8 +351,8 @@ class ItemStore:
         """
         items, size = list[ItemInfo](), 0
         with self._listing, _locks_told(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
-            for *values, has_thumbnail, kappa, sha256 in rows:
-                items.append(ItemInfo(*values, bool(has_thumbnail), kappa, sha256))
+            for *values, thumbnail, kappa, sha256 in rows:
+                items.append(ItemInfo(*values, has_thumbnail=bool(thumbnail), kappa=kappa, sha256=sha256))
                 size += len(items[-1].metadata)
                 if size >= MAX_PAGE:
                     break

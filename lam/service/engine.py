@@ -66,7 +66,8 @@ class Engine:
         settings: limits.
         device: where the network runs.
         drop_corrupt, index: as `lam.gallery.gallery.Gallery` has them.
-        threads: of the network; whatever else computes then has one, this thread too. None leaves all as they are.
+        threads: of the network, and of a search; whatever else computes then has one, this thread too. None leaves all
+            as they are.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -101,8 +102,10 @@ class Engine:
     def _start(self, threads: int | None) -> None:
         """OpenMP counts threads by calling thread, so that each worker must set its own, as the one that calls this."""
         settings = self.settings
-        one, several = (_use_one_thread, partial(torch.set_num_threads, threads)) if threads else (None, None)
-        if one is not None:
+        one, several, searching = None, None, None
+        if threads:
+            one, several = _use_one_thread, partial(torch.set_num_threads, threads)
+            searching = partial(_use_one_thread, but=threads)
             one()
         self.lister: Worker[Callable[[], Any], Any] = Worker("listing", _done_each, queue=settings.queue)
         self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
@@ -118,7 +121,7 @@ class Engine:
             begin=several,
         )
         self.searcher: Worker[_Search, Answer] = Worker(
-            "search", self._search, batch=settings.batch, queue=settings.queue, begin=one
+            "search", self._search, batch=settings.batch, queue=settings.queue, begin=searching
         )
         self.writer: Worker[Operation, Change] = Worker(
             "store", self.gallery.write, batch=8 * settings.batch, queue=settings.queue
@@ -417,8 +420,9 @@ def _moved(encoder: Encoder, device: str) -> Encoder:
         raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
 
 
-def _use_one_thread() -> None:
+def _use_one_thread(but: int = 1) -> None:
+    """Let this thread compute alone, but for so many threads of FAISS."""
     import faiss
 
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
+    faiss.omp_set_num_threads(but)

@@ -78,19 +78,7 @@ def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
 
 
 def remove(index: Any, slots: np.ndarray) -> None:
-    """Remove slots from a type that can; one that cannot keeps them as tombstones.
-
-    Flat on the CPU keeps them as zero vectors, which rank behind every vector near a query: to move up what stands
-    behind them takes as long as all its vectors.
-    """
-    import faiss
-
-    flat = faiss.downcast_index(index.index) if hasattr(index, "id_map") else None
-    if isinstance(flat, faiss.IndexFlat):
-        labels = faiss.rev_swig_ptr(index.id_map.data(), index.ntotal)  # rising, as slots are
-        vectors = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d).reshape(-1, flat.d)
-        vectors[labels.searchsorted(slots)] = 0
-        return
+    """Remove slots from a type that can; one that cannot keeps them as tombstones."""
     try:
         index.remove_ids(slots)
     except RuntimeError:
@@ -116,7 +104,7 @@ def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
         ValueError: where FAISS refuses, as it does on GPUs for more than some thousand candidates.
     """
     refusals = _refusals(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
-    with refusals, _matrix_product(len(vectors)):
+    with refusals, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
@@ -124,8 +112,21 @@ def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
     """(Q, k) rows of highest cosine among those stored, which FAISS reads where they are, without an index."""
     import faiss
 
-    with _matrix_product(len(vectors)):
-        return faiss.knn(vectors, stored, k, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    return faiss.knn(vectors, stored, min(k, len(stored)), metric=faiss.METRIC_INNER_PRODUCT)[1]
+
+
+def threads() -> int:
+    """How many threads FAISS may use in this one."""
+    import faiss
+
+    return faiss.omp_get_max_threads()
+
+
+def use_threads(count: int) -> None:
+    """Let FAISS use so many threads in this one."""
+    import faiss
+
+    faiss.omp_set_num_threads(count)
 
 
 def empty_copy(index: Any, device: str) -> Any:
@@ -145,7 +146,7 @@ def to_cpu(index: Any) -> Any:
 
 
 @contextmanager
-def _matrix_product(queries: int) -> Iterator[None]:
+def matrix_product(queries: int) -> Iterator[None]:
     """Let FAISS compare a few queries with all items as one matrix product, as it does by itself for hundreds.
 
     Up to queries · D of 128,000 it goes through the items once for every query (FAISS 1.15): for 32 queries of 512

@@ -5,17 +5,17 @@ type computes inside, ids and κ come from the store, and a query for which FAIS
 Files belong to `lam.retrieval.index.files`.
 """
 
-import math
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index import faiss_calls
+from lam.retrieval.index import faiss_calls, flat
 from lam.retrieval.index import files as index_files
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
@@ -27,13 +27,12 @@ from lam.vmf.embeddings import Embeddings, check_same_means
 if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
-_SCORED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-
 
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are kept in float32, κ in float64. One index is for one thread at a time.
+    Vectors are kept in float32, κ in float64; one of type Flat on the CPU keeps them once. One index is for one thread
+    at a time.
 
     Args:
         dimension: the number of embedding dimensions D, at least 1.
@@ -71,7 +70,7 @@ class Index:
         self.device = device
         self.mean_samples: int | None = None
         self._store = Store(self.dimension)
-        self._faiss: Any = faiss_calls.create(self.dimension, factory, parameters, device)
+        self._faiss: Any = self._structure()
 
     def __len__(self) -> int:
         return len(self._store)
@@ -87,7 +86,7 @@ class Index:
     @property
     def is_trained(self) -> bool:
         """Whether items can be added: types that quantise or cluster must be trained first."""
-        return bool(self._faiss.is_trained)
+        return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
         """Let a type that clusters or quantises learn from typical embeddings; other types need none and ignore it.
@@ -101,6 +100,8 @@ class Index:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
+        if self._faiss is None:
+            return
         faiss_calls.train(self._faiss, vectors)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
@@ -128,11 +129,12 @@ class Index:
         if len(ids) == 0:
             return
         slots = self._store.take_slots(len(ids))
-        try:
-            faiss_calls.add(self._faiss, vectors, slots)
-        except Exception:
-            self._rebuild()
-            raise
+        if self._faiss is not None:
+            try:
+                faiss_calls.add(self._faiss, vectors, slots)
+            except Exception:
+                self._rebuild()
+                raise
         self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
         self.mean_samples = embeddings.mean_samples
 
@@ -152,6 +154,8 @@ class Index:
         if len(slots) == 0:
             return
         self._store.remove(slots)
+        if self._faiss is None:
+            return
         faiss_calls.remove(self._faiss, slots)
         is_due = self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
         if is_due and not faiss_calls.keep_only(self._faiss, self._store.column("slots")):
@@ -179,14 +183,18 @@ class Index:
         if len(self):
             check_same_means(embeddings, self.mean_samples)
         check_at_least("least_kappa", least_kappa, 0.0)
-        allowed = self._store.unswept("kappa") >= least_kappa if least_kappa else None
-        k = min(positive_integer("k", k), len(self) if allowed is None else int(allowed.sum()))
+        least_kappa = least_kappa or 0.0
+        n_allowed = self._store.count(least_kappa)
+        k = min(positive_integer("k", k), n_allowed)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        if k == 0 or len(vectors) == 0:
-            rows, scores = np.empty((len(vectors), k), np.int64), np.empty((len(vectors), k), np.float32)
+        if k == 0:
+            found = flat.none(len(vectors))
+        elif self._faiss is None:
+            found = flat.search(self._store.chunks, vectors, k, least_kappa)
         else:
-            rows, scores = self._nearest(vectors, k, allowed)
-        return _hits(self._store.unswept("ids")[rows], scores, self._store.unswept("kappa")[rows], embeddings)
+            places, scores = self._nearest(vectors, k, least_kappa, n_allowed)
+            found = self._store.take("ids", places), scores, self._store.take("kappa", places)
+        return _hits(*found, embeddings)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """The concentration stored with each id.
@@ -254,7 +262,8 @@ class Index:
         index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
         index._store, index.mean_samples = saved.store, saved.mean_samples
         if saved.complaint is None:
-            index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
+            if index._faiss is not None:
+                index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
             return index
         warnings.warn(f"{saved.complaint}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
@@ -268,33 +277,41 @@ class Index:
         except ValueError as error:
             warnings.warn(f"{error}; the index is Flat from now on", RuntimeWarning, stacklevel=3)
             self.factory, self.parameters = "Flat", None
-            self._faiss = faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
+            self._faiss = self._structure()
+
+    def _structure(self) -> Any:
+        """FAISS's part of the index; None where its rows are searched where they are."""
+        if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
+            return None
+        return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
     def _rebuild(self) -> None:
+        if self._faiss is None:
+            return
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
         if len(self):
             faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
         self._faiss = rebuilt
 
     def _nearest(
-        self, vectors: np.ndarray, k: int, allowed: Bool[np.ndarray, " N"] | None
+        self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, k) rows and scores; removed rows and those not allowed are dropped, queries that then lack hits are
+        """(Q, k) places and scores; removed rows and those not allowed are dropped, queries that then lack hits are
         searched exactly."""
-        n_hidden = self._faiss.ntotal - (len(self) if allowed is None else int(allowed.sum()))
-        n_candidates = min(k + min(k, n_hidden), self._faiss.ntotal)
-        candidates = self._store.rows_of(faiss_calls.search(self._faiss, vectors, n_candidates))
-        if allowed is not None:
-            candidates = np.where(allowed[candidates], candidates, -1)
-        rows, scores = _scored(self._store.unswept("vectors"), vectors, np.sort(candidates, axis=1))
-        rows, scores = rows[:, :k], scores[:, :k]
-        lacks_hits = rows[:, -1] < 0  # as those without a row are last
+        n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
+        candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
+        if least_kappa:
+            kappa = self._store.take("kappa", candidates.clip(min=0))
+            candidates = np.where(kappa >= least_kappa, candidates, -1)
+        places, scores = flat.scored(partial(self._store.take, "vectors"), vectors, candidates)
+        scores, places = flat.best(k, scores, places)
+        lacks_hits = places[:, -1] < 0  # as those without a place are last
         if lacks_hits.any():
-            searched = np.flatnonzero(self._store.unswept("kappa") >= 0 if allowed is None else allowed)
-            gallery = torch.from_numpy(self._store.unswept("vectors")[searched])
+            searched = self._store.places(least_kappa)
+            gallery = torch.from_numpy(self._store.take("vectors", searched))
             nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
-            rows[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
-        return rows, scores.clip(-1, 1)
+            places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
+        return places, scores.clip(-1, 1)
 
     def _known_ids(self, ids: Any) -> Tensor:
         ids = checked_ids(ids)
@@ -320,23 +337,11 @@ def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hit
     """
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()
-    rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)
-    rows, scores = _scored(stored, vectors, np.sort(rows, axis=1))
+    with faiss_calls.matrix_product(len(vectors)):
+        rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)
+    rows, scores = flat.scored(stored.__getitem__, vectors, rows)
+    scores, rows = flat.best(k, scores, rows)
     return _hits(rows, scores.clip(-1, 1), items.kappa.numpy()[rows], queries)
-
-
-def _scored(stored: np.ndarray, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Order candidate rows by cosine; those without a row go last with −∞.
-
-    One product a row, as a matrix product would round equal vectors to unequal scores.
-    """
-    block = max(1, _SCORED_ELEMENTS // max(1, rows.shape[1] * stored.shape[1]))
-    scores = np.empty(rows.shape, dtype=np.float32)
-    for part in (slice(start, start + block) for start in range(0, len(rows), block)):
-        scores[part] = np.vecdot(stored[rows[part].clip(min=0)], vectors[part, None])
-    scores[rows < 0] = -math.inf
-    order = (-scores).argsort(axis=1, kind="stable")
-    return np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
 
 
 def _hits(ids: np.ndarray, scores: np.ndarray, kappa: np.ndarray, queries: Embeddings) -> Hits:

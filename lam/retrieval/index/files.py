@@ -2,7 +2,8 @@
 
 index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
-search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings
+search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings; a
+                          Flat index has none
 """
 
 import errno
@@ -54,12 +55,13 @@ def save(
 
     def write(generation: Path) -> None:
         write_tensors(generation / _EMBEDDINGS, store.tensors())
-        write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
+        if index is not None:
+            write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
         metadata = {
             "factory": factory,
             "parameters": parameters,
             "mean_samples": mean_samples,
-            "cache_sha256": sha256_of(generation / _CACHE),
+            "cache_sha256": None if index is None else sha256_of(generation / _CACHE),
         }
         write_record(generation / _METADATA, metadata, format=FORMAT)
 
@@ -114,10 +116,12 @@ def _read(folder: Path) -> SavedIndex:
     )
 
 
-def _read_cache(path: Path, expected: str) -> tuple[Any, str | None]:
-    """The FAISS structure, or None and what is wrong with its file."""
+def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:
+    """The FAISS structure, or None and what is wrong with its file; neither of an index that has none."""
     import faiss
 
+    if expected is None:
+        return None, None
     if not path.is_file():
         return None, f"{path} is missing"
     if sha256_of(path) != expected:

@@ -2,11 +2,14 @@
 
 Every row has a slot: a number given once, never given again and rising with the row. The search structure knows slots
 alone, so what it still holds of a removed row is recognised by a slot that is no longer here.
+
+Rows lie in chunks of some megabytes: the last one is filled, and one with many removed rows gives way to a copy
+without them. So neither an addition nor a removal takes longer the more rows there are.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,14 +18,53 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
-_BLOCK = 512
+_CHUNK = 2**25  # bytes of its vectors
+_LEAST_ROOM = 256
 _REMOVED = -1.0  # in place of a removed row's κ, which is never negative
 TOMBSTONES = 0.2  # the share of removed rows at which they are swept
-_SPARE = 4  # the room is made smaller where the rows would fit into it this many times
+
+
+class Chunk:
+    """Up to `room` rows, of which some may be removed.
+
+    Attributes:
+        vectors: (room, D) float32.
+        kappa: (room,) float64; negative where a row was removed.
+        ids: (room,) int64.
+        slots: (room,) int64, rising.
+        size: how many rows are here, removed ones among them.
+        n_removed: how many of these.
+    """
+
+    def __init__(self, room: int, dimension: int) -> None:
+        self.vectors = np.empty((room, dimension), np.float32)
+        self.kappa = np.empty(room, np.float64)
+        self.ids = np.empty(room, np.int64)
+        self.slots = np.empty(room, np.int64)
+        self.size = self.n_removed = 0
+
+    def __len__(self) -> int:
+        return self.size - self.n_removed
+
+    def append(self, columns: Sequence[np.ndarray]) -> None:
+        """Add rows, by column, that fit."""
+        end = self.size + len(columns[0])
+        for name, rows in zip(_COLUMNS, columns, strict=True):
+            getattr(self, name)[self.size : end] = rows
+        self.size = end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so many rows are removed that they shall be swept."""
+        return self.n_removed >= TOMBSTONES * self.size
+
+    def here(self) -> Int64[np.ndarray, " N"]:
+        """The rows that are not removed."""
+        return np.flatnonzero(self.kappa[: self.size] >= 0)
 
 
 class Store:
-    """N unit vectors of dimension D with κ, id and slot; room grows by doubling, so that adding one by one stays cheap.
+    """N unit vectors of dimension D with κ, id and slot.
 
     In NumPy, whose calls cost a single query half of what torch's do.
 
@@ -31,31 +73,22 @@ class Store:
     """
 
     def __init__(self, dimension: int) -> None:
-        self._size = 0  # with the removed rows that are still here
-        self._n_removed = 0
+        self._dimension = dimension
+        self._room = max(_LEAST_ROOM, _CHUNK // (4 * dimension))
         self._next_slot = 0
         self._slot_of: dict[int, int] = {}
-        self._buffers = {
-            "vectors": np.empty((0, dimension), np.float32),
-            "kappa": np.empty(0, np.float64),
-            "ids": np.empty(0, np.int64),
-            "slots": np.empty(0, np.int64),
-        }
+        self.chunks: tuple[Chunk, ...] = ()
 
     def __len__(self) -> int:
-        return self._size - self._n_removed
+        return len(self._slot_of)
 
     def __contains__(self, item: int) -> bool:
         return item in self._slot_of
 
     def column(self, name: str) -> np.ndarray:
-        """A column, as a view of its N rows: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
-        self._sweep()
-        return self._buffers[name][: self._size]
-
-    def unswept(self, name: str) -> np.ndarray:
-        """A column as `rows_of` numbers its rows, which removed ones are still among; their κ is negative."""
-        return self._buffers[name][: self._size]
+        """A copy of a column in the order of adding: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
+        empty = getattr(Chunk(0, self._dimension), name)
+        return np.concatenate([empty, *(getattr(chunk, name)[chunk.here()] for chunk in self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
         """New slots; those of an addition that then fails are never used again."""
@@ -70,12 +103,14 @@ class Store:
         slots: Int64[np.ndarray, " N"],
     ) -> None:
         """Add rows whose slots lie above all that are here."""
-        end = self._size + len(ids)
-        for name, rows in zip(_COLUMNS, (vectors, kappa, ids, slots), strict=True):
-            if end > len(self._buffers[name]):
-                self._make_room(name, max(end, 2 * len(self._buffers[name])))
-            self._buffers[name][self._size : end] = rows
-        self._size = end
+        start = 0
+        while start < len(ids):
+            if not self.chunks or self.chunks[-1].size == self._room:
+                self.chunks = (*self.chunks, Chunk(self._room, self._dimension))
+            last = self.chunks[-1]
+            end = start + self._room - last.size
+            last.append([column[start:end] for column in (vectors, kappa, ids, slots)])
+            start = end
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
@@ -85,58 +120,76 @@ class Store:
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
         """Drop the rows of these slots; the others keep their order and slots.
 
-        A removed row is marked, and stays until a fifth of the rows are removed or a whole column is asked for: to move
-        the rows behind it takes as long as all of them. Ctrl-C waits until every row is whole again.
+        A removed row is marked, and stays until a fifth of its chunk is removed. Ctrl-C waits until every row is whole.
         """
-        rows = self.rows_of(slots)
-        rows = rows[rows >= 0]
+        places = self.places_of(slots)
         with _uninterrupted():
-            self._buffers["kappa"][rows] = _REMOVED
-            self._n_removed += len(rows)
-            for item in self._buffers["ids"][rows].tolist():
-                del self._slot_of[item]
-        if self._n_removed >= TOMBSTONES * self._size:
-            self._sweep()
+            for number, _, rows in self._by_chunk(places[places >= 0]):
+                chunk = self.chunks[number]
+                chunk.kappa[rows] = _REMOVED
+                chunk.vectors[rows] = 0  # which ranks behind every vector near a query
+                chunk.n_removed += len(rows)
+                for item in chunk.ids[rows].tolist():
+                    del self._slot_of[item]
+            if any(chunk.is_due for chunk in self.chunks):
+                self.chunks = tuple(self._swept())
 
-    def _sweep(self) -> None:
-        """Move rows up to where rows were removed.
+    def _swept(self) -> list[Chunk]:
+        """The chunks, those with many removed rows copied without them, and joined to the one before where small."""
+        kept = list[Chunk]()
+        for chunk in self.chunks:
+            if not chunk.is_due:
+                kept.append(chunk)
+                continue
+            is_small = len(kept) > 0 and len(kept[-1]) + len(chunk) <= self._room // 2
+            swept = Chunk(self._room, self._dimension)
+            for part in (kept.pop(), chunk) if is_small else (chunk,):
+                here = part.here()
+                swept.append([getattr(part, name)[here] for name in _COLUMNS])
+            if swept.size:
+                kept.append(swept)
+        return kept
 
-        They move in place, block by block, and most of the room stays: to copy a large store takes several times as
-        long.
-        """
-        if self._n_removed == 0:
-            return
-        is_removed = self.unswept("kappa") < 0
-        first = int(is_removed.argmax())
-        moved = np.flatnonzero(~is_removed[first:]) + first
-        with _uninterrupted():
-            for name in _COLUMNS:
-                column = self.unswept(name)
-                for start in range(0, len(moved), _BLOCK):
-                    rows = moved[start : start + _BLOCK]
-                    column[first + start :][: len(rows)] = column[rows]
-            self._size, self._n_removed = first + len(moved), 0
-            for name, buffer in self._buffers.items():
-                if len(buffer) >= _SPARE * self._size:
-                    self._make_room(name, self._size)
+    def places_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
+        """Where the row of each slot is, for `take`; −1 where it is no longer here, or never was."""
+        places = np.full(slots.shape, -1)
+        if self.chunks:
+            number = np.searchsorted([chunk.slots[0] for chunk in self.chunks], slots, side="right") - 1
+            for each in np.unique(number[number >= 0]).tolist():
+                chunk, of_chunk = self.chunks[each], number == each
+                stored = chunk.slots[: chunk.size]
+                row = np.minimum(stored.searchsorted(slots[of_chunk]), len(stored) - 1)
+                is_here = (stored[row] == slots[of_chunk]) & (chunk.kappa[row] >= 0)
+                places[of_chunk] = np.where(is_here, each * self._room + row, -1)
+        return places
 
-    def _make_room(self, name: str, count: int) -> None:
-        buffer = np.empty((count, *self._buffers[name].shape[1:]), self._buffers[name].dtype)
-        buffer[: self._size] = self.unswept(name)
-        self._buffers[name] = buffer
+    def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
+        """The rows of a column at places, which are all here."""
+        empty = getattr(Chunk(0, self._dimension), name)
+        taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
+        for number, of_chunk, rows in self._by_chunk(places):
+            taken[of_chunk] = getattr(self.chunks[number], name)[rows]
+        return taken
 
-    def rows_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
-        """Row of each slot; −1 where it is no longer here, or never was."""
-        stored = self.unswept("slots")
-        if len(stored) == 0:
-            return np.full_like(slots, -1)
-        row = np.minimum(stored.searchsorted(slots), len(stored) - 1)
-        is_here = (stored[row] == slots) & (self.unswept("kappa")[row] >= 0)
-        return np.where(is_here, row, -1)
+    def count(self, least_kappa: float) -> int:
+        """How many rows have a κ of at least this."""
+        if not least_kappa:
+            return len(self)
+        return sum(int((chunk.kappa[: chunk.size] >= least_kappa).sum()) for chunk in self.chunks)
+
+    def places(self, least_kappa: float) -> Int64[np.ndarray, " N"]:
+        """Where the rows are whose κ is at least this, in the order of adding."""
+        return np.concatenate(
+            [np.empty(0, np.int64)]
+            + [
+                number * self._room + np.flatnonzero(chunk.kappa[: chunk.size] >= least_kappa)
+                for number, chunk in enumerate(self.chunks)
+            ]
+        )
 
     def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
         """κ of ids that are all here."""
-        return torch.from_numpy(self.unswept("kappa")[self.rows_of(self.slots_of(ids))])
+        return torch.from_numpy(self.take("kappa", self.places_of(self.slots_of(ids))))
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns by name, which `from_tensors` takes."""
@@ -149,6 +202,13 @@ class Store:
         store.append(*(tensors[name].numpy() for name in _COLUMNS))
         store._next_slot = int(tensors["slots"][-1]) + 1 if len(store) else 0
         return store
+
+    def _by_chunk(self, places: Int64[np.ndarray, "..."]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Of each chunk: its number, which of the places are in it, and their rows there."""
+        number, row = np.divmod(places, self._room)
+        for each in np.unique(number).tolist():
+            of_chunk = number == each
+            yield each, of_chunk, row[of_chunk]
 
 
 @contextmanager

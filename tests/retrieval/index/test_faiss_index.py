@@ -149,13 +149,16 @@ def stored(count: int) -> tuple[Store, dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     "gone", [[0], [1999], [5, 511, 512, 513, 1024], range(0, 2000, 3), range(1, 2000), range(2000)]
 )
-def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(gone: list[int]) -> None:
+def test_whatever_is_removed_the_others_keep_their_order_and_what_is_theirs(
+    gone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)  # so that there are many chunks
     store, expected = stored(2000)
     left = np.delete(np.arange(2000), list(gone))
     store.remove(np.array(gone))
     for name, column in expected.items():
         np.testing.assert_array_equal(store.column(name), column[left])
-        assert len(store._buffers[name]) == (len(left) if 4 * len(left) <= 2000 else 2000)
+    assert len(store.chunks) <= 1 + len(left) // 100
     store.append(*(column[:1] for column in expected.values()))
     assert store.column("slots").tolist() == [*left.tolist(), 0]
 
@@ -170,7 +173,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.retrieval.index.rows._BLOCK", 1)  # so that moving them takes a while
+    monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)  # so that there are many to mark and to sweep
     for delay in (0.002, 0.01, 0.03):
         store, expected = stored(20_000)
         timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
@@ -186,14 +189,19 @@ def test_an_interrupt_waits_until_every_row_is_whole(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def held(index: Index) -> int:
+    """How many rows are searched, removed ones among them."""
+    return sum(chunk.size for chunk in index._store.chunks) if index._faiss is None else index._faiss.ntotal
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
 def test_tombstones_are_kept_below_a_fifth_and_swept_at_it(factory: str) -> None:
     index, items, ids = filled(factory, 100)
     index.remove(ids[:19])
-    assert index._faiss.ntotal == 100
+    assert held(index) == 100
     assert not set(index.search(items[:19], k=81).ids.flatten().tolist()) & set(ids[:19].tolist())
     index.remove(ids[19:20])
-    assert index._faiss.ntotal == len(index) == 80
+    assert held(index) == len(index) == 80
     assert index.search(items[20:], k=1).ids.flatten().tolist() == ids[20:].tolist()
 
 
@@ -221,13 +229,30 @@ def test_a_removed_item_is_behind_items_opposite_to_the_query() -> None:
     assert index.search(items[:1], k=20).ids.tolist() == [list(range(2, 12))]
 
 
-def test_a_removal_below_a_fifth_moves_no_row() -> None:
-    index, _, ids = filled("Flat", 100)
-    before = {name: index._store.unswept(name).copy() for name in ("vectors", "ids", "slots")}
-    index.remove(ids[:19])
-    for name, column in before.items():
-        np.testing.assert_array_equal(index._store.unswept(name), column)
-    assert index.ids.tolist() == ids[19:].tolist()
+def test_an_addition_and_a_removal_touch_one_chunk_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)
+    index, _, ids = filled("Flat", 1000)
+    before = index._store.chunks
+    columns = [[getattr(chunk, name).copy() for name in ("vectors", "kappa", "ids", "slots")] for chunk in before]
+    index.add(embeddings(1, seed=1), [1])
+    index.remove(ids[300:301])
+    assert index._store.chunks == before
+    for number, chunk in enumerate(before):
+        for name, column in zip(("vectors", "kappa", "ids", "slots"), columns[number], strict=True):
+            n_same = int((getattr(chunk, name) == column).reshape(len(column), -1).all(1)[: chunk.size].sum())
+            assert n_same == chunk.size - (number == 3 or (number == 1 and name in ("vectors", "kappa")))
+    index.remove(ids[301:360])
+    assert [new is old for new, old in zip(index._store.chunks, before, strict=True)] == [True, False, True, True]
+    assert index.ids.tolist() == [*ids[:300].tolist(), *ids[360:].tolist(), 1]
+
+
+def test_small_chunks_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lam.retrieval.index.rows._CHUNK", 1)
+    index, items, ids = filled("Flat", 5000)
+    for start in range(100):  # ever fewer are left
+        index.remove(ids[start::100][:-1])
+    assert len(index._store.chunks) == 1
+    assert index.search(items[4900:], k=1).ids.flatten().tolist() == ids[4900:].tolist()
 
 
 def test_precision_and_order_of_ties() -> None:
@@ -346,7 +371,7 @@ def test_bad_ids_are_refused_and_change_nothing(ids, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         unwrap(Index.add)(index, embeddings(3), ids)
     assert index.ids.tolist() == before.tolist()
-    assert index._faiss.ntotal == 10
+    assert held(index) == 10
 
 
 @pytest.mark.parametrize("as_ids", [list, tuple, np.array, lambda ids: np.array(ids, ">i4")[::-1][::-1], torch.tensor])
@@ -454,21 +479,21 @@ class _Failing:
 
 
 def test_more_candidates_than_a_gpu_can_select_are_refused() -> None:
-    index, items, _ = filled("Flat", 10)
+    index, items, _ = filled("HNSW32", 10)
     index._faiss = _Failing("'k <= getMaxKSelection()' failed: GPU index only supports selection up to 2048")
     with pytest.raises(ValueError, match="for 20 candidates; take a smaller k or device 'cpu': .* up to 2048"):
         index.search(items, k=10)
 
 
 def test_a_gpu_that_is_out_of_memory_is_no_mistake_of_the_caller() -> None:
-    index, items, _ = filled("Flat", 10)
+    index, items, _ = filled("HNSW32", 10)
     index._faiss = _Failing("Failed to cudaMalloc 1572864 bytes on device 0 (error 2 out of memory)")
     with pytest.raises(RuntimeError, match="out of memory"):
         index.search(items, k=10)
 
 
 def test_a_failure_inside_faiss_leaves_the_index_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    index, items, ids = filled("Flat", 20)
+    index, items, ids = filled("HNSW32", 20)
     whole = faiss_index.add
 
     def half(structure, vectors, slots) -> None:

@@ -2,6 +2,7 @@
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
 PYTHON ?= python3
 BIN := .venv/bin
+CONSTRAINTS ?= constraints.txt
 # What Python compiles is kept for the next run and for the interpreters that tests start, whatever the shell says.
 TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
@@ -9,10 +10,15 @@ TESTS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -
 
 setup: .venv/installed
 
-.venv/installed: setup.cfg constraints.txt
+.venv/installed: setup.cfg $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cpu,test]'
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[cpu,test]'
 	touch $@
+
+# The lowest versions that setup.cfg allows, each as a pin.
+build/lowest.txt: setup.cfg
+	mkdir -p build
+	sed -nE 's/^    ([A-Za-z0-9-]+)(\[.*\])?>=([0-9.]+).*/\1==\3/p' $< > $@
 
 demo: setup
 	$(BIN)/lam demo

@@ -4,7 +4,7 @@
 
 Each cell is one `lam run folder` in a process of its own, so that its seconds are those that a user waits for. Beside
 the default, a frozen EfficientNet-Lite0 with a trained head, stand its features without a head and the ResNet-18 that
-is trained from random weights where the extra lam[images] is missing, both from one seed.
+is trained from random weights where the extra images is missing, both from one seed.
 benchmarks/results/images.json has all cells, with the load of the machine as each began; what is there is not run
 again.
 """

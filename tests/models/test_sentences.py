@@ -168,7 +168,7 @@ def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(
-        ValueError, match=r"networks for texts need more than is installed .*pip install -e '.\[text\]'"
+        ValueError, match=r"networks for texts need more than is installed .*pip install 'lam-retrieval\[text\]'"
     ):
         models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
 

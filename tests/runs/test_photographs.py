@@ -59,11 +59,13 @@ def test_a_file_that_extends_it_may_name_the_network(tmp_path: Path) -> None:
 
 def test_without_the_extra_a_warning_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photographs, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match=r"folder: efficientnet_lite0 needs timm .*pip install -e '.\[images\]'"):
+    with pytest.warns(
+        UserWarning, match=r"folder: efficientnet_lite0 needs timm .*pip install 'lam-retrieval\[images\]'"
+    ):
         config = load_config(FOLDER)
     assert (config.network.name, config.training.loss) == ("resnet18", "contrastive")
     assert load_config(FOLDER, ["--network.name=resnet18"]).network.name == "resnet18"  # without a warning
-    with pytest.raises(ValueError, match=r"efficientnet_lite0 needs timm .*pip install -e '.\[images\]'"):
+    with pytest.raises(ValueError, match=r"efficientnet_lite0 needs timm .*pip install 'lam-retrieval\[images\]'"):
         models.build("efficientnet_lite0", dimension=3)
 
 

@@ -336,7 +336,7 @@ def test_what_cannot_work_is_refused_before_any_work(overrides: list[str], messa
 
 def test_a_run_without_faiss_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ValueError, match=r"FAISS cannot be imported .*: pip install -e '.\[cpu\]'"):
+    with pytest.raises(ValueError, match=r"FAISS cannot be imported .*: pip install 'lam-retrieval\[cpu\]'"):
         run(tiny(tmp_path / "run"), progress=False)
     assert not (tmp_path / "run").exists()
 

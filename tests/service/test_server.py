@@ -301,7 +301,7 @@ def test_what_cannot_be_served_is_told(
     assert "posterior.safetensors is truncated or altered" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "lam.service.server", None)
     assert main(["serve", str(served_run)]) == 1
-    assert "pip install -e '.[serve]'" in capsys.readouterr().err
+    assert "pip install 'lam-retrieval[serve]'" in capsys.readouterr().err
 
 
 def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -> None:

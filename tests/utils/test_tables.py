@@ -204,7 +204,7 @@ def test_files_of_optional_libraries_are_refused_in_words(
     with pytest.raises(ValueError, match=rf"{name} is no .*, or is damaged|{name} needs"):
         Table.read(tmp_path / name)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match="install the extra `tables`, or save it as CSV"):
+    with pytest.raises(ValueError, match=r"lam-retrieval\[tables\]', or save it as CSV"):
         Table.read(tmp_path / name)
 
 

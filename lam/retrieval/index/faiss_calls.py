@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from lam.utils.extras import install_command
+
 _PRODUCT_FROM = 4
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's own 16 has 0.90
 _SWITCHING = threading.Lock()
@@ -58,7 +60,8 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
         raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
     if not hasattr(faiss, "StandardGpuResources"):
         raise ValueError(
-            f"device {device!r} needs a FAISS built for GPUs: install lam[gpu] in place of lam[cpu], or use 'cpu'"
+            f"device {device!r} needs a FAISS built for GPUs: pip uninstall faiss-cpu && {install_command('gpu')}, "
+            "or use 'cpu'"
         )
     advice = "use a type with a form for GPUs, such as 'Flat' or 'IVF256,Flat', or device 'cpu'"
     with _refusals(f"FAISS cannot move this index to {device!r}; {advice}"):

@@ -22,6 +22,7 @@ from torch import Tensor
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
+from lam.utils.extras import install_command
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 Structure = Literal["FLAT", "HNSW"]
@@ -282,7 +283,7 @@ class MilvusIndex:
         try:
             import pymilvus
         except ImportError as error:
-            raise ValueError(f"pymilvus cannot be imported ({error}): pip install -e '.[milvus]'") from None
+            raise ValueError(f"pymilvus cannot be imported ({error}): {install_command('milvus')}") from None
         path = Path(self.address.uri)
         if path.is_absolute() and not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} for {path.name}: make it first")

@@ -394,5 +394,5 @@ def test_a_server_that_is_silent_keeps_nobody_waiting() -> None:
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(ValueError, match=r"pymilvus cannot be imported .*: pip install -e '.\[milvus\]'"):
+    with pytest.raises(ValueError, match=r"pymilvus cannot be imported .*: pip install 'lam-retrieval\[milvus\]'"):
         Index.open("milvus://localhost/items")

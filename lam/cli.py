@@ -132,7 +132,7 @@ def _attach_values(arguments: list[str]) -> list[str]:
 
 def _complain(message: str) -> None:
     name = "lam" if distributed.is_rank_zero() else f"lam, process {distributed.rank()}"
-    print(f"{name}: {message}", file=sys.stderr)
+    print("\n".join(_printable(line) for line in f"{name}: {message}".splitlines()), file=sys.stderr)
 
 
 def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:

@@ -64,13 +64,18 @@ def test_no_work_is_done_for_an_output_that_cannot_be(run_copy: Path, digit_fold
 def test_labels_and_paths_cannot_steer_a_terminal(
     run_copy: Path, digit_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = Path(shutil.copytree(digit_folder / "1", tmp_path / "own" / "x\u202ey\x1b[31m"))
+    own = Path(shutil.copytree(digit_folder / "1", tmp_path / "own" / "x\u202ey"))
     assert main(["index", str(run_copy), str(own.parent), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["search", str(run_copy), str(next(own.iterdir()))]) == 0
     printed = capsys.readouterr().out
-    assert r"x\u202ey\x1b[31m  " in printed
-    assert not {"\u202e", "\x1b"} & set(printed)
+    assert r"x\u202ey  " in printed
+    assert "\u202e" not in printed
+    own.rename(own.with_name("x\x1b[31m"))
+    assert main(["index", str(run_copy), str(own.parent), "--quiet"]) == 1
+    refused = capsys.readouterr().err
+    assert r"the label holds the control character" in refused
+    assert "\x1b" not in refused
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32"])

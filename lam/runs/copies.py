@@ -1,0 +1,249 @@
+"""Copies among the data of a run: one image or text in several parts, under several labels, or twice in one part.
+
+A query whose copy was trained on, or lies in the gallery, is found whatever the network knows. Exact copies have the
+same file content, or are the same text. Near copies are images that look the same as inputs of the network, such as a
+resized or recompressed one: their perceptual hashes (ImageHash's `phash`) are close.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import imagehash
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from lam.datasets import Dataset, Splits
+from lam.datasets.texts import Texts
+from lam.inputs.preprocessing import Preprocessing
+from lam.utils.files import sha256_of, write_text
+
+Duplicates = Literal["keep", "drop", "refuse"]
+
+COPIES = "copies.csv"
+"""In the folder of a run that has any."""
+
+_PARTS = ("test", "validation", "train", "strangers")
+"""Whose item counts as the original, and is kept: the first of these parts."""
+
+_HASH_SIDE = 16
+_NEAR = 24
+"""Bits of 256 that hashes of near copies differ by, at most."""
+
+_LEAST_SIDE = 32
+"""Pixels: smaller images are too much alike for a perceptual hash."""
+
+_MOST_COMPARED = 100_000
+"""Images that are compared with each other; that takes half a minute on one core."""
+
+_NEIGHBOURS = 8
+
+
+class Item(NamedTuple):
+    """One item of a part: its path or number, and its label where it has one."""
+
+    part: str
+    row: int
+    path: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An item and an earlier one that it repeats.
+
+    Attributes:
+        kind: `exact` or `near`.
+        path, part, label: of the item.
+        path_of_original, part_of_original, label_of_original: of the item that it repeats.
+    """
+
+    kind: str
+    path: str
+    part: str
+    label: str
+    path_of_original: str
+    part_of_original: str
+    label_of_original: str
+
+    @classmethod
+    def of(cls, kind: str, item: Item, original: Item) -> "Copy":
+        """A copy of another item."""
+        return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
+
+    @property
+    def crosses_parts(self) -> bool:
+        """Whether the two lie in different parts."""
+        return self.part != self.part_of_original
+
+    @property
+    def crosses_labels(self) -> bool:
+        """Whether the two have different labels."""
+        return self.label != self.label_of_original
+
+
+def exact_copies(splits: Splits) -> list[list[Item]]:
+    """Groups of items with one content, the original first; data in memory, which nobody brought, have none."""
+    groups: dict[str, list[Item]] = {}
+    for name, part in _in_order(splits):
+        for row, content in _contents(part):
+            groups.setdefault(content, []).append(_item(name, part, row))
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
+    """Splits with one item of each content, and the copies that were dropped. Items of one content with different
+    labels are all dropped: nobody can say which label is right."""
+    groups = exact_copies(splits)
+    dropped: dict[str, set[int]] = {}
+    for group in groups:
+        contradict = len({item.label for item in group}) > 1
+        for item in group if contradict else group[1:]:
+            dropped.setdefault(item.part, set()).add(item.row)
+    kept = {name: _without_rows(name, part, dropped[name]) for name, part in _in_order(splits) if name in dropped}
+    return replace(splits, **kept), _as_copies(groups)
+
+
+def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> list[Copy]:
+    """All copies of splits.
+
+    Args:
+        splits: of a run.
+        hashes: perceptual hashes by file, see `perceptual_hash`; files without one have no near copies.
+    """
+    exact = exact_copies(splits)
+    repeated = {(item.part, item.row) for group in exact for item in group[1:]}
+    items, bits = list[Item](), list[Tensor]()
+    for name, part in _in_order(splits):
+        for row, path in enumerate(part.files):
+            if path in hashes and (name, row) not in repeated:
+                items.append(_item(name, part, row))
+                bits.append(hashes[path])
+    return [*_as_copies(exact), *_near_copies(items, bits)]
+
+
+def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor, " B"] | None:
+    """256 bits that images which look alike share nearly all of; None for a small or an even image.
+
+    Args:
+        preprocessing: of the input.
+        image: (C, H, W) as the network gets it.
+    """
+    if min(image.shape[1:]) < _LEAST_SIDE:
+        return None
+    pixels = preprocessing.denormalize(image).mean(0).mul(255).round().byte().numpy()
+    if pixels.max() == pixels.min():
+        return None
+    bits = imagehash.phash(Image.fromarray(pixels), _HASH_SIDE).hash
+    return torch.from_numpy(np.packbits(bits.flatten()))
+
+
+def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
+    """Refuse copies if the data may hold none.
+
+    Raises:
+        ValueError: with their numbers and the first one.
+    """
+    if copies and duplicates == "refuse":
+        first = copies[0]
+        raise ValueError(
+            f"{_counts(copies)}, such as {first.path} ({first.part}) of {first.path_of_original} "
+            f"({first.part_of_original}): remove them, or give --data.duplicates=keep or drop"
+        )
+
+
+def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
+    """What a reader of the results should know of copies, in one sentence or two; None without any."""
+    if not copies:
+        return None
+    if duplicates == "drop":
+        dropped = "exact copies are left out, with every item of one content under several labels"
+        return f"{_counts(copies)}: {dropped}; {COPIES} lists all"
+    return (
+        f"{_counts(copies)}: such items are found whatever the network knows, so recall is too good; {COPIES} lists "
+        "them, --data.duplicates=drop leaves exact ones out"
+    )
+
+
+def write_copies(copies: Iterable[Copy], folder: Path) -> None:
+    """Write copies as CSV into a run's folder."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Copy)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(copy) for copy in copies)
+    write_text(folder / COPIES, text.getvalue().encode(errors="replace").decode())
+
+
+def read_copies(folder: Path) -> list[Copy]:
+    """Copies that were written into a run's folder; none if it has no such file."""
+    if not (folder / COPIES).is_file():
+        return []
+    with (folder / COPIES).open(newline="", encoding="utf-8") as lines:
+        return [Copy(**row) for row in csv.DictReader(lines)]
+
+
+def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
+    return sorted(splits.parts().items(), key=lambda named: _PARTS.index(named[0]))
+
+
+def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
+    """The content of each item by its row: a file's SHA-256, or a text; answers, which all parts hold, do not count."""
+    if part.files:
+        return ((row, sha256_of(path)) for row, path in enumerate(part.files))
+    if isinstance(part, Texts):
+        is_query = part.is_query
+        rows = range(len(part)) if is_query is None else is_query.nonzero().flatten().tolist()
+        return ((row, part.preprocessing.kept(part.texts[row])) for row in rows)
+    return ()
+
+
+def _item(name: str, part: Dataset, row: int) -> Item:
+    label = "" if part.targets.ndim > 1 else part.classes[int(part.labels[row])]
+    path = str(part.files[row]) if part.files else part.shown(row).path
+    return Item(name, row, path, label)
+
+
+def _without_rows(name: str, part: Dataset, rows: set[int]) -> Dataset:
+    kept = [row for row in range(len(part)) if row not in rows]
+    if not kept:
+        raise ValueError(f"--data.duplicates=drop leaves nothing of the {name} part: all its items are copies")
+    return part.subset(torch.tensor(kept))
+
+
+def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
+    return [Copy.of("exact", item, group[0]) for group in groups for item in group[1:]]
+
+
+def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
+    """Each item whose hash is close to that of an earlier one, with the closest such."""
+    if not 1 < len(items) <= _MOST_COMPARED:
+        return []
+    import faiss  # slow to import, and an extra
+
+    index, hashes = faiss.IndexBinaryFlat(8 * len(bits[0])), torch.stack(list(bits)).numpy()
+    index.add(hashes)
+    distances, found = index.search(hashes, min(_NEIGHBOURS, len(items)))
+    copies = list[Copy]()
+    for row, (near, originals) in enumerate(zip(distances.tolist(), found.tolist(), strict=True)):
+        earlier = [other for distance, other in zip(near, originals, strict=True) if distance <= _NEAR and other < row]
+        if earlier:
+            copies.append(Copy.of("near", items[row], items[earlier[0]]))
+    return copies
+
+
+def _counts(copies: Sequence[Copy]) -> str:
+    exact, near = ([copy for copy in copies if copy.kind == kind] for kind in ("exact", "near"))
+    said = [f"{len(part)} {kind} copies{_where(part)}" for kind, part in (("exact", exact), ("near", near)) if part]
+    return "the data hold " + " and ".join(said)
+
+
+def _where(copies: Sequence[Copy]) -> str:
+    parts, labels = (sum(getattr(copy, f"crosses_{what}") for copy in copies) for what in ("parts", "labels"))
+    said = [f"{parts} in another part"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
+    return f" ({', '.join(said)})" if said else ""

@@ -1,0 +1,54 @@
+"""Damaged image files: found in one pass, listed, refused or left out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lam.datasets import FolderImages
+from lam.gallery.damaged import path_key, read_damaged, read_images, refuse_damaged, without_damaged, write_damaged
+from lam.inputs import Preprocessing
+
+SIZED = Preprocessing(size=(8, 8))
+
+
+def _files(folder: Path, n: int = 6) -> list[Path]:
+    files = [folder / f"{number}.png" for number in range(n)]
+    for number, path in enumerate(files):
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
+    return files
+
+
+def test_all_damaged_files_are_found_in_one_pass(tmp_path: Path) -> None:
+    files = _files(tmp_path)
+    files[1].write_bytes(b"milk, bread")
+    files[4].write_bytes(files[4].read_bytes()[:40])
+    files.append(tmp_path / "gone.png")
+    made, damaged = read_images([(path, SIZED) for path in files], lambda path, image: (path.name, image.shape))
+    assert made == [(f"{number}.png", (3, 8, 8)) for number in (0, 2, 3, 5)]
+    assert list(damaged) == [files[1], files[4], files[6]]
+    assert "is no image" in damaged[files[1]]
+    listed = tmp_path / "damaged.csv"
+    with pytest.raises(
+        ValueError, match=r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
+    ):
+        refuse_damaged(damaged, len(files), listed)
+    assert read_damaged(listed) == {str(path) for path in damaged}
+
+
+def test_nothing_damaged_is_nothing_refused(tmp_path: Path) -> None:
+    refuse_damaged({}, 3, tmp_path / "damaged.csv")
+    assert read_damaged(tmp_path / "damaged.csv") == frozenset()
+    assert not (tmp_path / "damaged.csv").exists()
+
+
+def test_the_others_stay_whatever_names_hold(tmp_path: Path) -> None:
+    files = [*_files(tmp_path, 3), tmp_path / 'a "comma", \udcff\n.png']
+    items = FolderImages(files, torch.arange(4) % 2, name="images", classes=["a", "b"], preprocessing=SIZED)
+    write_damaged({files[0]: "no", files[3]: "one\ntwo"}, tmp_path / "damaged.csv")
+    left = without_damaged(items, read_damaged(tmp_path / "damaged.csv"))
+    assert list(left.files) == files[1:3]
+    assert left.labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="all 4 images are damaged, such as"):
+        without_damaged(items, frozenset(map(path_key, files)))

@@ -77,10 +77,16 @@ def _limit(number: int, most: int, part: str) -> None:
 def _check_jpeg(file: _Bytes) -> None:
     scans = segments = tables = skipped = 0
     in_scan, at, exif = False, 2, []
-    while found := (_MARKER_IN_SCAN if in_scan else _MARKER).search(file, at):
-        if not in_scan:
-            skipped += found.start() - at
+    while True:
+        if in_scan:
+            found = _MARKER_IN_SCAN.search(file, at)
+        else:
+            end = min(at + MOST_SKIPPED + 2, len(file))
+            found = _MARKER.search(file, at, end)
+            skipped += (found.start() if found else end) - at
             _limit(skipped, MOST_SKIPPED, "bytes between segments")
+        if found is None:
+            break
         at, marker = found.end(), file[found.start() + 1]
         if marker == _END:
             break

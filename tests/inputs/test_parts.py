@@ -88,7 +88,7 @@ def test_many_parts_are_refused_at_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(content)
     with pytest.raises(ValueError, match=rf"image cannot be read as an image: more than .*{message}"):
         open_image(tmp_path / "image")
-    assert time.thread_time() - started < 0.25
+    assert time.thread_time() - started < 1  # a decoder would spend minutes; loaded cores are slow
 
 
 ORDINARY = {

@@ -33,7 +33,8 @@ from lam.datasets import Dataset
 from lam.encoders.base import N_SAMPLES, Encoder, Prediction
 from lam.methods import METHODS
 from lam.models import EmbeddingNetwork
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.exact import rank
@@ -74,15 +75,10 @@ class Cell:
         searches = search_open_set(
             known.embeddings.mean.cpu(), self.gallery.mean.cpu(), lambda rows: labels[rows][:, None] == self.stored
         )
-        self.calibration: Calibration = calibrate(
-            searches,
-            known.embeddings,
-            key="",
-            targets=TARGETS,
-            features=known.features,
-            labels=self.stored[searches.hits],
-            reference=reference,
+        data = CalibrationData(
+            searches, known.embeddings, known.features, gallery_labels=self.stored, reference=reference
         )
+        self.calibration: Calibration = calibrate(data, Choices(TARGETS), key="")
 
     def predict(self, items: Dataset | list[Tensor]) -> Prediction:
         batches = items if isinstance(items, list) else loader_of(items, EMBEDDING_BATCH)
@@ -259,15 +255,8 @@ def cost() -> dict[str, Any]:
     rows = {}
     for kind, reference in (("hits", None), ("features", Reference.of(gallery.mean[:REFERENCE], labels[:REFERENCE]))):
         features = None if reference is None else queries.mean
-        made = calibrate(
-            searches,
-            queries,
-            key="",
-            targets=TARGETS,
-            features=features,
-            labels=labels[searches.hits],
-            reference=reference,
-        )
+        data = CalibrationData(searches, queries, features, gallery_labels=labels, reference=reference)
+        made = calibrate(data, Choices(TARGETS), key="")
         for batch in (1, 64):
             one = queries[:batch]
             hits = index.search(one, N_HITS)

@@ -22,7 +22,8 @@ from lam import datasets
 from lam.datasets.base import carve
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate, query_scores
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.decisions.probability import probability_bins
@@ -68,15 +69,8 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     stored, labels = parts[0].labels, (parts[1].labels, splits.test.labels)
     own = search(held, gallery, labels[0], stored)
     asked = search(test, gallery, labels[1], stored)
-    made = calibrate(
-        own,
-        held.embeddings,
-        key="",
-        targets=Targets(far=0.01),
-        features=held.features,
-        labels=stored[own.hits],
-        reference=reference,
-    )
+    data = CalibrationData(own, held.embeddings, held.features, gallery_labels=stored, reference=reference)
+    made = calibrate(data, Choices(Targets(far=0.01)), key="")
     generator = torch.Generator().manual_seed(0)
     seen: dict[str, Any] = {"features": test.features, "reference": reference}
     return {

@@ -18,7 +18,8 @@ import torch
 from real_scores import Part, draw, of_queries, searched
 from timing import write
 
-from lam.retrieval.decisions.calibration import Targets, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import least_rate
 from lam.retrieval.decisions.decisions import MATCH
 from lam.retrieval.decisions.probability import probability_bins
@@ -43,16 +44,16 @@ def answered(parts: Any, size: int, generator: torch.Generator) -> dict[str, flo
     rows = torch.randperm(len(parts.calibration.labels), generator=generator)[:size]
     asked = Part(parts.calibration.embeddings[rows], parts.calibration.features[rows], parts.calibration.labels[rows])
     gallery, test = parts.gallery, parts.test
-    made = calibrate(
+    data = CalibrationData(
         searched(asked, gallery),
         asked.embeddings,
-        key="",
-        targets=Targets(far=FAR, ood=max(0.05, least_rate(size)), conformal_miss=0.5),
-        features=asked.features,
+        asked.features,
+        asked.labels,
         gallery_labels=gallery.labels,
-        classes=asked.labels,
         reference=Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean),
     )
+    targets = Targets(far=FAR, ood=max(0.05, least_rate(size)), conformal_miss=0.5)
+    made = calibrate(data, Choices(targets), key="")
     found = searched(test, gallery)
     (_, known), (_, no_match) = of_queries(made, test, found, gallery)
     bins = probability_bins(known.right_if_known, found.correct)

@@ -34,7 +34,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,8 @@ import lam
 from lam import datasets, losses, models
 from lam.encoders.base import N_SAMPLES, Encoder
 from lam.models import EmbeddingNetwork
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.flags import COMBINED
@@ -119,18 +119,15 @@ class Cell:
         self.searches = search_open_set(
             known.embeddings.mean, self.gallery.mean, lambda rows: labels[rows][:, None] == self.stored
         )
-        self.learnt: Callable[..., Calibration] = partial(
-            calibrate,
+        self.data = CalibrationData(
             self.searches,
             known.embeddings,
-            key="",
-            targets=TARGETS,
-            features=known.features,
+            known.features,
+            validation.labels,
             gallery_labels=self.stored,
-            classes=validation.labels,
             reference=Reference.of(training.features[rows], self.stored[rows]),
         )
-        self.calibration = self.learnt()
+        self.calibration = calibrate(self.data, Choices(TARGETS), key="")
 
     def ask(self, features: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Doubt by every score and by P(right), and the intent of the first hit."""
@@ -149,7 +146,7 @@ def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str
     cell, test = Cell(parts["train"], parts["validation"], seed), parts["test"]
     (doubt, predicted), (foreign, _) = cell.ask(test.features), cell.ask(outside)
     seconds = time.process_time() - began
-    expecting = cell.learnt(share=SHARE).answer
+    expecting = calibrate(cell.data, Choices(TARGETS, share=SHARE), key="").answer
     for scores in (doubt, foreign):
         scores[EXPECTING] = 1 - expecting(scores)
     correct = predicted == test.labels

@@ -6,7 +6,7 @@ Items of known classes are the gallery (and what a head is trained on), calibrat
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from lam.losses import SupCon
 from lam.methods.fit import fit_features
 from lam.pairs.pairs import Pairs
-from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, Searched, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.decisions import ABSTAIN
 from lam.retrieval.decisions.flags import COMBINED
@@ -139,21 +140,16 @@ def measure(parts: Draw, seed: int) -> dict[str, Any]:
     reference = Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean)
     searches, found = searched(asked, gallery), searched(test, gallery)
     aside, strange = (as_strangers(part, gallery) for part in (parts.aside, parts.strange))
-    common: dict[str, Any] = {
-        "key": "",
-        "targets": LOOSE,
-        "features": asked.features,
-        "gallery_labels": gallery.labels,
-        "classes": asked.labels,
-        "reference": reference,
-    }
+    data = CalibrationData(
+        searches, asked.embeddings, asked.features, asked.labels, gallery_labels=gallery.labels, reference=reference
+    )
     measured: dict[str, Any] = {
         "recall@1": float(found.correct.double().mean()),
         "queries": len(found),
         "calibration_queries": len(searches),
     }
     for name, strangers in (("alone", None), ("set_aside", aside)):
-        made = calibrate(searches, asked.embeddings, strangers=strangers, **common)
+        made = calibrate(replace(data, strangers=strangers), Choices(LOOSE), key="")
         known, no_match = of_queries(made, test, found, gallery)
         outside = asked_of(made, strange)
         measured[name] = {

@@ -26,7 +26,7 @@ DEMOS = {
 }
 _DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # three, as in the paper, know drawn digits less well
 RUNS = ("run", "demo", "sweep")
-FLAGS = ("--quiet", "--help", "--allow-missing", "--paper", "--print")
+FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
 STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
 HEADLINES = {
@@ -139,8 +139,9 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
     from lam.runs.config_files import load_config
 
     limit = [] if parsed.limit is None else [f"--data.limit={parsed.limit}"]
+    skip = ["--data.skip_damaged=true"] if parsed.skip_damaged else []
     words = [*parsed.config, *(["--paper"] if parsed.paper else [])]
-    return load_config(words, [*overrides, *limit], allow_missing=parsed.allow_missing)
+    return load_config(words, [*overrides, *limit, *skip], allow_missing=parsed.allow_missing)
 
 
 def _run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
@@ -191,14 +192,14 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
     if not distributed.is_rank_zero():
         return
     from lam.retrieval.decisions.calibration import Targets
-    from lam.runs.calibrate import calibrate_run
+    from lam.runs.calibrate import CalibrationOptions, calibrate_run
     from lam.runs.finished import Run
 
     if (calibration := Run(folder).calibration) is None:
         if not parsed.quiet:
             print("calibrate ...", file=sys.stderr)
         try:
-            calibration = calibrate_run(folder, targets=Targets(**_DEMO_TARGETS), progress=not parsed.quiet)
+            calibration = calibrate_run(folder, CalibrationOptions(Targets(**_DEMO_TARGETS)), progress=not parsed.quiet)
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}; `lam calibrate {folder}` takes other targets")
             return
@@ -249,11 +250,27 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
     run, quiet = Run(parsed.run), parsed.quiet
     columns = columns_of(run, _columns(parsed.columns))
     embedded = embed_items(
-        run.encoder, parsed.folder, columns=columns, shard=shard, calibration=calibration_of(run), progress=not quiet
+        run.encoder,
+        parsed.folder,
+        columns=columns,
+        shard=shard,
+        calibration=calibration_of(run),
+        damaged=_damaged(parsed, output),
+        progress=not quiet,
     )
     save_embeddings(output, embedded, encoder=run.fingerprint, shard=shard)
     flagged = "" if embedded.flagged is None else f", {int(embedded.flagged.sum())} flagged as unlike known queries"
     print(f"{len(embedded.embeddings)} embeddings{flagged}: {output}")
+
+
+def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
+    """What to do with image files that cannot be read: they are listed beside the output, or else named."""
+    from lam.gallery.damaged import DamagedFiles
+
+    if output is None:
+        return DamagedFiles(skip=parsed.skip_damaged)
+    output = Path(output).absolute()
+    return DamagedFiles(output.with_name(f"{output.stem}-damaged.csv"), parsed.skip_damaged)
 
 
 def _columns(words: Sequence[str] | None) -> Any:
@@ -279,15 +296,17 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.runs.folder import GALLERY
     from lam.runs.index import index_images
 
+    sources = [source for source in (parsed.folder, parsed.listed, parsed.embeddings) if source is not None]
+    if len(sources) != 1:
+        raise ValueError("give the images to index as one of a folder, a table, or files of embeddings")
     enrolled = index_images(
         parsed.run,
-        folder=parsed.folder,
-        listed=parsed.listed,
+        sources[0],
         columns=_columns(parsed.columns),
-        embedded=parsed.embeddings,
         factory=parsed.factory,
         fuse=parsed.fuse,
         skip_uncertain=parsed.skip_uncertain,
+        damaged=_damaged(parsed, parsed.run),
         progress=not parsed.quiet,
     )
     if enrolled.uncertain:
@@ -301,23 +320,44 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _search(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.runs import index
-    from lam.runs.search_files import check_suffix, write_result
+    from lam.runs.search import SearchResult, search_in_batches
+    from lam.runs.search_files import check_suffix, write_results
     from lam.utils.files import check_output
 
     if parsed.output is not None:
         check_suffix(parsed.output)
         check_output(parsed.output)
-    result = index.search(parsed.run, *parsed.image, texts=parsed.text, k=parsed.k, progress=not parsed.quiet)
-    if parsed.output is not None:
-        write_result(parsed.output, result)
-        print(f"{len(result.images)} {'texts' if parsed.text else 'images'}: {parsed.output}")
-        return
-    for row, image in enumerate(result.images):
-        if len(result.images) > 1:
-            kind = "text" if parsed.text else "image"
-            print(f"{kind}: {_printable(image)}" if row == 0 else f"\n{kind}: {_printable(image)}")
-        _show_answer(result, row)
+    damaged = _damaged(parsed, parsed.output)
+    if parsed.file is not None and parsed.text:
+        raise ValueError("give texts either by --text or by --file")
+    texts = parsed.text if parsed.file is None else Path(parsed.file)
+    kind, results = "text" if texts else "image", list[SearchResult]()
+    is_alone = len(parsed.text) == 1 or (len(parsed.image) == 1 and not Path(parsed.image[0]).is_dir())
+    searched = search_in_batches(
+        parsed.run,
+        *parsed.image,
+        texts=texts,
+        k=parsed.k,
+        damaged=damaged,
+        progress=parsed.output is not None and not parsed.quiet,
+    )
+    try:
+        for result in searched:
+            if parsed.output is not None:
+                results.append(result)
+                continue
+            for row, query in enumerate(result.images):
+                if not is_alone:
+                    print(f"{kind}: {_printable(query)}")
+                _show_answer(result, row)
+                if not is_alone:
+                    print(flush=True)
+    finally:  # beside damaged files the others were searched for
+        for reason in damaged.reasons.values() if parsed.output is None else ():
+            _complain(f"warning: {reason}")
+        if parsed.output is not None and results:
+            write_results(parsed.output, results)
+            print(f"{sum(len(result.images) for result in results)} {kind}s: {parsed.output}")
 
 
 def _show_answer(result: Any, row: int) -> None:
@@ -349,8 +389,9 @@ def _printable(said: object) -> str:
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
+    from lam.retrieval.decisions.contrast import SHARE
     from lam.retrieval.decisions.flags import needs_reference
-    from lam.runs.calibrate import calibrate_run, current_calibration
+    from lam.runs.calibrate import CalibrationOptions, calibrate_run, current_calibration
     from lam.runs.calibration_report import described
 
     previous = current_calibration(parsed.run)
@@ -364,8 +405,7 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     if previous is not None:
         for name in previous.facts.get("asked_rates", rates):
             rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
-    calibration = calibrate_run(
-        parsed.run,
+    options = CalibrationOptions(
         targets={name: rate for name, rate in rates.items() if rate is not None and (name, rate) != ("wrong", 0)},
         flag=flag,
         accept=accept,
@@ -373,12 +413,13 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         folder=parsed.folder,
         strangers=parsed.strangers,
         unlabelled=parsed.unlabelled,
-        share_of_strangers=parsed.share_of_strangers,
+        share_of_strangers=SHARE if parsed.share_of_strangers is None else parsed.share_of_strangers,
         columns=_columns(parsed.columns),
         data_root=parsed.data_root,
         reference=parsed.reference,
-        progress=not parsed.quiet,
+        damaged=_damaged(parsed, parsed.run),
     )
+    calibration = calibrate_run(parsed.run, options, progress=not parsed.quiet)
     print("\n".join(described(calibration)))
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
@@ -457,10 +498,16 @@ def _parser() -> argparse.ArgumentParser:
             help="columns of a table of texts: text, label, question, answer (default: the run's, or of these names)",
         )
 
+    def with_damaged(of: argparse.ArgumentParser) -> None:
+        of.add_argument(
+            "--skip-damaged", action="store_true", help="leave out images that cannot be read; a CSV file lists them"
+        )
+
     def configured(name: str, do: Any, help: str) -> argparse.ArgumentParser:
         added = command(name, do, help)
         added.add_argument("--limit", metavar="N", help="short for --data.limit: at most N items of each part")
         added.add_argument("--allow-missing", action="store_true", help="leave out listed images that do not exist")
+        with_damaged(added)
         return added
 
     what = "DATA METHOD, such as digits laplace_posthoc; a YAML file; or the folder of a run, to continue it"
@@ -493,6 +540,7 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument(
         "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
     )
+    with_damaged(embed)
     embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
     index = command("index", _index, "Fill a run's gallery anew: with images or texts, or what is embedded already.")
     index.add_argument("run", help="the folder of a finished run")
@@ -507,6 +555,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     with_columns(index)
     index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
+    with_damaged(index)
     index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
     index.add_argument("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
     index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
@@ -514,6 +563,8 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("run", help="the folder of a finished run")
     search.add_argument("image", nargs="*", help="image files, or folders of them")
     search.add_argument("--text", action="append", default=[], help="a text, of a run on texts; may be repeated")
+    search.add_argument("--file", help="a table of many texts: column text or question, or the run's")
+    with_damaged(search)
     search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
     search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
     calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
@@ -569,6 +620,7 @@ def _parser() -> argparse.ArgumentParser:
         help="without a match, among the queries to come, where --unlabelled does not tell it (default: 0.5)",
     )
     with_columns(calibrate)
+    with_damaged(calibrate)
     calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
     calibrate.add_argument(
         "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"

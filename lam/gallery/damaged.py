@@ -3,8 +3,10 @@
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +17,9 @@ from tqdm import tqdm
 from lam.datasets import Dataset
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.files import write_text
+from lam.utils.notes import Note
 
+BATCH = 64
 MANY_FILES = 1000
 """From so many on a progress bar is shown."""
 
@@ -56,23 +60,93 @@ def read_images(
     return made, damaged
 
 
-def refuse_damaged(damaged: Mapping[Path, str], n_files: int, listed: Path) -> None:
-    """List damaged files and refuse to go on.
+@dataclass
+class DamagedFiles:
+    """Image files that cannot be read: what shall become of them, and those that were met so far.
+
+    Attributes:
+        listed: the CSV file that shall list them, with columns path and reason; None for no list.
+        skip: go on without them, in place of refusing all.
+        reasons: why each cannot be read, by path.
+    """
+
+    listed: Path | None = None
+    skip: bool = False
+    reasons: dict[Path, str] = field(default_factory=dict)
+
+    def settle(self, n_files: int) -> None:
+        """After all files were read, list the damaged ones, and refuse them or say that they are left out.
+
+        Args:
+            n_files: the number of files that were read.
+
+        Raises:
+            ValueError: if there are any that shall not be skipped, or no other.
+        """
+        if not self.reasons:
+            return
+        said = f"{len(self.reasons)} of {n_files} images cannot be read"
+        if self.listed is not None:
+            write_damaged(self.reasons, self.listed)
+            said += f", all listed in {self.listed}"
+        said += f": {next(iter(self.reasons.values()))}"
+        if not self.skip:
+            raise ValueError(f"{said}; replace or remove them, or leave them out with --skip-damaged")
+        if len(self.reasons) == n_files:
+            raise ValueError(said)
+        warnings.warn(f"{said}; they are left out", Note, stacklevel=2)
+
+
+class ImageBatches:
+    """Inputs of a network from image files, in batches, without files that are damaged.
 
     Args:
-        damaged: the reason of each, by path.
-        n_files: the number of files that were read.
-        listed: the CSV file to write, with columns path and reason.
+        files: their paths.
+        preprocessing: what makes inputs of them.
+        damaged: receives the damaged ones, and settles them after the last batch.
+        goes_on: whether batches follow a damaged file; by default where it is skipped. The others are read in any case.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        preprocessing: Preprocessing,
+        damaged: DamagedFiles,
+        *,
+        goes_on: bool | None = None,
+    ) -> None:
+        size = BATCH if preprocessing.shape is not None else 1
+        self._parts = [files[start : start + size] for start in range(0, len(files), size)]
+        self._preprocessing, self._damaged = preprocessing, damaged
+        self._goes_on = damaged.skip if goes_on is None else goes_on
+        self.read = list[Path]()
+        """The readable files of all batches so far, in order."""
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for part in self._parts:
+            files = [(path, self._preprocessing) for path in part]
+            read, damaged = read_images(files, lambda path, image: (path, image), progress=False)
+            self._damaged.reasons |= damaged
+            if read and (self._goes_on or not self._damaged.reasons):
+                self.read += [path for path, _ in read]
+                yield torch.stack([image for _, image in read])
+        self._damaged.settle(sum(map(len, self._parts)))
+
+
+def readable(images: Items, damaged: DamagedFiles) -> Items:
+    """The images whose files can be read; all are tried.
 
     Raises:
-        ValueError: if there are any, with their number, the first one and the list.
+        ValueError: as `DamagedFiles.settle`.
     """
-    if damaged:
-        write_damaged(damaged, listed)
-        raise ValueError(
-            f"{len(damaged)} of {n_files} images cannot be read, all listed in {listed}: "
-            f"{next(iter(damaged.values()))}; replace or remove them, or leave them out with --skip-damaged"
-        )
+    files = [(path, images.preprocessing) for path in images.files]
+    _, reasons = read_images(files, lambda path, image: None, progress=False)
+    damaged.reasons |= reasons
+    damaged.settle(len(files))
+    return without_damaged(images, frozenset(map(path_key, reasons)))
 
 
 def write_damaged(damaged: Mapping[Path, str], listed: Path) -> None:
@@ -80,7 +154,8 @@ def write_damaged(damaged: Mapping[Path, str], listed: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([("path", "reason"), *((path, reason) for path, reason in damaged.items())])
-    write_text(listed, text.getvalue().encode(errors="replace").decode())
+    listed.parent.mkdir(parents=True, exist_ok=True)
+    write_text(listed, text.getvalue())
 
 
 def read_damaged(listed: Path) -> frozenset[str]:

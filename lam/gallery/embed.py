@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lam import datasets
-from lam.datasets import Dataset, FolderImages, Texts
+from lam.datasets import FolderImages, Texts
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
+from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches, readable
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import content_id, file_id
 from lam.gallery.shards import EmbeddedItems, Shard
@@ -22,7 +23,6 @@ from lam.models import sentences
 from lam.retrieval.decisions.calibration import Calibration
 from lam.vmf.embeddings import Embeddings
 
-BATCH = 64
 Kind = TypeVar("Kind", Preprocessing, TextPreprocessing)
 
 
@@ -33,6 +33,7 @@ def embed_items(
     columns: Columns | None = None,
     shard: Shard | None = None,
     calibration: Calibration | None = None,
+    damaged: DamagedFiles | None = None,
     progress: bool = True,
 ) -> EmbeddedItems:
     """Embed what would be indexed: the images of a folder, with class sub-folders or without, or the texts of a file.
@@ -45,23 +46,29 @@ def embed_items(
         columns: of the file.
         shard: which of them; by default all.
         calibration: of the run, by whose flag it is told which cannot be judged.
+        damaged: what to do with image files that cannot be read; refused by default.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for a shard without an image, naming a file that is no image, or an id, a label or metadata that no
-            item can have; and as `read_items`.
+        ValueError: for a shard without an image, damaged files, or an id, a label or metadata that no item can have;
+            and as `read_items`.
     """
     items = read_items(encoder, source, columns).candidates
+    damaged = DamagedFiles() if damaged is None else damaged
     part = items if shard is None else items.subset(shard.positions(len(items)))
     sources = _sources(part)
     batches: list[Embeddings] = []
     flagged: list[Tensor] = []
-    for prediction in encoder.predict_batches(_loader(part), progress=progress):
+    inputs = ImageBatches(part.paths, part.preprocessing, damaged) if isinstance(part, FolderImages) else _loader(part)
+    for prediction in encoder.predict_batches(inputs, progress=progress):
         batches.append(prediction.embeddings)
         if calibration is not None:
             flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
     names = items.texts if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
-    return EmbeddedItems(names, sources, Embeddings.concatenate(batches), torch.cat(flagged) if flagged else None)
+    skipped = [row for row, source in enumerate(sources) if Path(source.path) in damaged.reasons]
+    read = [source for source in sources if Path(source.path) not in damaged.reasons]
+    flags = torch.cat(flagged) if flagged else None
+    return EmbeddedItems(names, read, Embeddings.concatenate(batches), flags, torch.tensor(skipped, dtype=torch.int64))
 
 
 def takes_texts(encoder: Encoder) -> bool:
@@ -70,7 +77,12 @@ def takes_texts(encoder: Encoder) -> bool:
 
 
 def read_items(
-    encoder: Encoder, source: str | Path, columns: Columns | None = None, *, labelled: bool = False
+    encoder: Encoder,
+    source: str | Path,
+    columns: Columns | None = None,
+    *,
+    labelled: bool = False,
+    damaged: DamagedFiles | None = None,
 ) -> FolderImages | Texts:
     """The images of a folder, as `lam.datasets.folder.read` has them, or, for an encoder of texts, those of a file.
 
@@ -81,17 +93,19 @@ def read_items(
         source: the folder or file.
         columns: of the file.
         labelled: whether every image or text must have a label.
+        damaged: what to do with image files that cannot be read, each of which is then tried; None to try none.
 
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, a folder in place of a file, or
-            columns of images; and as these functions.
+        ValueError: for an encoder that does not know how an image becomes an input, a folder in place of a file,
+            columns of images, or damaged files; and as these functions.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
         return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
     if columns is not None:
         raise ValueError("columns are those of a file of texts, and this run takes images")
     preprocessing = preprocessing_of(encoder, Preprocessing)
-    return datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
+    images = datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
+    return images if damaged is None else readable(images, damaged)
 
 
 def _read_texts(
@@ -124,25 +138,28 @@ def _relative(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, root) for path in paths]
 
 
-def embed_images(encoder: Encoder, images: Sequence[SourceImage], *, progress: bool = True) -> Embeddings:
+def embed_images(
+    encoder: Encoder, images: Sequence[SourceImage], *, damaged: DamagedFiles | None = None, progress: bool = True
+) -> tuple[list[SourceImage], Embeddings]:
     """Embed images of a list, as `lam.gallery.image_list.read_list` reads it.
 
     Args:
         encoder: of a run.
         images: their files.
+        damaged: what to do with files that cannot be read; refused by default.
         progress: show a progress bar on standard error.
 
+    Returns:
+        The images that were read, and their embeddings.
+
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, or naming a file that is no image.
+        ValueError: for an encoder that does not know how an image becomes an input, or damaged files.
     """
-    files = FolderImages(
-        [Path(image.path) for image in images],
-        torch.zeros(len(images), dtype=torch.int64),  # no label is looked at
-        name="list",
-        classes=[""],
-        preprocessing=preprocessing_of(encoder, Preprocessing),
-    )
-    return encoder.embed(_loader(files), progress=progress)
+    damaged = DamagedFiles() if damaged is None else damaged
+    files = [Path(image.path) for image in images]
+    batches = ImageBatches(files, preprocessing_of(encoder, Preprocessing), damaged)
+    embeddings = encoder.embed(batches, progress=progress)
+    return [image for image, file in zip(images, files, strict=True) if file not in damaged.reasons], embeddings
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
@@ -169,5 +186,5 @@ def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: st
     return preprocessing.is_cut(text) or sentences.is_cut(network, text)
 
 
-def _loader(images: Dataset) -> DataLoader[Any]:
-    return DataLoader(images, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is
+def _loader(texts: Texts) -> DataLoader[Any]:
+    return DataLoader(texts, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is

@@ -5,6 +5,7 @@ mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its names    encoder (): of the run
 mean_samples ():             S where means are of S samples, else 0
 facts (bytes,) uint8         of texts: JSON, a list of N objects with an id that was given and metadata
+skipped (M,) int64           positions of images that could not be read, where there are any
 flagged (N,)                 where the run is calibrated: which images it could not judge
 kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merged files hold κ alone
 """
@@ -15,13 +16,13 @@ import re
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from lam.gallery.enrolment import SourceImage
 from lam.utils.files import CorruptFileError, check_format, write_atomically
@@ -32,7 +33,7 @@ FORMAT = 1
 _FACTS = ("format", "shard", "total", "listing", "encoder", "mean_samples")
 _AXES = {"mean": 2, "format": 0, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
 _KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
-_KINDS |= {"format": "i", "listing": "U", "encoder": "U", "facts": "u"}
+_KINDS |= {"format": "i", "listing": "U", "encoder": "U", "facts": "u", "skipped": "i"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
 _UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
@@ -89,12 +90,14 @@ class EmbeddedItems:
         sources: what would be indexed.
         embeddings: of these.
         flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
+        skipped: (M,) which rows of the shard are missing here, as their images cannot be read.
     """
 
     names: Sequence[str]
     sources: list[SourceImage]
     embeddings: Embeddings
-    flagged: Bool[torch.Tensor, " N"] | None
+    flagged: Bool[torch.Tensor, " N"] | None = None
+    skipped: Int64[torch.Tensor, " M"] = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
 
 def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, shard: Shard) -> None:
@@ -107,18 +110,20 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
         shard: which part of the whole.
     """
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
+    positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()
     facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]
     arrays: dict[str, Any] = {
         "paths": np.array([source.path for source in sources]),
         "labels": np.array([source.label for source in sources]),
         "ids": np.array([source.content for source in sources]),
-        "positions": shard.positions(len(names)).numpy(),
+        "positions": np.delete(positions, skipped),
         "format": np.array(FORMAT),
         "shard": np.array([shard.number, shard.count]),
         "total": np.array(len(names)),
         "listing": np.array(hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()),
         "encoder": np.array(encoder),
         "mean_samples": np.array(embeddings.mean_samples or 0),
+        **({"skipped": positions[skipped]} if len(skipped) else {}),
         **({} if embedded.flagged is None else {"flagged": embedded.flagged.numpy()}),
         **({"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)} if any(map(_is_stated, sources)) else {}),
         **{name: values.cpu().numpy() for name, values in embeddings.rows().items()},
@@ -192,7 +197,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         _refuse_bomb(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *({"facts"} & set(arrays)))}
+            part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *({"facts", "skipped"} & set(arrays)))}
     except _UNREADABLE as error:
         raise CorruptFileError(
             f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"
@@ -204,7 +209,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     check_format(path, int(part["format"]), readable=FORMAT)
     number, count = part["shard"].tolist()
     expected = Shard(number, count).positions(int(part["total"])).numpy()
-    if not np.array_equal(part["positions"], expected):
+    if not np.array_equal(np.sort([*part["positions"], *part.get("skipped", ())]), expected):
         raise CorruptFileError(f"{path} does not hold the images of shard {number}/{count}: write it again")
     return part
 

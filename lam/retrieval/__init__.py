@@ -4,7 +4,8 @@ Tensors in, tensors out: nothing here knows of networks, data sets or configurat
 from their own modules, `lam.retrieval.metrics.plots` and `lam.runs.html`.
 """
 
-from lam.retrieval.decisions.calibration import Calibration, Targets, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.decisions import Decision, Decisions
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.index.exact import rank, sampled_nearest
@@ -39,6 +40,8 @@ __all__ = [
     "SCORES",
     "Calibration",
     "CalibrationBins",
+    "CalibrationData",
+    "Choices",
     "Decision",
     "Decisions",
     "Fused",

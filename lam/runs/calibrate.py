@@ -14,7 +14,7 @@ one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -26,10 +26,12 @@ from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.encoders.seen import Remembered
+from lam.gallery.damaged import DamagedFiles
 from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
-from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate, label_key
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, Searched, calibrate
+from lam.retrieval.decisions.calibration import Calibration, Targets, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
 from lam.retrieval.decisions.contrast import SHARE
 from lam.retrieval.decisions.files import save_calibration
@@ -51,7 +53,7 @@ from lam.runs.calibration_gallery import (
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run, columns_of
-from lam.runs.folder import changed_parts
+from lam.runs.folder import changed_parts, left_out
 from lam.runs.live import live_queries
 from lam.utils.checks import check_choice, check_share
 from lam.utils.notes import Note
@@ -74,26 +76,11 @@ def current_calibration(run: str | Path) -> Calibration | None:
         return None
 
 
-def calibrate_run(
-    run: str | Path,
-    *,
-    targets: Targets | Mapping[str, float] | None = None,
-    flag: str | None = None,
-    accept: str | None = None,
-    gallery: Gallery | None = None,
-    folder: str | Path | None = None,
-    strangers: str | Path | None = None,
-    unlabelled: str | Path | None = None,
-    share_of_strangers: float | None = None,
-    columns: Columns | None = None,
-    data_root: str | Path | None = None,
-    reference: int = REFERENCE,
-    progress: bool = True,
-) -> Calibration:
-    """Calibrate a finished run and keep the result in its folder.
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """How a run is calibrated.
 
-    Args:
-        run: the run's folder.
+    Attributes:
         targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
             and that the data are too few to promise, the least that they can is promised, with a warning.
         flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the one
@@ -114,11 +101,51 @@ def calibrate_run(
         unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
             these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
             --keep-queries` kept. What is stored, or was trained on, is left out, with a warning.
-        share_of_strangers: the share of queries without a match among those to come, where no unlabelled ones tell it:
-            one half by default.
+        share_of_strangers: the share of queries without a match among those to come, where no unlabelled ones tell it.
         columns: of these files; by default those that the run was trained on, or else those of usual names.
         data_root: where the run's data are, if they have moved.
         reference: how many training items distances compare with; 0 for none.
+        damaged: what to do with image files of these folders that cannot be read; refused by default.
+
+    Raises:
+        ValueError: for a choice or a number that is not allowed, or a score that compares with training items, of
+            which there are to be none.
+    """
+
+    targets: Targets | Mapping[str, float] = field(default_factory=dict)
+    flag: str | None = None
+    accept: str | None = None
+    gallery: Gallery | None = None
+    folder: str | Path | None = None
+    strangers: str | Path | None = None
+    unlabelled: str | Path | None = None
+    share_of_strangers: float = SHARE
+    columns: Columns | None = None
+    data_root: str | Path | None = None
+    reference: int = REFERENCE
+    damaged: DamagedFiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.reference != 0 and self.reference < NEIGHBOUR:
+            raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {self.reference}")
+        check_share("the share of strangers", self.share_of_strangers)
+        choices = {"gallery": (self.gallery, get_args(Gallery)), "flag": (self.flag, FLAGS)}
+        for name, (choice, allowed) in {**choices, "accept": (self.accept, ACCEPTS)}.items():
+            if choice is not None:
+                check_choice(name, choice, allowed)
+        for name, by in (("flag", self.flag), ("accept", self.accept)):
+            if by not in (None, PROBABILITY) and self.reference == 0 and needs_reference(by):
+                raise ValueError(
+                    f"{name} {by!r} compares with training features: leave out reference=0, or choose 'kappa'"
+                )
+
+
+def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
+    """Calibrate a finished run and keep the result in its folder.
+
+    Args:
+        run: the run's folder.
+        options: by default all as they are there.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -127,29 +154,20 @@ def calibrate_run(
     Raises:
         ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
             promise a target that was asked for, saying how many it needs; for a flag without the features that it
-            needs; or for stored items none of which matches any query.
+            needs; for damaged files; or for stored items none of which matches any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
-    if reference != 0 and reference < NEIGHBOUR:
-        raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {reference}")
-    if gallery is not None:
-        check_choice("gallery", gallery, get_args(Gallery))
-    share = SHARE if share_of_strangers is None else share_of_strangers
-    check_share("the share of strangers", share)
+    options = CalibrationOptions() if options is None else options
+    folder, strangers, unlabelled = options.folder, options.strangers, options.unlabelled
+    gallery, reference = options.gallery, options.reference
     opened = Run(run)
     encoder = opened.encoder
-    if flag is not None:
-        check_choice("flag", flag, FLAGS)
-    if accept is not None:
-        check_choice("accept", accept, ACCEPTS)
-    for name, by in (("flag", flag), ("accept", accept)):
-        if by not in (None, PROBABILITY) and reference == 0 and needs_reference(by):
-            raise ValueError(f"{name} {by!r} compares with training features: leave out reference=0, or choose 'kappa'")
+    data_root = options.data_root
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
-    columns = columns_of(opened, columns)
+    columns = columns_of(opened, options.columns)
     asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
-    images = _held_out(encoder, folder, splits, columns)
+    images = _held_out(encoder, options, splits, columns)
     stands_in = gallery is None and folder is None and holds_none_of(opened, images)
     gallery = HELD_OUT if stands_in else gallery or INDEX
     if gallery != HELD_OUT:
@@ -181,12 +199,13 @@ def calibrate_run(
             "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
             stacklevel=2,
         )
-    asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets or {})
+    targets = options.targets
+    asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets)
     targets, gallery_labels = Targets(**asked_rates), relevance.labels_of_hits(torch.arange(len(items))[None])
     gallery_labels = None if gallery_labels is None else gallery_labels[0]
     outside, promised_of = None, None
     if strangers is not None:
-        unknown = read_items(encoder, strangers, asked).queries
+        unknown = read_items(encoder, strangers, asked, damaged=options.damaged).queries
         outside = promised_of = _outside(encoder, unknown, items.mean, gallery_labels, progress)
     n_strangers = int(searches.non_mated.isfinite().sum()) if outside is None else len(outside.cosines)
     targets = _promised(targets, asked_rates, {"far": n_strangers, "ood": len(queries)})
@@ -198,30 +217,35 @@ def calibrate_run(
     mixture = None
     if unlabelled is not None:
         n_trained_on = 0 if splits is None else len(splits.train)
-        mixture = _mixture(opened, unlabelled, asked, items.mean, known, n_trained_on, progress)
+        mixture = _mixture(opened, options, asked, items.mean, known, n_trained_on, progress)
     right = searches.correct[searches.has_mate]
     with opened.lock():
-        calibration = calibrate(
+        data = CalibrationData(
             searches,
             queries,
-            key=opened.fingerprint,
-            targets=targets,
-            flag=flag,
-            accept=accept,
             features=prediction.features[relevance.queries],
-            gallery_labels=gallery_labels,
             classes=None if splits is None else _numbers(images, relevance, splits.train),
+            gallery_labels=gallery_labels,
             reference=known,
             strangers=outside,
-            of_strangers=promised_of is not None,
             mixture=mixture,
-            share=share,
+        )
+        calibration = calibrate(
+            data,
+            Choices(
+                targets,
+                options.flag,
+                options.accept,
+                of_strangers=promised_of is not None,
+                share=options.share_of_strangers,
+            ),
+            key=opened.fingerprint,
             verifier=verifier,
             unseen=_unseen(opened, items, labels or ()) if searched.is_stored and not searched.without_label else None,
             facts={
                 "data": VALIDATION if folder is None else str(folder),
-                "asked_flag": flag,
-                "asked_accept": accept,
+                "asked_flag": options.flag,
+                "asked_accept": options.accept,
                 "asked_rates": sorted(asked_rates),
                 "gallery": gallery,
                 "strangers": None if strangers is None else str(strangers),
@@ -365,7 +389,7 @@ def _numbers(images: Dataset, relevance: Relevance, known: Dataset) -> Tensor | 
 
 def _mixture(
     run: Run,
-    source: str | Path,
+    options: CalibrationOptions,
     columns: Columns | None,
     items: Tensor,
     known: Reference | None,
@@ -377,10 +401,11 @@ def _mixture(
     What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
     left out. None where nothing is left, or where training items may be that none of the known ones tells.
     """
+    source = str(options.unlabelled)
     if source == LIVE:
         embeddings, features = live_queries(run)
     else:
-        loader = loader_of(read_items(run.encoder, source, columns).queries, EMBEDDING_BATCH)
+        loader = loader_of(read_items(run.encoder, source, columns, damaged=options.damaged).queries, EMBEDDING_BATCH)
         prediction = run.encoder.predict(loader, progress=progress)
         embeddings, features = prediction.embeddings, prediction.features
     searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
@@ -412,7 +437,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
     config.data.ood = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Note)  # which the run said when it read the same data
-        splits, _ = load_data(config.data)
+        splits, _ = load_data(config.data, left_out(run, config.data.root), root_option="or give --data-root DIR")
     if changed := changed_parts(run, splits.parts()):
         raise ValueError(
             f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
@@ -421,10 +446,10 @@ def _splits(run: Path, config: RunConfig) -> Splits:
     return splits
 
 
-def _held_out(encoder: Encoder, folder: str | Path | None, splits: Splits | None, columns: Columns | None) -> Dataset:
-    if folder is None and splits is not None:
+def _held_out(encoder: Encoder, options: CalibrationOptions, splits: Splits | None, columns: Columns | None) -> Dataset:
+    if options.folder is None and splits is not None:
         return splits.validation
-    return read_items(encoder, str(folder), columns, labelled=True)
+    return read_items(encoder, str(options.folder), columns, labelled=True, damaged=options.damaged)
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import yaml
 
@@ -23,6 +23,8 @@ from lam.pairs.relation import Relation
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
 from lam.utils.checks import check_at_least, check_positive
+
+Duplicates = Literal["keep", "drop", "refuse"]
 
 METHOD = "method"
 UNSEEN = "unseen"
@@ -64,6 +66,9 @@ class DataConfig:
             CIFAR-10H, or the folder with it; or nothing.
         num_workers: processes that read images, in training and after.
         seed: of the split into parts.
+        duplicates: what to do with copies, the same image or text twice: `keep` them with a warning; `drop` all but
+            one, and every item of one content under several labels; or `refuse` the data.
+        skip_damaged: leave image files out that cannot be read, in place of refusing the data.
     """
 
     name: str
@@ -76,6 +81,8 @@ class DataConfig:
     soft_labels: str | None = None
     num_workers: int = 0
     seed: int = 0
+    duplicates: Duplicates = "keep"
+    skip_damaged: bool = False
 
 
 @dataclass
@@ -223,6 +230,7 @@ class RunConfig:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
         method = _validated(methods.find(name), options, f"{METHOD}.")
         config = _validated(RunConfig, {**settings, METHOD: method})
+        _make_absolute(config)
         _read_as_pretrained(config)
         return config
 
@@ -309,6 +317,15 @@ class RunConfig:
     def folder(self) -> Path:
         """The run's folder."""
         return Path("runs") / self.data.name / self.method.name if self.output is None else Path(self.output)
+
+
+def _make_absolute(config: RunConfig) -> None:
+    """Let paths lead to the same place from every folder."""
+    for section, name in (*((each, "root") for each in (config.data, *config.data.ood)), (config.data, "soft_labels")):
+        if path := getattr(section, name):
+            setattr(section, name, str(Path(path).expanduser().absolute()))
+    if config.checkpoint is not None:
+        config.checkpoint = str(Path(config.checkpoint).expanduser().absolute())
 
 
 def _read_as_pretrained(config: RunConfig) -> None:

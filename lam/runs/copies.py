@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import imagehash
 import numpy as np
@@ -22,9 +22,8 @@ from torch import Tensor
 from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Texts
 from lam.inputs.preprocessing import Preprocessing
+from lam.runs.config import Duplicates
 from lam.utils.files import sha256_of, write_text
-
-Duplicates = Literal["keep", "drop", "refuse"]
 
 COPIES = "copies.csv"
 """In the folder of a run that has any."""

@@ -1,18 +1,16 @@
 """The data of a run: loaded, limited, and refused before any work where they cannot serve."""
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import UInt8
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from lam import datasets
 from lam.datasets import Dataset, MissingDataError, Splits
@@ -20,16 +18,16 @@ from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
+from lam.gallery.damaged import read_images, without_damaged
 from lam.gallery.embed import is_cut
 from lam.gallery.item import checked_metadata
 from lam.gallery.refusal import Refusal
-from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig
+from lam.runs.copies import perceptual_hash, without_copies
 from lam.utils import distributed
 
-MANY_FILES = 1000
 EMBEDDING_BATCH = 500
 _WITHOUT_MATCHES = {
     "texts": ", such as questions with answers (columns question and answer), or search with the network as it is, "
@@ -44,15 +42,22 @@ _LEARNT_LATER = {
 _DOWNLOAD = "--data.options='{download: true}'"
 
 
-def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
+def load_data(
+    data: DataConfig, damaged: frozenset[str] = frozenset(), *, root_option: str = "in a run: --data.root=DIR"
+) -> tuple[Splits, dict[str, Dataset]]:
     """The splits, some classes set aside as strangers, and the OOD sets by title, cut to the limit.
+
+    Args:
+        data: the settings.
+        damaged: paths of image files to leave out; see `lam.gallery.damaged`.
+        root_option: how the user says where the files are, for the error.
 
     Raises:
         MissingDataError: naming the setting that says where the files are.
         ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
             `lam.datasets.strangers.set_classes_aside`.
     """
-    with _naming_setting("--data.root=DIR"), warnings.catch_warnings(record=True) as caught:
+    with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
     for each in caught:
         warnings.warn(each.message, each.category, stacklevel=2)
@@ -64,7 +69,7 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
         splits = replace(splits, gallery=data.gallery)
     ood: dict[str, Dataset] = {}
     for outside in data.ood:
-        with _naming_setting(f"--data.ood='[{{name: {outside.name}, root: DIR}}]'"):
+        with _naming_setting(f"in a run: --data.ood='[{{name: {outside.name}, root: DIR}}]'"):
             ood[outside.title or outside.name] = datasets.load_ood(
                 outside.name, like=splits.test, root=outside.root, seed=data.seed, **outside.options
             )
@@ -72,7 +77,15 @@ def load_data(data: DataConfig) -> tuple[Splits, dict[str, Dataset]]:
         limit, seed = data.limit, data.seed
         splits = replace(splits, **{name: part.limit(limit, seed=seed) for name, part in splits.parts().items()})
         ood = {name: images.limit(limit, seed=seed) for name, images in ood.items()}
-    return splits, ood
+    if data.duplicates == "drop":
+        splits, _ = without_copies(splits)
+    return leave_out(splits, ood, damaged)
+
+
+def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str]) -> tuple[Splits, dict[str, Dataset]]:
+    """The data without image files at these paths."""
+    parts = {name: without_damaged(part, damaged) for name, part in splits.parts().items()}
+    return replace(splits, **parts), {name: without_damaged(images, damaged) for name, images in ood.items()}
 
 
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
@@ -150,26 +163,19 @@ def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
         warnings.warn(f"{n_cut} of {len(read)} texts are longer than the network reads: cut", stacklevel=3)
 
 
-def check_files(parts: Iterable[Dataset], progress: bool) -> None:
-    """Read every image file as it will be read: one that cannot be would otherwise end the run when its turn comes.
+def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path, UInt8[Tensor, " B"]], dict[Path, str]]:
+    """Read every image file as it will be read: a damaged one would otherwise end the run when its turn comes.
 
-    Raises:
-        ValueError: naming the file.
+    Returns:
+        The perceptual hashes of the files that have one, and the reason of each damaged file.
     """
-    files = [(path, part.preprocessing) for part in parts for path in part.files]
-    hidden = not progress or len(files) <= MANY_FILES
+    files = {path: part.preprocessing for part in parts for path in part.files}
 
-    def read(file: tuple[Path, Preprocessing]) -> None:
-        path, preprocessing = file
-        preprocessing(path)
+    def hashed(path: Path, image: Tensor) -> tuple[Path, UInt8[Tensor, " B"] | None]:
+        return path, perceptual_hash(files[path], image)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside of Python's lock
-        try:
-            for _ in tqdm(pool.map(read, files), total=len(files), desc="checking", unit="image", disable=hidden):
-                pass
-        except ValueError as error:
-            pool.shutdown(cancel_futures=True)
-            raise ValueError(f"{error}: replace or remove it") from None
+    made, damaged = read_images(list(files.items()), hashed, progress=progress)
+    return {path: bits for path, bits in made if bits is not None}, damaged
 
 
 def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
@@ -194,4 +200,4 @@ def _naming_setting(option: str) -> Iterator[None]:
         yield
     except MissingDataError as error:
         message = str(error).replace("allow_missing=True", "--allow-missing").replace("download=True", _DOWNLOAD)
-        raise MissingDataError(f"{message} (in a run: {option})") from None
+        raise MissingDataError(f"{message} ({option})") from None

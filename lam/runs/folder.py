@@ -12,11 +12,13 @@ from typing import Any
 import yaml
 
 from lam.datasets import Dataset, Splits
+from lam.gallery.damaged import read_damaged
 from lam.runs.config import RunConfig
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, locked, read_record, read_yaml, sha256_of, verify, write_record, write_text
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
+DAMAGED = "damaged.csv"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
@@ -71,7 +73,8 @@ def _runs_inside(folder: Path) -> list[Path]:
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder that these settings cannot begin or continue; nothing is written.
 
-    A setting that the configuration in the folder leaves out counts as its default.
+    A setting that the configuration in the folder leaves out counts as its default. Data may have moved: what they are
+    `refuse_changed_data` compares.
 
     Raises:
         ValueError: where it holds a run with other settings, naming them, or files that are no run.
@@ -81,7 +84,8 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --output")
     if path.is_file():
-        differences = sorted(_differences(_with_defaults(read_yaml(path)), settings))
+        previous = _with_defaults(read_yaml(path))
+        differences = sorted(_differences(_without_roots(previous), _without_roots(settings)))
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
             raise ValueError(
@@ -134,6 +138,20 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
         yield
 
 
+def left_out(folder: Path, root: str | None) -> frozenset[str]:
+    """Paths of damaged images that a run leaves out.
+
+    Args:
+        folder: of the run.
+        root: where its data are now.
+    """
+    paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
+    if not paths or root is None:
+        return paths
+    before, now = (str(Path(place).resolve()) for place in (read_yaml(settings)["data"]["root"], root))
+    return frozenset(now + path.removeprefix(before) if path.startswith(before) else path for path in paths)
+
+
 def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
     """Refuse to continue a run, or to take it for that of these data, where they are others than it began with."""
     if changed := changed_parts(folder, parts):
@@ -172,6 +190,14 @@ def _with_defaults(settings: Any) -> Any:
         return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
     except ValueError:
         return settings
+
+
+def _without_roots(settings: Any) -> Any:
+    """Settings without where the data lie."""
+    if not isinstance(settings, Mapping) or not isinstance(data := settings.get("data"), Mapping):
+        return settings
+    ood = [{**each, "root": None} if isinstance(each, Mapping) else each for each in data.get("ood") or ()]
+    return {**settings, "data": {**data, "root": None, "ood": ood}}
 
 
 def _differences(previous: Any, current: Any, path: str = "") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     config.yaml      fully resolved
     data.json        fingerprints of the splits, so that a run is not continued on other data; what a gallery of them is
+    copies.csv       the same image or text twice; damaged.csv, files that were left out: where there are any
     checkpoints/     of the training, which continues from the last one; training.json is its history
     trained_by.json  the curvature of the loss that trained the network, for runs that start from it
     encoder/         network, posterior, preprocessing
@@ -21,7 +22,8 @@ the others wait.
 
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.load import load
+from lam.gallery.damaged import DamagedFiles, path_key, write_damaged
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.models import EmbeddingNetwork
@@ -45,6 +48,16 @@ from lam.pairs.relevance import relevance_of
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import registry
 from lam.runs.config import UNSEEN, RunConfig
+from lam.runs.copies import (
+    COPIES,
+    Copy,
+    check_copies,
+    find_copies,
+    read_copies,
+    remark_on,
+    without_copies,
+    write_copies,
+)
 from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, corruptions_of, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
@@ -52,6 +65,7 @@ from lam.runs.data import (
     check_files,
     check_splits,
     check_texts,
+    leave_out,
     load_data,
     loader_of,
     parts_of,
@@ -60,10 +74,12 @@ from lam.runs.data import (
 )
 from lam.runs.folder import (
     CONFIG,
+    DAMAGED,
     DATA,
     ENCODER,
     METRICS,
     is_finished,
+    left_out,
     open_for_writing,
     refuse_changed_data,
     refuse_other_run,
@@ -75,7 +91,7 @@ from lam.runs.start import TRAINED_BY, Start, start_from, write_trained_by
 from lam.training import Training, device_of
 from lam.training.features import with_features
 from lam.utils import distributed
-from lam.utils.files import MANIFEST, read_json, seal, write_json
+from lam.utils.files import MANIFEST, read_json, read_yaml, seal, write_json
 
 SECONDS = "seconds.json"
 """Of the stages so far, while a run has not finished."""
@@ -125,16 +141,26 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     progress = progress and distributed.is_rank_zero()
     if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config, settings)):
         return finished
-    splits, ood = distributed.rank_zero_first(lambda: load_data(config.data))
+    damaged = left_out(folder, config.data.root)
+    splits, ood = distributed.rank_zero_first(lambda: load_data(config.data, damaged))
     method = config.method
     learns = method.reads_labels and (config.network.head != "identity" or method.learns_from_matches)
     check_splits(splits, learns=learns)
     check_texts(splits.test)
     corruptions_of(splits.test, config.evaluation.corruptions)
-    parts = parts_of(splits, ood)
     is_new = not (folder / DATA).is_file()  # or an earlier start has checked them
-    if is_new:
-        distributed.broadcast_from_rank_zero(lambda: check_files(parts.values(), progress))
+    copies, unreadable = distributed.broadcast_from_rank_zero(
+        lambda: _check_items(config, splits, ood, progress) if is_new else (read_copies(folder), {})
+    )
+    if unreadable:
+        splits, ood = leave_out(splits, ood, frozenset(map(path_key, unreadable)))
+        check_splits(splits, learns=learns)
+    remark = remark_on(copies, config.data.duplicates)
+    if remark is not None:
+        splits = replace(splits, notes=(*splits.notes, remark))
+        if is_new and distributed.is_rank_zero():
+            warnings.warn(remark, stacklevel=2)
+    parts = parts_of(splits, ood)
     network, start = distributed.rank_zero_first(lambda: _build_network(config, splits.train))
     if is_new and distributed.is_rank_zero():
         warn_of_cut_texts(network, parts.values())
@@ -143,6 +169,11 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     config.method.check(network, images, training)
     start = start.taken_over(config, splits)
     with open_for_writing(folder, settings, parts, splits):
+        if is_new and distributed.is_rank_zero():
+            if unreadable:
+                write_damaged(unreadable, folder / DAMAGED)
+            if copies:
+                write_copies(copies, folder)
         is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
         trained = None if is_trained else config.method.train(network, images, training)
         again = replace(training, pretrained=True)
@@ -156,6 +187,23 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         )
 
 
+def _check_items(
+    config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
+) -> tuple[list[Copy], dict[Path, str]]:
+    """Read all image files; the copies among the items, and the reasons of damaged files, where these are left out."""
+    parts = parts_of(splits, ood).values()
+    hashes, reasons = check_files(parts, progress=progress)
+    skips = config.data.skip_damaged
+    listed = None if skips else config.folder.with_name(f"{config.folder.name}-{DAMAGED}")  # or later, in the folder
+    DamagedFiles(listed, skips, reasons).settle(sum(len(part.files) for part in parts))
+    copies = find_copies(splits, hashes)
+    if config.data.duplicates == "drop":  # exact ones are gone from the splits
+        whole, _ = load_data(replace(config.data, duplicates="keep"))
+        copies = [*without_copies(whole)[1], *copies]
+    check_copies(copies, config.data.duplicates)
+    return copies, reasons
+
+
 def _finished(config: RunConfig, settings: dict[str, Any]) -> RunResult | None:
     """The run that is there already, unless its data are others now; where they are gone nobody can say."""
     folder = config.folder
@@ -163,8 +211,10 @@ def _finished(config: RunConfig, settings: dict[str, Any]) -> RunResult | None:
     if not is_finished(folder):
         return None
     try:
-        parts = parts_of(*load_data(config.data))
+        parts = parts_of(*load_data(config.data, left_out(folder, config.data.root)))
     except MissingDataError:
+        if read_yaml(folder / CONFIG)["data"].get("root") != config.data.root:
+            raise
         parts = {}
     refuse_changed_data(folder, parts)
     return RunResult(folder, read_json(folder / METRICS))
@@ -255,7 +305,7 @@ def _skipped(folder: Path) -> dict[str, int]:
 def _finish(folder: Path, metrics: dict[str, Any], plots: list[Path], samples: list[str]) -> RunResult:
     names = [CONFIG, DATA, TRAINED_BY, METRICS, CURVES, "report.html", *samples]
     names += [f"plots/{path.name}" for path in plots]
-    names += ["training.json"] if (folder / "training.json").is_file() else []
+    names += [name for name in ("training.json", DAMAGED, COPIES) if (folder / name).is_file()]
     seal(folder, names)
     (folder / SECONDS).unlink(missing_ok=True)
     return RunResult(folder, metrics)

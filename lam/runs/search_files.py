@@ -1,14 +1,14 @@
-"""The result of `lam search` as a CSV file with a line a hit, or as JSON with an entry an image."""
+"""The results of `lam search` as a CSV file with a line a hit, or as JSON with an entry an image."""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lam.runs.index import SearchResult
+from lam.runs.search import SearchResult
 from lam.utils.files import write_json, write_text
 
 SUFFIXES = (".csv", ".json")
@@ -32,8 +32,8 @@ def check_suffix(path: str | Path) -> None:
         raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
 
 
-def write_result(path: str | Path, result: SearchResult) -> None:
-    """Write the result of a search, all of the file or nothing: images in the order given, hits best first.
+def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
+    """Write the results of searches, all of the file or nothing: images in the order given, hits best first.
 
     An image has `decision` and what it rests on: `known` is P(the gallery holds a match), `right_if_known` P(the first
     hit is right, if the gallery holds a match), `probability` their product, `statistic` what decides under the name
@@ -47,16 +47,18 @@ def write_result(path: str | Path, result: SearchResult) -> None:
         ValueError: for a path with another suffix.
     """
     check_suffix(path)
-    state = None if result.decisions is None else "stale" if result.decisions.stale else "current"
+    decisions, queries = results[0].decisions, results[0].queries
+    state = None if decisions is None else "stale" if decisions.stale else "current"
+    entries = [entry for result in results for entry in _entries(result)]
     if Path(path).suffix.lower() == ".json":
-        write_json(path, {"calibration": state, "images": list(_entries(result))})
+        write_json(path, {"calibration": state, "images": entries})
         return
     text = io.StringIO()
-    parts = (*result.queries.parts(), "doubt") if result.queries.has_parts else ()
+    parts = (*queries.parts(), "doubt") if queries.has_parts else ()
     columns = (*_OF_IMAGE, "calibration", *parts, *_OF_HIT)
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for entry in _entries(result):
+    for entry in entries:
         writer.writerows({**entry, "calibration": state, **hit} for hit in entry["hits"] or [{}])
     write_text(path, text.getvalue())
 

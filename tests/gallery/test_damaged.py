@@ -7,8 +7,17 @@ import torch
 from PIL import Image
 
 from lam.datasets import FolderImages
-from lam.gallery.damaged import path_key, read_damaged, read_images, refuse_damaged, without_damaged, write_damaged
+from lam.gallery.damaged import (
+    DamagedFiles,
+    ImageBatches,
+    path_key,
+    read_damaged,
+    read_images,
+    without_damaged,
+    write_damaged,
+)
 from lam.inputs import Preprocessing
+from lam.utils.notes import Note
 
 SIZED = Preprocessing(size=(8, 8))
 
@@ -29,16 +38,20 @@ def test_all_damaged_files_are_found_in_one_pass(tmp_path: Path) -> None:
     assert made == [(f"{number}.png", (3, 8, 8)) for number in (0, 2, 3, 5)]
     assert list(damaged) == [files[1], files[4], files[6]]
     assert "is no image" in damaged[files[1]]
-    listed = tmp_path / "damaged.csv"
+    listed = tmp_path / "lists" / "damaged.csv"
     with pytest.raises(
         ValueError, match=r"3 of 7 images cannot be read, all listed in .*damaged.csv: .*--skip-damaged"
     ):
-        refuse_damaged(damaged, len(files), listed)
+        DamagedFiles(listed, reasons=damaged).settle(len(files))
     assert read_damaged(listed) == {str(path) for path in damaged}
+    with pytest.warns(Note, match=r"3 of 7 images cannot be read: .* they are left out"):
+        DamagedFiles(skip=True, reasons=damaged).settle(len(files))
+    with pytest.raises(ValueError, match="3 of 3 images cannot be read"):
+        DamagedFiles(skip=True, reasons=damaged).settle(3)
 
 
 def test_nothing_damaged_is_nothing_refused(tmp_path: Path) -> None:
-    refuse_damaged({}, 3, tmp_path / "damaged.csv")
+    DamagedFiles(tmp_path / "damaged.csv").settle(3)
     assert read_damaged(tmp_path / "damaged.csv") == frozenset()
     assert not (tmp_path / "damaged.csv").exists()
 
@@ -52,3 +65,22 @@ def test_the_others_stay_whatever_names_hold(tmp_path: Path) -> None:
     assert left.labels.tolist() == [1, 0]
     with pytest.raises(ValueError, match="all 4 images are damaged, such as"):
         without_damaged(items, frozenset(map(path_key, files)))
+
+
+@pytest.mark.parametrize(
+    ("skip", "goes_on", "sizes"),
+    [(True, None, [63, 64, 2]), (False, None, []), (False, True, [63, 64, 2])],
+    ids=["skip", "refuse", "refuse at the end"],
+)
+def test_batches_go_on_after_a_damaged_file_or_the_rest_is_read_alone(
+    tmp_path: Path, skip: bool, goes_on: bool | None, sizes: list[int]
+) -> None:
+    files = _files(tmp_path, 6) * 22
+    files[3], files[131], files[130] = tmp_path / "gone.png", tmp_path / "gone too.png", tmp_path / "and this.png"
+    damaged, read = DamagedFiles(skip=skip), list[int]()
+    batches = ImageBatches(files, SIZED, damaged, goes_on=goes_on)
+    with pytest.warns(Note) if skip else pytest.raises(ValueError, match="3 of 132 images cannot be read"):
+        read.extend(len(batch) for batch in batches)
+    assert (len(batches), read) == (3, sizes)
+    assert batches.read == [path for path in files if path not in damaged.reasons][: sum(read)]
+    assert set(damaged.reasons) == {files[3], files[131], files[130]}

@@ -93,7 +93,7 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
     gallery = Gallery(run_copy / "gallery", D)
     gallery.write(items(2))
     gallery.close()
-    count = len(index_images(run_copy, folder=digit_folder, progress=False))
+    count = len(index_images(run_copy, digit_folder, progress=False))
     again = Gallery(run_copy / "gallery", D)
     assert len(again) == count + 2
     assert again.get("0") is None
@@ -103,7 +103,7 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
 
 
 def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
     first = Gallery(run_copy / "gallery", D)
     assert (run_copy / "gallery" / CACHE).is_dir()  # a kill from here on costs no second build
     first.write(items(4))
@@ -126,7 +126,7 @@ def test_a_corrupt_index_is_rebuilt(run_copy: Path, digit_folder: Path, caplog: 
 
 
 def test_a_cache_of_the_index_is_caught_up(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
-    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
     first = Gallery(run_copy / "gallery", D)
     first.write(items(4))
     first.close()

@@ -37,7 +37,7 @@ def opened(run: Path) -> Iterator[Gallery]:
 def index_list(run: Path, *lines: str, fuse: bool = False) -> None:
     listed = run.parent / "list.csv"
     listed.write_text("\n".join(("id,path,label,city", *lines)) + "\n", encoding="utf-8")
-    index_images(run, listed=listed, fuse=fuse, progress=False)
+    index_images(run, listed, fuse=fuse, progress=False)
 
 
 def digits(folder: Path) -> list[Path]:
@@ -188,7 +188,7 @@ def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
     run_copy: Path, digit_folder: Path, tmp_path: Path, step: str, factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it is stored the next start finishes it; without that it has not been."""
-    index_images(run_copy, folder=digit_folder, factory=factory, progress=False)
+    index_images(run_copy, digit_folder, factory=factory, progress=False)
     gone, killed = Run(run_copy).gallery.items[7], tmp_path / "killed"
 
     def kill(*_: object) -> None:
@@ -225,7 +225,7 @@ def test_a_deletion_that_cannot_be_stored_says_so(run_copy: Path, monkeypatch: p
 def test_what_is_left_of_a_deletion_is_told_to_deletions_alone(
     run_copy: Path, digit_folder: Path, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index_images(run_copy, folder=digit_folder, factory="HNSW8", progress=False)
+    index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
     gone = Run(run_copy).gallery.items[7]
     with opened(run_copy) as gallery:
         with monkeypatch.context() as patched:

@@ -74,7 +74,7 @@ def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path)
 
 
 def test_merged_shards_give_the_index_of_the_folder(run_copy: Path, digit_folder: Path, parts: list[Path]) -> None:
-    whole = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    whole = gallery.index_images(run_copy, digit_folder, progress=False)
     shuffled = [parts[1], parts[2], parts[0]]
     assert main(["index", str(run_copy), "--quiet", "--embeddings", *map(str, shuffled)]) == 0
     merged = Run(run_copy).gallery
@@ -107,7 +107,7 @@ def test_names_of_files_that_are_no_unicode_are_kept_and_shown(
 def test_a_file_of_the_whole_folder_is_indexed_too(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "all.npz"
     assert main(["embed", str(run_copy), str(digit_folder), "-o", str(output), "--quiet"]) == 0
-    made = gallery.index_images(run_copy, embedded=[output], fuse=True, progress=False)
+    made = gallery.index_images(run_copy, [output], fuse=True, progress=False)
     assert [(item.label, item.images.count) for item in made.items] == [("0", 8), ("1", 8), ("2", 8)]
 
 
@@ -175,7 +175,7 @@ def test_values_that_are_not_finite_are_refused(run_copy: Path, parts: list[Path
     before = len(Run(run_copy).gallery)
     path = rewritten(parts[1], tmp_path / "other.npz", kappa=np.full(8, np.nan, np.float32))
     with pytest.raises(ValueError, match="kappa must be finite, got nan at index 1"):
-        gallery.index_images(run_copy, embedded=[parts[0], path, parts[2]], progress=False)
+        gallery.index_images(run_copy, [parts[0], path, parts[2]], progress=False)
     assert len(Run(run_copy).gallery) == before
 
 

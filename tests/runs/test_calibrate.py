@@ -22,7 +22,7 @@ from lam.retrieval.decisions.flags import COMBINED, FLAGS
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
@@ -422,11 +422,11 @@ def test_a_gallery_that_cannot_serve_is_refused(
     finished_run: FinishedRun, run_copy: Path, digit_folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(digit_folder / "2", tmp_path / "others" / "two")
-    index_images(run_copy, folder=tmp_path / "others", progress=False)
+    index_images(run_copy, tmp_path / "others", progress=False)
     with pytest.raises(ValueError, match=r"none of the \d+ stored items has a label of the data"):
-        calibrate_run(run_copy, reference=0, progress=False)
+        calibrate_run(run_copy, CalibrationOptions(reference=0), progress=False)
     with pytest.raises(ValueError, match="has no class folders; put the images of each class into one of its own"):
-        calibrate_run(run_copy, folder=digit_folder / "2", reference=0, progress=False)
+        calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)
     with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
         unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
 
@@ -449,7 +449,7 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
     with pytest.warns(
         Note, match="none of the 2 validation classes: 4 of their 8 items take the place of as many"
     ) as told:
-        calibration = calibrate_run(tmp_path / "run", targets=targets, progress=False)
+        calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
     assert len(told) == 1  # how the run split its data was said by the run
     assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)
     gallery = Run(tmp_path / "run").gallery

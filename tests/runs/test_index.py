@@ -18,8 +18,9 @@ from lam.gallery.item import file_id, packed
 from lam.gallery.store import FILE, MARK, ItemStore
 from lam.retrieval import Index, fuse_identities
 from lam.retrieval.decisions.calibration import Calibration
-from lam.runs import index as gallery
 from lam.runs.finished import Run
+from lam.runs.index import index_images
+from lam.runs.search import search
 from lam.utils.files import CorruptFileError, check_output, read_json
 from lam.vmf.embeddings import Embeddings
 from tests.service.test_full_disk import small_file_system
@@ -80,8 +81,8 @@ def test_labels_and_paths_cannot_steer_a_terminal(
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32"])
 def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path) -> None:
-    assert len(gallery.index_images(run_copy, folder=digit_folder, factory=factory, progress=False)) == 24
-    found = gallery.search(run_copy, digit_folder / "2" / "3.png", k=24)
+    assert len(index_images(run_copy, digit_folder, factory=factory, progress=False)) == 24
+    found = search(run_copy, digit_folder / "2" / "3.png", k=24)
     assert float(found.hits.scores[0, 0]) == pytest.approx(1)
     best = {item.path for item, score in zip(found.items[0], found.hits.scores[0], strict=True) if score > 1 - 1e-6}
     assert str((digit_folder / "2" / "3.png").resolve()) in best
@@ -92,31 +93,31 @@ def test_an_image_finds_itself(factory: str, run_copy: Path, digit_folder: Path)
 
 def test_one_image_is_one_row_whatever_it_is_called(run_copy: Path, flat_folder: Path) -> None:
     shutil.copy(flat_folder / "0.png", flat_folder / "copy.png")
-    assert len(gallery.index_images(run_copy, folder=flat_folder, progress=False)) == 8
-    found = gallery.search(run_copy, flat_folder / "0.png", k=100)
+    assert len(index_images(run_copy, flat_folder, progress=False)) == 8
+    found = search(run_copy, flat_folder / "0.png", k=100)
     assert found.hits.ids.shape == (1, 8)
     assert found.hits.ids.min() >= 0
     assert len({item.path for item in found.items[0]}) == 8
     first = sorted(item.id for item in found.items[0])
-    assert len(gallery.index_images(run_copy, folder=flat_folder, progress=False)) == 8
-    assert sorted(item.id for item in gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == first
+    assert len(index_images(run_copy, flat_folder, progress=False)) == 8
+    assert sorted(item.id for item in search(run_copy, flat_folder / "0.png", k=100).items[0]) == first
 
 
 def test_k_below_one_is_refused(run_copy: Path, flat_folder: Path) -> None:
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        gallery.search(run_copy, flat_folder / "0.png", k=0)
+        search(run_copy, flat_folder / "0.png", k=0)
 
 
 def test_what_is_no_image_is_named(run_copy: Path, flat_folder: Path) -> None:
     (flat_folder / "notes.png").write_text("milk, bread")
     for act in (
-        lambda: gallery.index_images(run_copy, folder=flat_folder, progress=False),
-        lambda: gallery.search(run_copy, flat_folder / "notes.png"),
+        lambda: index_images(run_copy, flat_folder, progress=False),
+        lambda: search(run_copy, flat_folder / "notes.png"),
     ):
         with pytest.raises(ValueError, match="notes.png is no image"):
             act()
     with pytest.raises(ValueError, match="there is no image .*missing.png"):
-        gallery.search(run_copy, flat_folder / "missing.png")
+        search(run_copy, flat_folder / "missing.png")
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,14 @@ def test_options_stand_wherever_they_are_written(run_copy: Path, flat_folder: Pa
 
 
 def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -> None:
-    before = gallery.search(run_copy, flat_folder / "0.png").items
+    before = search(run_copy, flat_folder / "0.png").items
     with pytest.raises(ValueError, match="factory must be a FAISS factory string .* got 'Nonsense'"):
-        gallery.index_images(run_copy, folder=flat_folder, factory="Nonsense", progress=False)
+        index_images(run_copy, flat_folder, factory="Nonsense", progress=False)
     with pytest.raises(ValueError, match="FAISS cannot train on 8 embeddings"):
-        gallery.index_images(run_copy, folder=flat_folder, factory="IVF20,Flat", progress=False)
+        index_images(run_copy, flat_folder, factory="IVF20,Flat", progress=False)
     with pytest.raises(ValueError, match="there is no folder"):
-        gallery.index_images(run_copy, folder=flat_folder / "missing", progress=False)
-    assert gallery.search(run_copy, flat_folder / "0.png").items == before
+        index_images(run_copy, flat_folder / "missing", progress=False)
+    assert search(run_copy, flat_folder / "0.png").items == before
 
 
 STEPS = {
@@ -154,7 +155,7 @@ def test_a_kill_leaves_the_old_items_or_the_new_ones(
     run_copy: Path, flat_folder: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where, name, left = STEPS[step]
-    before, killed = gallery.search(run_copy, flat_folder / "0.png", k=100).items, tmp_path / "killed"
+    before, killed = search(run_copy, flat_folder / "0.png", k=100).items, tmp_path / "killed"
 
     def kill(*_: object, **__: object) -> None:
         if not killed.exists():
@@ -164,26 +165,24 @@ def test_a_kill_leaves_the_old_items_or_the_new_ones(
     with monkeypatch.context() as patch:
         patch.setattr(where, name, kill)
         with pytest.raises(KeyboardInterrupt):
-            gallery.index_images(run_copy, folder=flat_folder, factory="HNSW8", progress=False)
-    found = gallery.search(killed, flat_folder / "0.png", k=100).items
+            index_images(run_copy, flat_folder, factory="HNSW8", progress=False)
+    found = search(killed, flat_folder / "0.png", k=100).items
     assert len(found[0]) == left
     assert (found == before) == (left == 60)
-    assert len(gallery.index_images(killed, folder=flat_folder, progress=False)) == 8
+    assert len(index_images(killed, flat_folder, progress=False)) == 8
     assert len(Run(killed).gallery) == 8
 
 
 def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Path, flat_folder: Path) -> None:
     (run_copy / "gallery" / FILE).unlink()
-    for act in (gallery.search, lambda run, folder: gallery.index_images(run, folder=folder)):
+    for act in (search, lambda run, folder: index_images(run, folder)):
         with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, and there was one"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
     with pytest.raises(ValueError, match="items.sqlite is missing or empty: restore it from a copy, or run `lam"):
-        gallery.search(run_copy, flat_folder)
-    gallery.index_images(run_copy, folder=flat_folder, progress=False)
-    assert (
-        gallery.search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""
-    )  # without class folders nobody says
+        search(run_copy, flat_folder)
+    index_images(run_copy, flat_folder, progress=False)
+    assert search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""  # without class folders nobody says
 
 
 def test_a_new_index_repairs_what_was_altered_of_the_old(run_copy: Path, flat_folder: Path) -> None:
@@ -191,21 +190,21 @@ def test_a_new_index_repairs_what_was_altered_of_the_old(run_copy: Path, flat_fo
     store._writer.execute("UPDATE items SET kappa = 1e9 WHERE id = '7'")
     store.close()
     with pytest.raises(CorruptFileError, match="rows 7 are altered"):
-        gallery.search(run_copy, flat_folder)
-    gallery.index_images(run_copy, folder=flat_folder, progress=False)
-    assert len(gallery.search(run_copy, flat_folder / "0.png", k=100).items[0]) == 8
+        search(run_copy, flat_folder)
+    index_images(run_copy, flat_folder, progress=False)
+    assert len(search(run_copy, flat_folder / "0.png", k=100).items[0]) == 8
 
 
 def test_a_gallery_that_nobody_can_write_is_searched(run_copy: Path, flat_folder: Path, tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 2**26):
         run = shutil.copytree(run_copy, tmp_path / "disk" / "run")
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
-        assert len(gallery.search(run, flat_folder / "0.png", k=100).items[0]) == 60
+        assert len(search(run, flat_folder / "0.png", k=100).items[0]) == 60
 
 
 def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path) -> None:
     Image.new("RGBA", (300, 20), (200, 10, 10, 128)).save(tmp_path / "wide.png")
-    assert len(gallery.search(run_copy, tmp_path / "wide.png", k=2).items[0]) == 2
+    assert len(search(run_copy, tmp_path / "wide.png", k=2).items[0]) == 2
 
 
 def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
@@ -237,7 +236,7 @@ def test_a_list_gives_ids_labels_and_metadata(
         (str(file_id(third)), "", str(tmp_path / "here.png"), {"city": "Lima", "shelf": "4"}),
     ]
     assert [item.images.contents for item in items] == [packed([file_id(path)]) for path in (first, second, third)]
-    assert gallery.search(run_copy, second, k=1).items[0][0].id == "vase-17"
+    assert search(run_copy, second, k=1).items[0][0].id == "vase-17"
 
 
 def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
@@ -245,7 +244,7 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
     shutil.copy(paths[0], tmp_path / "again.png")
     lines = (f"a,{paths[0]}", f"b,{paths[3]}", f"a,{paths[1]}", f"a,{paths[2]}", "a,again.png")
-    made = gallery.index_images(run_copy, listed=_list_of(tmp_path, "id,path", *lines), fuse=True, progress=False)
+    made = index_images(run_copy, _list_of(tmp_path, "id,path", *lines), fuse=True, progress=False)
     assert [item.id for item in made.items] == ["a", "b"]
     encoder = Run(run_copy).encoder
     assert encoder.preprocessing is not None
@@ -266,7 +265,7 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
 def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(run_copy), str(digit_folder), "--fuse", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("3 identities: ")
-    found = gallery.search(run_copy, digit_folder / "1" / "0.png", k=9)
+    found = search(run_copy, digit_folder / "1" / "0.png", k=9)
     assert {(item.label, item.images.count) for item in found.items[0]} == {("0", 8), ("1", 8), ("2", 8)}
 
 
@@ -274,17 +273,17 @@ def test_folders_fuse_by_class(run_copy: Path, digit_folder: Path, capsys: pytes
 def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     run_copy: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gallery.index_images(run_copy, folder=digit_folder, progress=False).uncertain == ()
+    assert index_images(run_copy, digit_folder, progress=False).uncertain == ()
     with pytest.raises(ValueError, match="has no calibration: `lam calibrate .*` makes one"):
-        gallery.index_images(run_copy, folder=digit_folder, skip_uncertain=True, progress=False)
+        index_images(run_copy, digit_folder, skip_uncertain=True, progress=False)
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     flag = Run(run_copy).calibration.kappa_below
-    made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    made = index_images(run_copy, digit_folder, progress=False)
     kappa = {item.path: value for item, value in zip(made.items, made.embeddings.kappa.tolist(), strict=True)}
     assert dict(made.uncertain) == {path: value for path, value in kappa.items() if value < flag}
     middle = sorted(kappa.values())[5]
     monkeypatch.setattr(Calibration, "kappa_below", middle)
-    made = gallery.index_images(run_copy, folder=digit_folder, progress=False)
+    made = index_images(run_copy, digit_folder, progress=False)
     assert (len(made), len(made.uncertain)) == (24, 5)
     assert sum(item.least_kappa < middle for item in made.items) == 5
     capsys.readouterr()
@@ -296,7 +295,7 @@ def test_uncertain_images_are_told_and_skipped_where_that_is_asked_for(
     assert len(Run(run_copy).gallery) == 19
     monkeypatch.setattr(Calibration, "kappa_below", 1e9)
     with pytest.raises(ValueError, match=r"no image is left: kappa is below the flag 1e\+09 for all 24"):
-        gallery.index_images(run_copy, folder=digit_folder, skip_uncertain=True, progress=False)
+        index_images(run_copy, digit_folder, skip_uncertain=True, progress=False)
     assert len(Run(run_copy).gallery) == 19
 
 
@@ -307,9 +306,9 @@ def test_a_calibration_of_another_encoder_flags_nothing(
     assert main(["calibrate", str(run_copy), "--quiet", "--target-far=0.3", "--target-ood=0.3"]) == 0
     monkeypatch.setattr(Run, "fingerprint", "of another")
     with pytest.warns(UserWarning, match="is of another network, posterior or .*; nothing is flagged"):
-        assert gallery.index_images(run_copy, folder=flat_folder, progress=False).uncertain == ()
+        assert index_images(run_copy, flat_folder, progress=False).uncertain == ()
     with pytest.raises(ValueError, match="is of another network, posterior or preprocessing"):
-        gallery.index_images(run_copy, folder=flat_folder, skip_uncertain=True, progress=False)
+        index_images(run_copy, flat_folder, skip_uncertain=True, progress=False)
 
 
 def test_images_come_from_one_place(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,11 +321,11 @@ def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
     run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = [digit_folder / "2" / "3.png", digit_folder / "0"]
-    found = gallery.search(run_copy, *images, k=3)
+    found = search(run_copy, *images, k=3)
     assert [image.name for image in found.images] == ["3.png", *(f"{number}.png" for number in range(8))]
     assert found.hits.scores.shape == (9, 3)
     for row, image in enumerate(found.images):
-        alone = gallery.search(run_copy, image, k=3)
+        alone = search(run_copy, image, k=3)
         torch.testing.assert_close(alone.hits.scores[0], found.hits.scores[row], rtol=0, atol=1e-6)
         assert alone.items[0] == found.items[row]
     assert main(["search", str(run_copy), *map(str, images), "-k2", "--quiet"]) == 0
@@ -335,7 +334,7 @@ def test_many_images_are_searched_at_once_and_answer_as_one_by_one(
     assert printed.count("query: kappa") == 9
     (digit_folder.parent / "empty").mkdir(exist_ok=True)
     with pytest.raises(ValueError, match="there are no images in .*empty"):
-        gallery.search(run_copy, digit_folder.parent / "empty")
+        search(run_copy, digit_folder.parent / "empty")
 
 
 @pytest.mark.long
@@ -347,7 +346,7 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
     command = ["search", str(run_copy), str(digit_folder), "-k3", "--quiet"]
     assert main([*command, "-o", str(run_copy / "found.csv")]) == 0
     assert main([*command, "-o", str(run_copy / "found.json")]) == 0
-    found = gallery.search(run_copy, digit_folder, k=3)
+    found = search(run_copy, digit_folder, k=3)
     with (run_copy / "found.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     written = read_json(run_copy / "found.json")
@@ -392,7 +391,7 @@ def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
     paths = [digit_folder / "0" / f"{number}.png" for number in range(4)]
     lines = (f"a,{paths[0]}", f"a,{paths[1]}", f"a,{paths[2]}", f"b,{paths[3]}")
     listed = _list_of(run_copy, "id,path", *lines)
-    fused, alone = gallery.index_images(run_copy, listed=listed, fuse=True, progress=False).items
+    fused, alone = index_images(run_copy, listed, fuse=True, progress=False).items
     search = ["search", str(run_copy), str(paths[0]), "--quiet"]
     for is_uncertain in (True, False):
         kappa_below = fused.least_kappa + (alone.kappa - fused.least_kappa) * 0.5 if is_uncertain else 0.0
@@ -436,7 +435,7 @@ def test_embeddings_say_which_images_are_flagged(
     assert main(["calibrate", str(run_copy), "--quiet", "--flag=knn", *targets]) == 0
     capsys.readouterr()
     assert main(command) == 0
-    found = gallery.search(run_copy, digit_folder)
+    found = search(run_copy, digit_folder)
     assert found.decisions is not None
     expected = [decision == "abstain" for decision in found.decisions.decision]
     assert 0 < sum(expected) < 24

@@ -19,12 +19,13 @@ from lam import datasets
 from lam.encoders.evaluation import evaluate
 from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.decisions.calibration import Targets
-from lam.runs import index as gallery
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
+from lam.runs.index import index_images
 from lam.runs.report import write_plots_and_report
 from lam.runs.run import run
+from lam.runs.search import search
 from lam.utils.files import CorruptFileError, locked, verify
 from tests.conftest import TINY, FinishedRun, tiny
 
@@ -174,7 +175,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path
     with locked(tmp_path / "held"), pytest.raises(ValueError, match="another process is writing to .*held: wait"):
         run(tiny(tmp_path / "held"), progress=False)
     with locked(run_copy), pytest.raises(ValueError, match="another process is writing to"):
-        gallery.index_images(run_copy, folder=digit_folder, progress=False)
+        index_images(run_copy, digit_folder, progress=False)
 
 
 @pytest.mark.long
@@ -208,11 +209,11 @@ def test_a_damaged_file_is_named_and_not_read(damage: str, run_copy: Path, digit
             middle = content.index(vector) if path.name == FILE else len(content) // 2
             path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
         with pytest.raises(CorruptFileError, match=re.escape(path.name)):
-            gallery.search(run_copy, image)
+            search(run_copy, image)
         path.write_bytes(content)
     for name in ("metrics.json", "report.html", "plots/kappa.png", "training.json"):  # for people: searches go on
         (run_copy / name).write_bytes(b"")
-    assert gallery.search(run_copy, image, k=2).hits.ids.shape == (1, 2)
+    assert search(run_copy, image, k=2).hits.ids.shape == (1, 2)
 
 
 def test_a_finished_run_is_checked_when_started_again(run_copy: Path) -> None:
@@ -351,7 +352,7 @@ def test_a_head_that_is_added_keeps_the_embeddings_and_the_report_says_by_what_o
     assert "cosine to near training features" in page
     assert Run(tmp_path / "run").encoder.ood_score == "knn"
     targets = Targets(far=0.1, ood=0.1)
-    calibration = calibrate_run(tmp_path / "run", targets=targets, reference=0, progress=False)
+    calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets, reference=0), progress=False)
     assert not {"knn", "mahalanobis"} & set(calibration.detector.calibrated)
 
 

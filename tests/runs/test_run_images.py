@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from lam.methods import Simclr
-from lam.runs import index as gallery
 from lam.runs.config import DataConfig, NetworkConfig, OodConfig, RunConfig, TrainingConfig
 from lam.runs.config_files import load_config
 from lam.runs.run import run
+from lam.runs.search import search
 from lam.utils.files import read_json
 
 
@@ -38,7 +38,7 @@ def test_a_folder_of_images_end_to_end(digit_folder: Path, tmp_path: Path) -> No
     ood = [OodConfig("folder", str(noise / name), title=name) for name in ("first", "second")]
     result = run(folder_config(digit_folder, tmp_path / "run", ood), progress=False)
     assert {"recall@1", "auroc", "auroc@second"} <= result.metrics.keys()
-    (items,) = gallery.search(result.folder, digit_folder / "1" / "0.png", k=3).items
+    (items,) = search(result.folder, digit_folder / "1" / "0.png", k=3).items
     assert all(Path(item.path).is_file() and item.label in "012" for item in items)
 
 
@@ -74,7 +74,7 @@ def test_images_without_classes_are_learned_from_and_searched(digit_folder: Path
         result = run(config, progress=False)
     assert (result.metrics["recall@1"], result.metrics["ausc"]) == (None, None)
     assert read_json(result.folder / "training.json")["network"]["best_epoch"] == 2
-    (items,) = gallery.search(result.folder, flat / "3.png", k=3).items
+    (items,) = search(result.folder, flat / "3.png", k=3).items
     assert all(Path(item.path) == flat / item.label for item in items)
 
 

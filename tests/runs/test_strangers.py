@@ -18,7 +18,7 @@ from lam.gallery.enrolment import item_of_embedding
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.index.entries import unit_vectors
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.config_files import load_config, shipped
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -113,7 +113,7 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
         gallery.write([item_of_embedding(f"more{i}", *row, Shown("")) for i, row in enumerate(rows)])
     assert len(run.gallery) == 60 + len(strangers)
     targets = Targets(far=0.25, ood=0.2, conformal_miss=0.2)
-    scores = calibrate_run(run.folder, targets=targets, progress=False).false_accepts.scores
+    scores = calibrate_run(run.folder, CalibrationOptions(targets=targets), progress=False).false_accepts.scores
     assert float(scores.max()) < 1 - 1e-6  # no stranger finds itself
 
 

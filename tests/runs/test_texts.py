@@ -14,10 +14,11 @@ from lam.cli import main
 from lam.datasets.texts import Columns
 from lam.gallery.item import Item
 from lam.retrieval.decisions.calibration import Targets
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.data import load_data
 from lam.runs.finished import Run
-from lam.runs.index import index_images, search
+from lam.runs.index import index_images
+from lam.runs.search import search
 from lam.service.engine import Engine
 from lam.utils.files import MANIFEST, CorruptFileError, read_json, seal, write_json
 from tests.conftest import FinishedRun, unrendered_pictures
@@ -97,7 +98,7 @@ def test_a_file_of_hits_has_their_texts(of_topics: Run, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path: Path) -> None:
     shutil.copytree(of_questions.folder, tmp_path / "run")
-    calibration = calibrate_run(tmp_path / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
+    calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
     assert calibration.gallery_size == 60
     assert calibration.facts["queries"] == 12
     promised = "of questions like those it was trained on; strangers are not promised"
@@ -216,7 +217,7 @@ def test_the_columns_of_a_run_are_those_of_its_next_files(tmp_path: Path) -> Non
     rows = [{"body": row["text"], "kind": row["label"]} for row in json.loads(topics(tmp_path / "a.json").read_text())]
     (tmp_path / "b.json").write_text(json.dumps(rows), encoding="utf-8")
     finished = text_run(tmp_path / "run", tmp_path / "b.json", "--data.options={text: body, label: kind}")
-    index_images(finished.folder, listed=csv_of(tmp_path / "new.csv", *LISTED), progress=False)
+    index_images(finished.folder, csv_of(tmp_path / "new.csv", *LISTED), progress=False)
     assert [label for _, label, _ in of_gallery(finished.folder)] == ["cats", "trains", ""]
 
 
@@ -253,13 +254,13 @@ def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, facts:
     with np.load(part) as arrays:
         np.savez(part, **{**arrays, "facts": np.frombuffer(facts, np.uint8)})
     with pytest.raises(CorruptFileError, match="part.npz has facts that are not of its 1 rows: write it again"):
-        index_images(run_copy, embedded=[part], progress=False)
+        index_images(run_copy, [part], progress=False)
 
 
 def test_texts_that_are_longer_than_is_read_are_counted(run_copy: Path, tmp_path: Path) -> None:
     file = csv_of(tmp_path / "new.csv", "text", "fur", 2000 * "fur ", 3000 * "paw ")
     with pytest.warns(UserWarning, match=r"new\.csv: 2 of 3 texts are longer than the network reads: cut"):
-        index_images(run_copy, listed=file, progress=False)
+        index_images(run_copy, file, progress=False)
 
 
 @pytest.mark.long
@@ -287,9 +288,7 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
     with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="1 of 120 texts are longer"):
         calibrate_run(
             finished.folder,
-            targets=Targets(far=0.2, ood=0.2),
-            folder=tmp_path / "halves.json",
-            gallery="held-out",
+            CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=tmp_path / "halves.json", gallery="held-out"),
             progress=False,
         )
 
@@ -305,20 +304,24 @@ def test_answers_are_indexed_and_new_questions_calibrated_on(tmp_path: Path) -> 
     finished = text_run(tmp_path / "run", faq(tmp_path / "faq.json"))
     lines = [f"where was thing{number},thing{number} is here,{number}.html" for number in (*range(40), 3)]
     file = csv_of(tmp_path / "new.csv", "question,answer,page", *lines)
-    index_images(finished.folder, listed=file, progress=False)
+    index_images(finished.folder, file, progress=False)
     items = of_gallery(finished.folder)
     assert len(items) == 40
     assert items[0][2].keys() == {"text", "page"}
     assert {metadata["text"] for _, _, metadata in items} == {label for _, label, _ in items}
     strangers = csv_of(tmp_path / "strangers.csv", "question", *(f"why {number}" for number in range(30)))
     calibration = calibrate_run(
-        finished.folder, targets=Targets(far=0.2, ood=0.2), folder=file, strangers=strangers, progress=False
+        finished.folder,
+        CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=file, strangers=strangers),
+        progress=False,
     )
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
     assert calibration.facts["queries_with_match"] == 41
     assert len(calibration.false_accepts) == 30
     calibration = calibrate_run(
-        finished.folder, targets=Targets(far=0.2, ood=0.2), folder=file, gallery="held-out", progress=False
+        finished.folder,
+        CalibrationOptions(targets=Targets(far=0.2, ood=0.2), folder=file, gallery="held-out"),
+        progress=False,
     )
     assert (calibration.gallery_size, calibration.facts["queries"]) == (40, 41)
 
@@ -332,22 +335,26 @@ def test_what_nobody_answers_needs_the_named_column_of_questions_alone(
     outside = csv_of(tmp_path / "outside.csv", "title", *(f"why {number}" for number in range(30)))
     columns, rates = Columns(question="title", answer="body"), Targets(far=0.2, ood=0.2)
     calibration = calibrate_run(
-        run_copy, targets=rates, folder=file, columns=columns, gallery="held-out", progress=False, **{named: outside}
+        run_copy,
+        CalibrationOptions(targets=rates, folder=file, columns=columns, gallery="held-out", **{named: outside}),
+        progress=False,
     )
     assert calibration.facts[named] == str(outside)
 
 
 def test_queries_that_are_in_the_gallery_are_told(of_topics: Run, run_copy: Path) -> None:
-    index_images(run_copy, listed=str(of_topics.config.data.root), progress=False)
+    index_images(run_copy, str(of_topics.config.data.root), progress=False)
     with pytest.warns(UserWarning, match="24 of 24 queries have the very embedding of an item: where the gallery"):
-        calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), progress=False)
+        calibrate_run(run_copy, CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
 
 
 def test_strangers_that_are_in_the_gallery_are_told(run_copy: Path, tmp_path: Path) -> None:
     texts = [item.text for item in Run(run_copy).gallery.items]
     strangers = csv_of(tmp_path / "strangers.csv", "text", *(f'"{text}"' for text in [*texts, "why 1", "why 2"]))
     with pytest.warns(UserWarning, match=rf"{len(texts)} of {len(texts) + 2} strangers have the very embedding of an"):
-        calibrate_run(run_copy, targets=Targets(far=0.2, ood=0.2), strangers=strangers, progress=False)
+        calibrate_run(
+            run_copy, CalibrationOptions(targets=Targets(far=0.2, ood=0.2), strangers=strangers), progress=False
+        )
 
 
 def _texts_of(run: Run, *parts: str) -> list[str]:
@@ -369,22 +376,30 @@ def test_unlabelled_queries_that_were_seen_before_are_told_and_left_out(
     run_copy: Path, tmp_path: Path, parts: tuple[str, ...], reference: int, told: str, n_learnt_from: int
 ) -> None:
     seen = csv_of(tmp_path / "seen.csv", "text", *_texts_of(Run(run_copy), *parts))
-    options = {"targets": Targets(far=0.2, ood=0.2), "progress": False, "reference": reference}
+    options = {"targets": Targets(far=0.2, ood=0.2), "reference": reference}
     with pytest.warns(UserWarning, match=told):
-        calibration = calibrate_run(run_copy, unlabelled=seen, **options)
+        calibration = calibrate_run(run_copy, CalibrationOptions(unlabelled=seen, **options))
     assert calibration.facts["n_unlabelled"] == n_learnt_from
 
 
 def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> None:
-    options = {"targets": Targets(far=0.2, ood=0.2), "progress": False}
+    options = {"targets": Targets(far=0.2, ood=0.2)}
     with pytest.raises(ValueError, match="has no column label; it has text: name the columns"):
-        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text", "fur", "paw"), **options)
+        calibrate_run(
+            run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text", "fur", "paw"), **options)
+        )
     with pytest.raises(ValueError, match="label must not be empty, as it is in line 3"):
-        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label", "fur,cats", "paw,"), **options)
+        calibrate_run(
+            run_copy,
+            CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", "fur,cats", "paw,"), **options),
+        )
     with pytest.raises(ValueError, match="holds no text: give at least one"):
-        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label"), **options)
+        calibrate_run(run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label"), **options))
     with pytest.raises(ValueError, match="none of the 24 stored items has a label of the data calibrated on, such as"):
-        calibrate_run(run_copy, folder=csv_of(tmp_path / "new.csv", "text,label", "fur,dogs", "paw,dogs"), **options)
+        calibrate_run(
+            run_copy,
+            CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", "fur,dogs", "paw,dogs"), **options),
+        )
 
 
 def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp_path: Path) -> None:
@@ -435,7 +450,7 @@ def test_a_run_that_trained_nothing_promises_nothing_of_what_it_was_trained_on(t
     as_it_is = ("--network.name=bag_of_words_as_it_is", "--network.head=identity")
     for what, data in (("questions", faq(tmp_path / "faq.json")), ("classes", topics(tmp_path / "topics.json"))):
         run = text_run(tmp_path / what, data, *as_it_is)
-        calibration = calibrate_run(run.folder, targets=Targets(far=0.2, ood=0.2), progress=False)
+        calibration = calibrate_run(run.folder, CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
         promised = f"of {what} like those it was calibrated on; others are not promised"
         assert calibration.facts["false_accepts"] == promised
         assert calibration.flag == calibration.detector.best

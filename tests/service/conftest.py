@@ -10,7 +10,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from lam.retrieval.decisions.calibration import Targets
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
@@ -28,7 +28,11 @@ def calibrated_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathF
     """The finished run with thresholds at ten percent, which its 60 items can promise; tests must not change it."""
     folder = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("calibrated") / "run"))
     with unrendered_pictures():
-        calibrate_run(folder, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="kappa", progress=False)
+        calibrate_run(
+            folder,
+            CalibrationOptions(targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="kappa"),
+            progress=False,
+        )
     return folder
 
 
@@ -66,7 +70,7 @@ def calibrated_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     with unrendered_pictures():
         text_run(folder / "run", faq(folder / "faq.json"))
-        calibrate_run(folder / "run", targets=Targets(far=0.2, ood=0.2), progress=False)
+        calibrate_run(folder / "run", CalibrationOptions(targets=Targets(far=0.2, ood=0.2)), progress=False)
     return folder / "run"
 
 

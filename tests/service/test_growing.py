@@ -20,7 +20,8 @@ from lam.gallery.store import FILE, ItemStore
 from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
-from lam.runs.index import index_images, search
+from lam.runs.index import index_images
+from lam.runs.search import search
 from lam.service.answers import Answer, Query
 from lam.service.engine import Engine, _Search, embedding_of
 from lam.service.hangups import hangups_served, hangups_waiting
@@ -127,7 +128,7 @@ def test_what_is_served_is_searched_beside_it(engine: Engine, digit_folder: Path
 
 def test_no_index_is_written_beneath_a_service(engine: Engine, digit_folder: Path) -> None:
     with pytest.raises(ValueError, match="another process is writing to .*gallery: wait until it has finished"):
-        index_images(engine.run.folder, folder=digit_folder, progress=False)
+        index_images(engine.run.folder, digit_folder, progress=False)
     assert len(engine.run.gallery) == 60
 
 

@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_image
 from lam import datasets
 from lam.cli import main
 from lam.retrieval.decisions.calibration import Targets
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.service.app import PAGE
 from tests.conftest import FinishedRun
 from tests.service.browser import CHROMIUM, Browser, browsing
@@ -100,7 +100,9 @@ def first(address: str, images: Iterator[bytes], decision: str) -> tuple[bytes, 
 def address(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The finished run, served; its features tell photographs from digits, which its κ after two epochs does not."""
     run = Path(shutil.copytree(finished_run.folder, tmp_path_factory.mktemp("page") / "run"))
-    calibrate_run(run, targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="combined", progress=False)
+    calibrate_run(
+        run, CalibrationOptions(targets=Targets(far=0.1, ood=0.1, conformal_miss=0.1), flag="combined"), progress=False
+    )
     with serving(run) as found:
         yield found
 
@@ -771,7 +773,7 @@ def test_a_calibration_and_a_picture_that_come_later_are_shown(tab: Browser, ser
             targets = Targets(far=far, ood=0.1, conformal_miss=0.1)
             if not (served_run / "calibration").exists():
                 shutil.move(tmp_path / "calibration", served_run / "calibration")
-            calibrate_run(served_run, targets=targets, flag=flag, progress=False)
+            calibrate_run(served_run, CalibrationOptions(targets=targets, flag=flag), progress=False)
             process.send_signal(signal.SIGHUP)
             until = time.monotonic() + 20
             while (threshold := in_force(address) or {}).get("far") != far and time.monotonic() < until:
@@ -914,7 +916,7 @@ def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> 
     """The demo as it is: most digits match, most patches of photographs do not, and sliders agree with decisions."""
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["demo", "--quiet", f"--output={tmp_path / 'run'}"]) == 0
-    calibrate_run(tmp_path / "run", targets=Targets(far=0.01), flag=flag, progress=False)
+    calibrate_run(tmp_path / "run", CalibrationOptions(targets=Targets(far=0.01), flag=flag), progress=False)
     with serving(tmp_path / "run") as address:
         tab.show_as()
         tab.open(address)

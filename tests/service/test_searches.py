@@ -13,7 +13,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from lam.retrieval.decisions.calibration import Targets
-from lam.runs.calibrate import calibrate_run
+from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.finished import Run
 from lam.service.answers import Query
 from lam.service.engine import Decoded, Engine
@@ -95,7 +95,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
 
 
 def test_a_match_must_be_as_probable_as_is_asked(served_run: Path) -> None:
-    calibrate_run(served_run, targets=Targets(far=0.5, ood=0.1), flag="kappa", progress=False)
+    calibrate_run(served_run, CalibrationOptions(targets=Targets(far=0.5, ood=0.1), flag="kappa"), progress=False)
     engine = Engine(served_run)
     client, stored = client_of(engine), Run(served_run).gallery.embeddings
     asked = [

@@ -1,7 +1,7 @@
 """`Calibration`: the thresholds, probabilities and sets behind an answer, with the error rates that they promise.
 
-Tensors in, tensors out: the data of a run are chosen in `lam.runs.calibrate`, files written in
-`lam.retrieval.decisions.files`, and the assumptions of each promise stated in `lam.retrieval.decisions.conformal`.
+`lam.retrieval.decisions.calibrate` learns one, `lam.retrieval.decisions.files` writes it, and
+`lam.retrieval.decisions.conformal` states the assumptions of each promise.
 """
 
 import hashlib
@@ -16,22 +16,17 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
+from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.conformal import LEVEL, ConformalScores, conformal_depth, needed
-from lam.retrieval.decisions.contrast import SHARE, Contrast
+from lam.retrieval.decisions.conformal import LEVEL, ConformalScores
 from lam.retrieval.decisions.decisions import Decisions, SearchDecisions, decision_codes
-from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
-from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
-from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import scores_of
-from lam.retrieval.metrics.searches import Searches
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
@@ -84,25 +79,6 @@ class Histogram:
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
         counts, edges = np.histogram(logs.numpy(), _HISTOGRAM_BINS)
         return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
-
-
-@dataclass(frozen=True, eq=False)
-class Searched:
-    """Queries beside those calibrated on, and what they found in the same gallery.
-
-    Attributes:
-        embeddings: O of them.
-        cosines: (O, K) of their hits.
-        labels: (O, K) of the hits; None where items have none.
-        features: (O, P) of the queries, where those of the calibration queries are given.
-        classes: (O,) of the queries, where their classes are known.
-    """
-
-    embeddings: Embeddings
-    cosines: Float[Tensor, "O K"]
-    labels: Int64[Tensor, "O K"] | None = None
-    features: Float[Tensor, "O P"] | None = None
-    classes: Int64[Tensor, " O"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,174 +379,6 @@ class Calibration:
         return (torch.arange(hits.scores.shape[1], device=hits.scores.device) < self.depth).expand(hits.scores.shape)
 
 
-def calibrate(
-    searches: Searches,
-    queries: Embeddings,
-    *,
-    key: str,
-    targets: Targets | None = None,
-    flag: str | None = None,
-    accept: str | None = None,
-    features: Float[Tensor, "Q P"] | None = None,
-    gallery_labels: Int64[Tensor, " G"] | None = None,
-    classes: Int64[Tensor, " Q"] | None = None,
-    reference: Reference | None = None,
-    strangers: Searched | None = None,
-    of_strangers: bool = True,
-    mixture: Searched | None = None,
-    share: float = SHARE,
-    verifier: Verifier | None = None,
-    unseen: UnseenClasses | None = None,
-    facts: dict[str, Any] | None = None,
-) -> Calibration:
-    """Learn thresholds and probabilities from searches of in-distribution queries, in an order that tells nothing.
-
-    Args:
-        searches: of Q queries that nothing was fitted to.
-        queries: their embeddings.
-        key: of the run; see `Calibration`.
-        targets: the error rates asked for.
-        flag: the score by which queries shall be flagged: one of `lam.retrieval.decisions.flags.FLAGS`; by default the
-            one that tells strangers best, by cross-validation.
-        accept: what decides: one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default what tells right hits
-            best, by cross-validation.
-        features: (Q, P) of the queries.
-        gallery_labels: (G,) of the items that were searched, where they have any.
-        classes: (Q,) of the queries, in the numbering of the reference, where both have any: as strangers, queries then
-            count as if their class were not in the reference either.
-        reference: features of known items.
-        strangers: queries of classes that the gallery does not hold. By default the queries themselves stand for them,
-            with their matches taken out.
-        of_strangers: whether false accepts are promised of the strangers, where these are given: of their like, or,
-            where they have classes, of a random item of such a class. Otherwise they are promised of queries like those
-            of the searches, with their matches taken out.
-        mixture: unlabelled queries to learn P(known) from, unless they may hold no stranger, or nothing else.
-        share: of queries without a match among those to come, where no mixture tells it.
-        verifier: of pairs of images, where those shall be verified.
-        unseen: made of the gallery, with labels by `label_key`, rising, where items of unseen classes shall be told.
-        facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
-
-    Raises:
-        ValueError: where the queries are too few to promise a target, saying how many it needs; where none has a match;
-            or where the evidence of the flag, or of what shall decide, is missing.
-    """
-    if len(queries) != len(searches):
-        raise ValueError(f"queries and searches must be as many, got {len(queries)} and {len(searches)}")
-    if not searches.has_mate.any():
-        raise ValueError("the probability of a right answer needs searches that have a match, got none")
-    targets = Targets() if targets is None else targets
-    has_other = searches.non_mated.isfinite()
-    width = max(1, int(searches.others[has_other].isfinite().sum(1).min())) if has_other.any() else 1
-    no_match, without = searches[has_other], searches.others[has_other, :width]
-    labels = None if gallery_labels is None else gallery_labels[searches.hits]
-    of_others = None if gallery_labels is None else gallery_labels[no_match.other_hits[:, :width]]
-    parts: dict[str, Any] = {"features": features, "reference": reference}
-    nearest = choose_nearest(
-        candidates_of(gallery_labels, None if reference is None else reference.labels),
-        {"cosines": searches.cosines, "labels": labels, **parts},
-        searches.correct,
-        [{"cosines": without}],
-    )
-    asked_fold = folds_of(torch.arange(len(queries)))
-    others, without_own = {**parts, "features": None if features is None else features[has_other]}, reference
-    if reference is not None and reference.labels is not None and classes is not None:
-        without_own = reference.excluding(classes[has_other])
-
-    def evidence_of(labelled: bool) -> Evidence:
-        asked_labels, other_labels = (labels, of_others) if labelled else (None, None)
-        of_other: Any = {"labels": other_labels, "nearest": nearest, **others}
-        made = query_scores(queries[has_other], without, **{**of_other, "reference": without_own})
-        evidence = Evidence(
-            asked=query_scores(queries, searches.cosines, labels=asked_labels, nearest=nearest, **parts),
-            has_match=searches.has_mate,
-            right=searches.correct,
-            no_match=query_scores(queries[has_other], without, **of_other),
-            strangers=made,
-            asked_fold=asked_fold,
-            no_match_fold=asked_fold[has_other],
-            stranger_fold=asked_fold[has_other],
-        )
-        if strangers is None:
-            return evidence
-        given = query_scores(
-            strangers.embeddings,
-            strangers.cosines,
-            features=None if features is None else strangers.features,
-            labels=strangers.labels if labelled else None,
-            reference=reference,
-            nearest=nearest,
-        )
-        units = torch.arange(len(strangers.cosines)) if strangers.classes is None else strangers.classes
-        return replace(
-            evidence, strangers=given, stranger_fold=folds_of(units), made=made, made_fold=asked_fold[has_other]
-        )
-
-    evidence = evidence_of(labelled=labels is not None)
-    detector = OodDetector.fit(evidence)
-    flag = detector.best if flag is None else flag
-    detector.known(flag)
-    of_mixture = None
-    if mixture is not None:
-        of_mixture = query_scores(
-            mixture.embeddings,
-            mixture.cosines,
-            features=None if features is None else mixture.features,
-            reference=reference,
-            nearest=nearest,
-        )
-        from_mixture = Contrast.from_mixture(evidence.known, of_mixture)
-        facts = {**(facts or {}), "share_of_strangers": (from_mixture.share, *(from_mixture.interval or ()))}
-        of_mixture = of_mixture if from_mixture.is_told else None
-    of_vectors = [name for name in evidence.asked if not needs_input(name)]
-    kinds = [evidence, evidence.only(of_vectors)]
-    if labels is not None:
-        kinds.append(evidence_of(labelled=False).only(of_vectors))
-    kinds = [kind for place, kind in enumerate(kinds) if place == 0 or set(kind.asked) != set(kinds[place - 1].asked)]
-
-    def fit(part: Evidence) -> Answer:
-        return Answer.fit(part, share=share, mixture=of_mixture)
-
-    promised_of_strangers = strangers is not None and of_strangers
-    learnt = [
-        Acceptance.fit(
-            kind,
-            fit,
-            accept=accept if accept in (None, PROBABILITY, *kind.asked) else PROBABILITY,
-            of_strangers=promised_of_strangers,
-            has_strangers=strangers is not None,
-            classes=None if strangers is None else strangers.classes,
-        )
-        for kind in kinds
-    ]
-    acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
-    if accept is not None and acceptances[0].accept != accept:
-        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {accept!r}")
-    correct, miss = searches.correct[searches.has_mate], targets.conformal_miss
-    calibration = Calibration(
-        key=key,
-        gallery_size=searches.gallery_size,
-        targets=targets,
-        flag=flag,
-        detector=detector,
-        acceptances=acceptances,
-        reliability=probability_bins(right_if_known, correct),
-        depth=conformal_depth(searches.rank[searches.has_mate], target=miss) if len(correct) >= needed(miss) else None,
-        kappa=Histogram.of(queries.kappa),
-        dimension=queries.dimension,
-        nearest=nearest,
-        reference=reference,
-        verifier=verifier,
-        unseen=unseen,
-        facts=dict(facts or {}),
-    )
-    _refuse_unpromised(calibration)
-    if strangers is not None and strangers.classes is not None and not of_strangers:
-        accepted = ConformalScores.of(acceptances[0].asked[len(searches) :], strangers.classes)
-        calibration.facts["strangers_set_aside"] = accepted.n_units
-        calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
-    return calibration
-
-
 def query_scores(
     queries: Embeddings,
     cosines: Float[Tensor, "Q K"] | None,
@@ -631,22 +439,3 @@ def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float 
     """
     mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
     return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)
-
-
-def _refuse_unpromised(calibration: Calibration) -> None:
-    targets, acceptance = calibration.targets, calibration.acceptances[0]
-    promises = {
-        "far": lambda: acceptance.threshold(far=targets.far),
-        "ood": lambda: calibration.flag_above,
-        "wrong": lambda: calibration.accept_above,
-    }
-    for name, threshold in promises.items():
-        try:
-            if threshold() == math.inf:
-                raise ValueError(
-                    f"no threshold keeps the share of wrong answers at {targets.wrong:g}: of {len(acceptance.asked)} "
-                    f"calibration queries {int((~acceptance.is_right).sum())} have a wrong first hit or no match, too "
-                    "many of them among the surest; give a larger share, or more queries"
-                )
-        except ValueError as error:
-            raise ValueError(f"target {name} (--target-{name}): {error}") from None

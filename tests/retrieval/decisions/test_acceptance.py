@@ -8,7 +8,8 @@ import torch
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate
+from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores, least_rate
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.index.faiss_index import Index
@@ -16,6 +17,7 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import search_open_set
 from lam.vmf.embeddings import Embeddings
+from tests.retrieval.decisions.calibrated import calibrated
 from tests.retrieval.decisions.simulation import NAMES, WORLDS, rates
 
 FOUR_ERRORS = 4.0  # of 21 mean rates in a test none is to be above by chance
@@ -167,7 +169,7 @@ def _people(n: int, seed: int, **options: object) -> Calibration:
         "reference": REFERENCE,
         **options,
     }
-    return calibrate(searches, queries, key="k", **known)  # type: ignore[arg-type]
+    return calibrated(searches, queries, **known)
 
 
 def _asked(classes: torch.Tensor, seed: int) -> tuple[Hits, Embeddings, dict[str, torch.Tensor]]:

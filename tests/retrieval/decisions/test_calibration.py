@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
+from lam.retrieval.decisions.calibrate import Searched
 from lam.retrieval.decisions.calibration import (
     Calibration,
     Histogram,
-    Searched,
     Targets,
-    calibrate,
     credible_cosine,
 )
 from lam.retrieval.decisions.conformal import ConformalScores
@@ -28,6 +27,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from tests.retrieval.decisions.calibrated import calibrated
 
 TARGETS = Targets(far=0.05, ood=0.1, conformal_miss=0.1)
 
@@ -53,7 +53,7 @@ def _searches(queries: int = 400, seed: int = 0) -> tuple[Searches, Embeddings, 
 
 def _calibration(**options: Any) -> Calibration:
     found, asked, _ = _searches()
-    return calibrate(found, asked, key="k", **{"targets": TARGETS, **options})
+    return calibrated(found, asked, **{"targets": TARGETS, **options})
 
 
 def _hits(queries: Embeddings, gallery: Embeddings, k: int = 50) -> Hits:
@@ -412,13 +412,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"target far must lie in \(0, 1\), got 0"):
         Targets(far=0.0)
     with pytest.raises(ValueError, match="queries and searches must be as many, got 3 and 400"):
-        calibrate(found, asked[:3], key="")
+        calibrated(found, asked[:3])
     alike = replace(found, others=torch.full_like(found.others, -torch.inf))
     with pytest.raises(ValueError, match="there is no false accept to learn"):
-        calibrate(alike, asked, key="")
+        calibrated(alike, asked)
     strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64), correct=torch.zeros(400).bool())
     with pytest.raises(ValueError, match="needs searches that have a match, got none"):
-        calibrate(strangers, asked, key="", targets=TARGETS)
+        calibrated(strangers, asked, targets=TARGETS)
     calibration = _calibration()
     with pytest.raises(ValueError, match="hits and queries must be as many, got 400 and 3"):
         calibration.decide(_hits(asked, gallery), asked[:3])

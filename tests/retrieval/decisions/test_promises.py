@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.calibration import Calibration, Searched, Targets, calibrate, label_key
+from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.calibration import Calibration, Targets, label_key
 from lam.retrieval.decisions.decisions import MATCH
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.selective_risk import control_selective_risk
@@ -16,6 +17,7 @@ from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.faiss_index import search_flat
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.vmf.embeddings import Embeddings
+from tests.retrieval.decisions.calibrated import calibrated
 
 CLASSES = 40
 _CENTERS = torch.nn.functional.normalize(torch.randn(2 * CLASSES, 6, generator=torch.Generator().manual_seed(9)), dim=1)
@@ -39,8 +41,7 @@ def _asked(n: int, seed: int, **options: Any) -> tuple[Searches, Embeddings]:
 
 
 def _calibrated(seed: int, *, wrong: float | None, n: int = 300, **options: Any) -> Calibration:
-    searches, asked = _asked(n, seed)
-    return calibrate(searches, asked, key="k", targets=Targets(far=0.5, ood=0.01, wrong=wrong), **options)
+    return calibrated(*_asked(n, seed), targets=Targets(far=0.5, ood=0.01, wrong=wrong), **options)
 
 
 def _answered(calibration: Calibration, seed: int, n: int = 2000) -> tuple[int, int]:
@@ -87,7 +88,7 @@ def test_a_share_of_wrong_answers_that_cannot_be_promised_is_refused(wrong: floa
         Searches(**{**vars(searches), "correct": torch.zeros(n, dtype=torch.bool)}) if wrong == 0.02 else searches
     )
     with pytest.raises(ValueError, match=message):
-        calibrate(searches, asked, key="k", targets=Targets(far=0.5, ood=0.1, wrong=wrong), accept="cosine")
+        calibrated(searches, asked, targets=Targets(far=0.5, ood=0.1, wrong=wrong), accept="cosine")
 
 
 def test_what_cannot_be_promised_accepts_nothing() -> None:

@@ -1,0 +1,192 @@
+"""`lam search`: what is found in a run's gallery, and what is decided."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lam.datasets.folder import image_files
+from lam.datasets.texts import Columns, Texts
+from lam.encoders.base import Prediction
+from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches
+from lam.gallery.embed import is_cut, preprocessing_of, read_items
+from lam.gallery.item import Item
+from lam.gallery.local_index import require_faiss
+from lam.inputs import Preprocessing, TextPreprocessing
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.decisions import SearchDecisions
+from lam.retrieval.index.hits import Hits, label_numbers
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.runs.calibration_report import answer_in_words
+from lam.runs.finished import Run, columns_of
+from lam.utils.checks import check_at_least
+from lam.vmf.embeddings import Embeddings
+
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The answers to Q images or texts.
+
+    Attributes:
+        images: the files, or the texts.
+        queries: their embeddings.
+        hits: the nearest items of each.
+        items: what each hit is, without its thumbnail.
+        decisions: what is answered, where the run is calibrated.
+        doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
+        calibration: of the run, where it has one.
+        unseen: p-values of "this item is of a new class" and of "this item is of a class in the gallery", where the
+            calibration can tell; see `Calibration.unseen_p_values`.
+    """
+
+    images: tuple[Path | str, ...]
+    queries: Embeddings
+    hits: Hits
+    items: tuple[tuple[Item, ...], ...]
+    decisions: SearchDecisions | None
+    doubts: tuple[str, ...] = ()
+    calibration: Calibration | None = None
+    unseen: tuple[tuple[float, float] | None, ...] = ()
+
+    def is_uncertain(self, item: Item) -> bool | None:
+        """Whether an image of the item is below the flag for κ; None where the run is not calibrated."""
+        return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
+
+    def decision_in_words(self, row: int) -> list[str]:
+        """Why the decision is what it is, in lines, each with its event and its condition."""
+        if self.decisions is None or self.calibration is None:
+            return []
+        flag = self._flag_in_words(self.decisions, self.calibration, row)
+        lines = [flag] if flag else []
+        if self.decisions.decision[row] != "abstain":
+            lines += answer_in_words(self.calibration, self.decisions, row)
+        if (unseen := self.unseen[row]) is not None:
+            lines.append(
+                f"p-value of a new class {unseen[0]:.2g}, of a class in the gallery {unseen[1]:.2g}: a small one"
+            )
+            lines.append("  speaks against it, if the gallery is a random sample of what comes in")
+        return lines
+
+    def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
+        """By what a query is flagged, or, in place of the flag in force, was judged; nothing where it is by that."""
+        by, flag = decisions.flagged_by[row], calibration.flag
+        why = "not all hits have a label" if self.items[row] else "nothing was found"
+        words = by if by == flag else f"{by} in place of {flag}, as {why}"
+        if decisions.decision[row] == "abstain":
+            return f"flagged by {words}: a share {float(decisions.p_value[row]):.2g} of known queries is as unusual"
+        return "" if by == flag else f"judged by {words}"
+
+
+def search(
+    run: str | Path, *images: str | Path, texts: Sequence[str] = (), k: int = 5, progress: bool = False
+) -> SearchResult:
+    """Search a run's gallery for images or for texts.
+
+    Args:
+        run: the run's folder.
+        images: files, and folders, whose images are all searched for.
+        texts: of a run on texts, in place of images; a warning says where a network reads only the beginning of one.
+        k: how many hits each gets, at least 1.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        ValueError: for k below 1, no image and no text at all, or both, damaged files, or an empty text.
+    """
+    searcher = _Searcher(run, k)
+    asked, batches = searcher.inputs(images, texts, DamagedFiles())
+    return searcher.answer(asked, Prediction.concatenate(list(searcher.predictions(batches, progress))))
+
+
+def search_in_batches(
+    run: str | Path,
+    *images: str | Path,
+    texts: Sequence[str] | Path = (),
+    k: int = 5,
+    damaged: DamagedFiles | None = None,
+    progress: bool = False,
+) -> Iterator[SearchResult]:
+    """Search for images or texts in batches, and yield each batch's result as soon as it is there.
+
+    Args:
+        run, images, k, progress: as of `search`.
+        texts: as of `search`, or a table of them, see `lam.utils.tables.Table.read`; of its columns the one counts that
+            the run was trained on, or else text or question.
+        damaged: what to do with image files that cannot be read. The others are searched for in any case: damaged ones
+            are refused after the last batch, by default.
+
+    Raises:
+        ValueError: as `search`.
+    """
+    searcher = _Searcher(run, k)
+    damaged = DamagedFiles() if damaged is None else damaged
+    asked, batches = searcher.inputs(images, texts, damaged)
+    n_done = 0
+    for prediction in searcher.predictions(batches, progress):
+        n_done += (size := len(prediction.embeddings))
+        yield searcher.answer(asked[n_done - size : n_done], prediction)
+
+
+class _Searcher:
+    """A run whose gallery is searched for k hits of each query."""
+
+    def __init__(self, run: str | Path, k: int) -> None:
+        check_at_least("k", k, 1)
+        opened = Run(run)
+        require_faiss()
+        self._encoder, self._gallery, self._calibration = opened.encoder, opened.gallery, opened.calibration
+        self._columns, self._k = columns_of(opened), k
+
+    def inputs(
+        self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
+    ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
+        """What is searched for, of images as far as batches were read, and its batches as inputs of the network."""
+        folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
+        files = [file for folder in folders for file in folder]
+        if not files and images:
+            raise ValueError(f"there are no images in {', '.join(map(str, images))}")
+        if bool(files) == bool(texts):
+            raise ValueError("there must be images to search for, files or folders, or texts, and not both")
+        if files:
+            batches = ImageBatches(files, preprocessing_of(self._encoder, Preprocessing), damaged, goes_on=True)
+            return batches.read, batches
+        preprocessing = preprocessing_of(self._encoder, TextPreprocessing)
+        if isinstance(texts, Path):
+            texts = self._texts_of(texts)
+        else:
+            for text in texts:
+                if is_cut(self._encoder.network, preprocessing, text):
+                    warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=4)
+        read = [preprocessing(text) for text in texts]
+        return texts, [torch.stack(read[start : start + BATCH]) for start in range(0, len(read), BATCH)]
+
+    def _texts_of(self, file: Path) -> Sequence[str]:
+        columns = None if self._columns is None else Columns(self._columns.searched_for)
+        items = read_items(self._encoder, file, columns).queries
+        return items.texts if isinstance(items, Texts) else ()
+
+    def predictions(self, batches: Iterable[Tensor], progress: bool) -> Iterator[Prediction]:
+        """Of each batch."""
+        n_samples = self._gallery.mean_samples
+        return self._encoder.predict_batches(batches, n_samples=n_samples, progress=progress)
+
+    def answer(self, asked: Sequence[Path | str], prediction: Prediction) -> SearchResult:
+        """What is found and decided."""
+        gallery, calibration, queries = self._gallery, self._calibration, prediction.embeddings
+        decisions, unseen = None, list[tuple[float, float] | None]([None] * len(asked))
+        hits = gallery.search(queries, self._k if calibration is None else max(self._k, N_HITS))
+        if calibration is not None:
+            labels = label_numbers([gallery.items[place].label for place in row] for row in hits.ids.tolist())
+            decisions = calibration.decide(
+                hits, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
+            )
+            firsts = [gallery.items[row[0]].label if row else "" for row in hits.ids.tolist()]
+            unseen = calibration.unseen_p_values(decisions.score, firsts)
+        hits = hits[:, : self._k]
+        items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
+        doubts = () if self._encoder.ambiguity is None else tuple(self._encoder.ambiguity.doubts(queries))
+        return SearchResult(tuple(asked), queries, hits, items, decisions, doubts, calibration, tuple(unseen))

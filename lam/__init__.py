@@ -8,6 +8,7 @@ embedding dimensions, ...) are those of the table in docs/making.md.
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.evaluation import Evaluation, evaluate
+from lam.encoders.held_out import HeldOut
 from lam.encoders.load import load
 from lam.methods.fit import fit, fit_features
 from lam.methods.laplace import Laplace
@@ -26,6 +27,7 @@ __all__ = [
     "Embeddings",
     "Encoder",
     "Evaluation",
+    "HeldOut",
     "Laplace",
     "Pairs",
     "evaluate",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -20,13 +20,13 @@ from lam.encoders import files as encoder_files
 from lam.encoders.ambiguity import Ambiguity, learn
 from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
+from lam.encoders.held_out import HeldOut
 from lam.encoders.seen import Remembered
 from lam.hessians.accumulate import targets_of
 from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
-from lam.pairs.relevance import relevance_of
 from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings
 
@@ -261,11 +261,9 @@ class Encoder(ABC):
     @torch.enable_grad()
     def learn_ambiguity(
         self,
-        loader: Iterable[Batch],
+        held_out: HeldOut | Iterable[Batch],
         *,
         reference: Iterable[Batch] | None = None,
-        is_query: Bool[Tensor, " N"] | None = None,
-        relevant_within: float | None = None,
         kappa_head: KappaHead | None = None,
         seed: int = 0,
         progress: bool = False,
@@ -277,11 +275,10 @@ class Encoder(ABC):
         `lam.encoders.ambiguity`.
 
         Args:
-            loader: batches (inputs, labels) or, for places, (inputs, positions), that the network was not trained on:
-                on those that it was, matches lie closer than on any others, and κ_a would be too sure.
+            held_out: items that the network was not trained on: matches of training items lie closer, and κ_a would be
+                too sure.
             reference: further batches of known items, among whose features an input's nearest is looked for; training
                 items may be there.
-            is_query, relevant_within: as in `lam.evaluate`.
             kappa_head: of a method that trains one beside the same network: κ_a is what it says, and p_known alone is
                 learnt.
             seed: of what is drawn.
@@ -291,8 +288,9 @@ class Encoder(ABC):
             ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
                 κ head of another network.
         """
-        remembered = Remembered(as_batches(loader, labelled=True))
-        held_out, labels = self.predict_labelled(remembered, "learning the ambiguity", progress=progress)
+        held_out = HeldOut.of(held_out)
+        remembered = Remembered(as_batches(held_out.batches, labelled=True))
+        prediction, labels = self.predict_labelled(remembered, "learning the ambiguity", progress=progress)
         if seen := remembered.among(self.trained_on):
             warnings.warn(
                 f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
@@ -302,9 +300,9 @@ class Encoder(ABC):
         others = None
         if reference is not None:
             others = self.predict(reference, n_samples=2, progress=progress).features
-        relevance = relevance_of(self.relation, labels, is_query=is_query, relevant_within=relevant_within)
+        relevance = held_out.relevance(self.relation, labels)
         options: Any = {"reference": others, "kappa_head": kappa_head, "seed": seed}
-        self.ambiguity = learn(held_out.features, held_out.embeddings.mean, relevance, **options)
+        self.ambiguity = learn(prediction.features, prediction.embeddings.mean, relevance, **options)
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:

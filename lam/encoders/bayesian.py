@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -17,6 +17,7 @@ from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_ar
 from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
+from lam.encoders.held_out import HeldOut
 from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
 from lam.encoders.tuning import CLIPPED_LIMIT, Replaced, Trial, Tuning, calibrate_scale, complaint, replaced_by_best
 from lam.hessians.accumulate import curvature_in_batches, targets_of
@@ -25,7 +26,6 @@ from lam.models.head import ADDED, features_and_output
 from lam.models.weights import plain_names
 from lam.pairs.pairs import check_labels
 from lam.pairs.relation import Relation
-from lam.pairs.relevance import relevance_of
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
@@ -138,11 +138,9 @@ class BayesianEncoder(Encoder):
 
     def tune(
         self,
-        loader: Iterable[Batch],
+        held_out: HeldOut | Iterable[Batch],
         by: Literal["calibration", "marginal_likelihood"] = "calibration",
         *,
-        is_query: Bool[Tensor, " N"] | None = None,
-        relevant_within: float | None = None,
         alternatives: Iterable[Posterior] = (),
         **options: Any,
     ) -> None:
@@ -154,9 +152,8 @@ class BayesianEncoder(Encoder):
         data. It cannot choose s, which would take the normalisers of the loss's densities.
 
         Args:
-            loader: held-out batches with labels, never the data that are reported.
+            held_out: items with labels, never the data that are reported.
             by: what to optimise.
-            is_query, relevant_within: of `calibration`, as in `lam.evaluate`.
             alternatives: of `calibration`: posteriors over the same layer, by curvatures that are never negative. Where
                 clipped weights make most of the predictive variance they are read and tuned, and the one of the best
                 score is taken.
@@ -177,7 +174,8 @@ class BayesianEncoder(Encoder):
             return
         entering: list[Any] = []
         parts: list[Tensor] = []
-        for inputs, own in labelled(loader, "tuning by calibration"):
+        held_out = HeldOut.of(held_out)
+        for inputs, own in labelled(held_out.batches, "tuning by calibration"):
             features, _ = self._features_and_output(inputs, sum(map(len, parts)))
             entering.append(self._entering(inputs, features))
             parts.append(targets_of(features, own))
@@ -186,7 +184,7 @@ class BayesianEncoder(Encoder):
         targets = torch.cat(parts)
         if self.relation.positive_within is None:
             check_labels(targets)
-        relevance = relevance_of(self.relation, targets, is_query=is_query, relevant_within=relevant_within)
+        relevance = held_out.relevance(self.relation, targets)
         options = {"n_samples": self.n_samples, **options}
         tuned = calibrate_scale(self.posterior, entering, relevance, **options)
         tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lam.encoders.base import Encoder, Prediction
 from lam.encoders.batches import Batch, as_batches
-from lam.pairs.relevance import Relevance, relevance_of
+from lam.encoders.held_out import HeldOut
+from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.aleatoric import label_entropy
 from lam.retrieval.metrics.hit_scores import N_HITS
@@ -67,20 +68,17 @@ class Evaluation:
 
 def evaluate(
     encoder: Encoder,
-    id: Iterable[Batch],
+    id: HeldOut | Iterable[Batch],
     ood: Iterable[Batch] | Mapping[str, Iterable[Batch]] | None = None,
     *,
     reference: Reference | None = None,
-    is_query: Bool[Tensor, " N"] | None = None,
-    relevant_within: float | None = None,
     n_samples: int | None = None,
-    soft_labels: Float[Tensor, "N C"] | None = None,
     costly: bool = False,
     progress: bool = False,
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    The gallery is the evaluated set without the query itself, unless `is_query` parts them. Metrics are those of
+    A query searches all other items, unless `HeldOut.is_query` parts queries and gallery. Metrics are those of
     `lam.retrieval.metrics.registry.METRICS`, by every score of its `SCORES` that can be had: `auroc`, `auprc` by the
     encoder's own, κ unless it says otherwise, and by the others with a suffix, such as `auroc_variance`; of further OOD
     sets with `@name` at the end. What is out of distribution searches the same gallery, so that cosine and margin of
@@ -91,14 +89,11 @@ def evaluate(
 
     Args:
         encoder: what to evaluate.
-        id: held-out in-distribution batches (inputs, labels) or, for places, (inputs, positions), never those that
-            anything was tuned on.
+        id: held-out in-distribution items, never those that anything was tuned on. Doubt is compared with the entropy
+            of their soft labels.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, for the scores by distance to them; without it they are left out.
-        is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
-        relevant_within: of places, in metres; by default the distance of a positive pair in training.
         n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
-        soft_labels: (N, C) how often people gave each class to each item of `id`, with whose entropy doubt is compared.
         costly: measure what takes longer too: the accuracy of neighbours and of a linear probe, which need a reference
             with classes, and the agreement of clusters with classes.
         progress: show progress bars on standard error.
@@ -114,10 +109,13 @@ def evaluate(
             "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
         )
     options: Any = {"n_samples": n_samples, "progress": progress}
-    prediction, targets = encoder.predict_labelled(id, "evaluation in distribution", joint=True, **options)
+    held_out = HeldOut.of(id)
+    prediction, targets = encoder.predict_labelled(
+        held_out.batches, "evaluation in distribution", joint=True, **options
+    )
     if len(targets) < 2:
         raise ValueError("evaluation needs at least 2 in-distribution items")
-    relevance = relevance_of(encoder.relation, targets, is_query=is_query, relevant_within=relevant_within)
+    relevance = held_out.relevance(encoder.relation, targets)
     queries, candidates = (rows.to(targets.device) for rows in (relevance.queries, relevance.candidates))
     embeddings, gallery = prediction.embeddings[queries], prediction.embeddings[candidates]
     searched = None if relevance.gallery is None else gallery.mean
@@ -144,7 +142,7 @@ def evaluate(
             evidence |= {"labelled": reference, "features": prediction.features[queries]}
     metrics = {**measure(evidence, costly=costly), **encoder.diagnostics(prediction.features)}
     entropy = None
-    if soft_labels is not None:
+    if (soft_labels := held_out.soft_labels) is not None:
         if len(soft_labels) != len(targets):
             raise ValueError(f"soft_labels must be a row for each of {len(targets)} items, got {len(soft_labels)}")
         entropy = label_entropy(soft_labels).to(queries.device)[queries]

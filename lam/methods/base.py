@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch
+from lam.encoders.held_out import HeldOut
 from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss, as_settings, settings_of
@@ -91,18 +92,15 @@ class Method(ABC):
     def tune_on(  # noqa: B027 - most methods have nothing to tune
         self,
         encoder: Encoder,
-        held_out: Iterable[Batch],
+        held_out: HeldOut | Iterable[Batch],
         *,
-        is_query: Tensor | None = None,
-        relevant_within: float | None = None,
         refit: Refit | None = None,
     ) -> None:
         """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`.
 
         Args:
             encoder: of `train`.
-            held_out: batches with targets.
-            is_query, relevant_within: as of `BayesianEncoder.tune`.
+            held_out: items with labels or positions.
             refit: makes an encoder of the same network and data by another method; None where it cannot be made again.
         """
 

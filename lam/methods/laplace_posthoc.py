@@ -17,6 +17,7 @@ from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.held_out import HeldOut
 from lam.encoders.outsiders import is_images
 from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
@@ -150,22 +151,20 @@ class LaplaceMethod(Method):
             with suppress(ValueError):  # such a curvature may be zero everywhere
                 yield cast(BayesianEncoder, refit(method)).posterior
 
-    def tune_on(
-        self, encoder: Encoder, held_out: Iterable[Batch], *, refit: Refit | None = None, **queries: Any
-    ) -> None:
+    def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
         """Choose s or α of the posterior as the options say, and recommend an OOD score where inputs are images.
 
         Where clipped weights make most of the predictive variance, the posterior is refitted by the curvature of
         `without_clipping` that scores best. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
-        bayesian = cast(BayesianEncoder, encoder)
+        bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
             others = () if refit is None else self._posteriors_without_clipping(refit)
-            bayesian.tune(held_out, by="calibration", alternatives=others, **queries)
+            bayesian.tune(held_out, by="calibration", alternatives=others)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
-        if is_images(split_batch(next(iter(as_batches(held_out)), None))[0]):
-            bayesian.recommend(held_out)
+        if is_images(split_batch(next(iter(as_batches(held_out.batches)), None))[0]):
+            bayesian.recommend(held_out.batches)
 
 
 @dataclass(frozen=True, kw_only=True)

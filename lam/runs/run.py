@@ -37,6 +37,7 @@ from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.evaluation import Evaluation, evaluate
+from lam.encoders.held_out import HeldOut
 from lam.encoders.load import load
 from lam.gallery.damaged import DamagedFiles, path_key, write_damaged
 from lam.gallery.local_index import require_faiss
@@ -255,14 +256,11 @@ def evaluate_splits(
     with stages("evaluate"):
         evaluation = evaluate(
             encoder,
-            loader_of(splits.test, EMBEDDING_BATCH, workers),
+            held_out_items(config, splits.test),
             {name: loader_of(images, EMBEDDING_BATCH, workers) for name, images in ood.items()},
             reference=reference_features(
                 encoder, splits.train, config.evaluation.reference, seed=config.seed, num_workers=workers
             ),
-            is_query=splits.test.is_query,
-            relevant_within=config.places.relevant_within,
-            soft_labels=splits.test.soft_labels,
             costly=config.evaluation.costly,
             progress=stages.progress,
         )
@@ -272,6 +270,12 @@ def evaluate_splits(
         corrupted = measure_corruption(encoder, splits.test, evaluation, size=size, **options) if size else {}
     metrics = {**evaluation.metrics, **unseen, **corruption_metrics(corrupted, has_kappa=encoder.has_kappa)}
     return evaluation, corrupted, metrics
+
+
+def held_out_items(config: RunConfig, part: Dataset) -> HeldOut:
+    """A part of the data in batches, with what is known of it."""
+    loader = loader_of(part, EMBEDDING_BATCH, config.data.num_workers)
+    return HeldOut(loader, part.is_query, config.places.relevant_within, part.soft_labels)
 
 
 def _unseen(config: RunConfig, encoder: Encoder, splits: Splits) -> dict[str, float | int | None]:
@@ -382,20 +386,16 @@ def _encoder(
         stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
     encoder.n_samples = config.evaluation.n_samples
     workers = config.data.num_workers
-    held_out = loader_of(splits.validation, EMBEDDING_BATCH, workers)
-    queries: Any = {
-        "is_query": splits.validation.is_query,
-        "relevant_within": config.places.relevant_within,
-    }
+    held_out = held_out_items(config, splits.validation)
     if config.method.tunes:
         with stages("tune"):
-            config.method.tune_on(encoder, held_out, refit=refit, **queries)
+            config.method.tune_on(encoder, held_out, refit=refit)
     if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
             count = config.ambiguity.reference
             known = loader_of(splits.train.limit(count, seed=config.seed), EMBEDDING_BATCH, workers) if count else None
             own: Any = {"reference": known, "kappa_head": start.kappa_head, "seed": config.seed}
-            encoder.learn_ambiguity(held_out, **own, **queries)
+            encoder.learn_ambiguity(held_out, **own)
     write_json(folder / SECONDS, stages.seconds)
     encoder.save(folder / ENCODER)
     return encoder

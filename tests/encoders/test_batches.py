@@ -6,6 +6,7 @@ from torch import nn
 
 import lam
 from lam.encoders.batches import as_batches
+from lam.encoders.held_out import HeldOut
 from lam.pairs import Relation
 
 IMAGES, FEATURES, LABELS, POSITIONS = (
@@ -32,8 +33,8 @@ def test_places_need_no_loader(inputs: torch.Tensor) -> None:
         lam.fit(network, places, options, progress=False) for places in ((inputs, POSITIONS), [(inputs, POSITIONS)])
     )
     assert torch.equal(encoder.posterior.curvature.weight, same.posterior.curvature.weight)
-    encoder.tune((inputs, POSITIONS), relevant_within=0.2)
-    same.tune([(inputs, POSITIONS)], relevant_within=0.2)
+    encoder.tune(HeldOut((inputs, POSITIONS), relevant_within=0.2))
+    same.tune(HeldOut([(inputs, POSITIONS)], relevant_within=0.2))
     assert encoder.posterior.likelihood_scale == same.posterior.likelihood_scale
     encoder.forget((inputs[:10], POSITIONS[:10]))
     assert encoder.posterior.n_items == 30

@@ -8,6 +8,7 @@ from scipy.stats import mannwhitneyu, spearmanr
 from torch import Tensor
 
 import lam
+from lam.encoders.held_out import HeldOut
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
@@ -98,7 +99,7 @@ def test_doubt_is_compared_with_the_entropy_of_peoples_labels_and_right_answers_
     encoder = fit(batches[:4], likelihood_scale=1e3)
     n = sum(len(targets) for _, targets in batches[4:])
     soft = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
-    evaluation = lam.evaluate(encoder, batches[4:], soft_labels=soft, n_samples=4)
+    evaluation = lam.evaluate(encoder, HeldOut(batches[4:], soft_labels=soft), n_samples=4)
     for key, score in (("entropy_correlation", "kappa"), ("entropy_correlation_variance", "variance")):
         expected = spearmanr(scipy_entropy(soft.double().numpy(), axis=1), evaluation.scores[score].numpy()).statistic
         assert evaluation.metrics[key] == pytest.approx(expected, abs=1e-6)
@@ -107,7 +108,7 @@ def test_doubt_is_compared_with_the_entropy_of_peoples_labels_and_right_answers_
         expected = mannwhitneyu(kappa[right], kappa[~right], method="asymptotic").pvalue
         assert evaluation.metrics["mann_whitney_p"] == pytest.approx(expected)
     with pytest.raises(ValueError, match="soft_labels must be a row for each of 64 items, got 63"):
-        lam.evaluate(encoder, batches[4:], soft_labels=soft[1:], n_samples=4)
+        lam.evaluate(encoder, HeldOut(batches[4:], soft_labels=soft[1:]), n_samples=4)
 
 
 def test_several_sets_have_names_and_the_first_is_the_main_one():
@@ -210,7 +211,7 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     in_gallery = torch.ones(36, dtype=torch.bool)
     in_gallery[[12 + 3, 24 + 3]] = False  # nothing is left near the fourth query
     evaluation = lam.evaluate(
-        encoder, [(inputs[in_gallery], positions[in_gallery])], is_query=is_query[in_gallery], n_samples=16
+        encoder, HeldOut([(inputs[in_gallery], positions[in_gallery])], is_query[in_gallery]), n_samples=16
     )
     embeddings = encoder.embed(inputs[in_gallery], n_samples=16)
     kept = positions[in_gallery]
@@ -229,7 +230,7 @@ def test_places_are_found_by_their_distance_in_a_gallery_of_their_own():
     assert evaluation.metrics["no_match_auprc"] == pytest.approx(1 / rank_of_fourth)
     assert {"no_match_auprc_kappa", "recall@5", "map@5", "ece", "ausc"} <= evaluation.metrics.keys()
     assert len(evaluation.gallery) == 22
-    wider = lam.evaluate(encoder, [(inputs, positions)], is_query=is_query, relevant_within=5000.0, n_samples=4)
+    wider = lam.evaluate(encoder, HeldOut([(inputs, positions)], is_query, 5000.0), n_samples=4)
     assert wider.metrics["recall@10"] >= evaluation.metrics["recall@10"]
 
 

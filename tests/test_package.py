@@ -153,3 +153,16 @@ def test_a_script_beside_the_clone_finds_the_package_and_not_the_folder_of_the_c
         [sys.executable, "script.py"], cwd=tmp_path, env=ALONE, capture_output=True, text=True, check=False
     )
     assert done.stdout == "lam.methods.fit\n", done.stderr
+
+
+def test_importing_lam_fills_the_registry_of_metrics_and_loads_nothing_of_the_product(tmp_path: Path) -> None:
+    found = python(
+        "import importlib, json, pkgutil, sys, lam; from lam.retrieval import METRICS; at_first = sorted(METRICS); "
+        "rooms = sorted({name.split('.')[1] for name in sys.modules if name.startswith('lam.')}); "
+        "[importlib.import_module(module.name) for module in pkgutil.walk_packages(lam.__path__, 'lam.')"
+        " if not module.name.endswith('__main__')]; "
+        "print(json.dumps([sorted(set(METRICS) - set(at_first)), rooms]))",
+        cwd=tmp_path,
+    )
+    assert found[0] == []
+    assert not {"runs", "gallery", "service", "experiments", "cli"} & set(found[1])

@@ -293,9 +293,6 @@ def _unseen(config: RunConfig, encoder: Encoder, splits: Splits) -> dict[str, fl
 
 
 _ASKED = ("ausc", "r_auroc")
-registry.METRICS["batches_without_positives"] = registry.Metric(
-    "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
-)
 
 
 def _skipped(folder: Path) -> dict[str, int]:

@@ -441,6 +441,9 @@ METRICS: dict[str, Metric] = {
         )
     },
     "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
+    "batches_without_positives": Metric(
+        "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
+    ),
     "n_reference": Metric("reference items", "neither", "training items whose features scores compare with"),
     "reference_bytes": Metric("bytes of the reference", "neither", "what their features and embeddings take"),
     "n_without_relevant": Metric(

@@ -374,7 +374,7 @@ def test_half_precision_and_double_precision_outputs():
 def test_bad_input_is_refused_with_what_to_do(network: nn.Module, options: dict[str, Any], message: str):
     batches = [(torch.randn(12, 8), torch.arange(12) % 3)]
     with pytest.raises(ValueError, match=message):
-        unchecked(lam.fit)(network, batches, **{"margin": 0.7, "progress": False, **options})
+        unchecked(lam.fit)(network, batches, lam.Laplace(margin=0.7, **options), progress=False)
 
 
 @pytest.mark.parametrize(

@@ -323,9 +323,9 @@ def _make_absolute(config: RunConfig) -> None:
     """Let paths lead to the same place from every folder."""
     for section, name in (*((each, "root") for each in (config.data, *config.data.ood)), (config.data, "soft_labels")):
         if path := getattr(section, name):
-            setattr(section, name, str(Path(path).expanduser().absolute()))
+            setattr(section, name, str(Path(path).absolute()))
     if config.checkpoint is not None:
-        config.checkpoint = str(Path(config.checkpoint).expanduser().absolute())
+        config.checkpoint = str(Path(config.checkpoint).absolute())
 
 
 def _read_as_pretrained(config: RunConfig) -> None:

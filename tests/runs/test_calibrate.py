@@ -418,9 +418,7 @@ def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pyt
     assert "the data are not those of the run" in capsys.readouterr().err
 
 
-def test_a_gallery_that_cannot_serve_is_refused(
-    finished_run: FinishedRun, run_copy: Path, digit_folder: Path, tmp_path: Path
-) -> None:
+def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(digit_folder / "2", tmp_path / "others" / "two")
     index_images(run_copy, tmp_path / "others", progress=False)
     with pytest.raises(ValueError, match=r"none of the \d+ stored items has a label of the data"):
@@ -428,7 +426,7 @@ def test_a_gallery_that_cannot_serve_is_refused(
     with pytest.raises(ValueError, match="has no class folders; put the images of each class into one of its own"):
         calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)
     with pytest.raises(ValueError, match="gallery must be one of index, held-out, got 'test'"):
-        unchecked(calibrate_run)(finished_run.folder, gallery="test", progress=False)
+        unchecked(CalibrationOptions)(gallery="test")
 
 
 def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(

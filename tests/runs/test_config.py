@@ -242,7 +242,7 @@ def test_one_set_of_outsiders_needs_no_list(tmp_path: Path) -> None:
     for value, expected in (
         (str(folder), OodConfig("folder", str(folder), title="other-birds")),
         ("mnist", OodConfig("mnist")),
-        ("[{name: mnist, root: here}]", OodConfig("mnist", "here")),
+        ("[{name: mnist, root: here}]", OodConfig("mnist", str(Path("here").absolute()))),
     ):
         config = load_config(
             "folder laplace_posthoc", ["--network.name=resnet18", "--data.root=x", f"--data.ood={value}"]
@@ -270,7 +270,7 @@ def test_the_home_folder_is_found_after_an_equals_sign_and_in_a_file(
     assert config.checkpoint == str(tmp_path / "net.pth")
     assert config.data.soft_labels == str(tmp_path / "people.npy")
     assert config.data.ood[0].root == str(tmp_path / "strange")
-    assert config.data.root == "a~/b"
+    assert config.data.root == str(Path("a~/b").absolute())
 
 
 def test_text_stays_text() -> None:

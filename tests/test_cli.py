@@ -148,14 +148,14 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         (["demo", "--training.epochs=0"], "training.epochs must be at least 1, got 0"),
         (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
         (["demo", "--data.name=x"], "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
-        (["demo", "--checkpoint=no.pth"], "checkpoint no.pth does not exist"),
+        (["demo", "--checkpoint=no.pth"], "no.pth does not exist"),
         (
             ["run", "no.yaml"],
             "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run; DATA is ",
         ),
         (["run", "--margin", "3", "digits", "laplace_posthoc"], "margin must be in (0, 2]"),
         (["run", "folder", "laplace_posthoc"], "folder needs a root: the file or folder of its items"),
-        (["run", "folder", "laplace_posthoc", "--data.root=no"], "there is no folder no; give the folder"),
+        (["run", "folder", "laplace_posthoc", "--data.root=no"], "/no; give the folder that has"),
         (["run", "fashionmnist", "laplace_posthoc", "--data.root=no"], "(in a run: --data.root=DIR)"),
         (
             ["run", "digits", "norm", "--data.ood=[{name: mnist, root: nowhere}]"],

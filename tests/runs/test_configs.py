@@ -250,6 +250,7 @@ def test_the_authors_numbers_of_the_rivals_are_theirs_too(data: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:κ is .* for all")  # a few steps from random weights leave vague posteriors
+@pytest.mark.filterwarnings("ignore:the data hold .* exact copies")
 @pytest.mark.parametrize(
     "name", [name if name in RUN_ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

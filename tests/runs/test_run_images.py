@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
         (floating.getvalue(), ": cannot convert pixels of mode F .*"),
     ):
         bad.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}: replace or remove it"):
+        with pytest.raises(ValueError, match=rf"2/bad.png ?{reason}; replace or remove them"):
             run(folder_config(images, tmp_path / "run", []), progress=False)
         assert not (tmp_path / "run").exists()
 
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_named_before_any_work(digit_folder: Path,
 def test_the_check_of_many_files_shows_how_far_it_is(
     digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lam.runs.data.MANY_FILES", 10)
+    monkeypatch.setattr("lam.gallery.damaged.MANY_FILES", 10)
     monkeypatch.setattr("lam.runs.run._build_network", lambda *_: pytest.fail("the files are read"))
     for progress in (True, False):
         with pytest.raises(pytest.fail.Exception, match="the files are read"):

@@ -404,9 +404,11 @@ def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> N
 
 def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
-    for call in (index_images, calibrate_run):
-        with pytest.raises(ValueError, match="columns are those of a file of texts, and this run takes images"):
-            call(run, folder=digit_folder, columns=Columns(text="a"), progress=False)
+    columns, message = Columns(text="a"), "columns are those of a file of texts, and this run takes images"
+    with pytest.raises(ValueError, match=message):
+        index_images(run, digit_folder, columns=columns, progress=False)
+    with pytest.raises(ValueError, match=message):
+        calibrate_run(run, CalibrationOptions(folder=digit_folder, columns=columns), progress=False)
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ here. A mark beside the file says that there was one, so that none is begun wher
 knows of an index.
 """
 
+import json
 import os
 import sqlite3
 import threading
@@ -17,10 +18,10 @@ from functools import reduce
 from itertools import product
 from operator import xor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lam.gallery.fusing import fuse
-from lam.gallery.item import INDEXED, Item, hash_of
+from lam.gallery.item import INDEXED, Item, checked_metadata, hash_of
 from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, check_format, write_text
 
@@ -89,13 +90,31 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Replace:
-    """An item to put without a label of its own: it has that of the item in whose place it comes."""
+    """An item to put in the place of another, some of whose fields it keeps.
+
+    Attributes:
+        item: the new one.
+        keeps: `label`, `metadata`, or both. A text in the metadata is of the old content, and goes with it.
+    """
 
     item: Item
+    keeps: Sequence[Literal["label", "metadata"]]
+
+    def over(self, label: str, metadata: str) -> Item:
+        """The new item with the fields that it keeps of an old one, given by its label and metadata.
+
+        Raises:
+            Refusal: if metadata and text together are too long.
+        """
+        item = replace(self.item, label=label) if "label" in self.keeps else self.item
+        if "metadata" not in self.keeps:
+            return item
+        kept = {name: value for name, value in json.loads(metadata).items() if name != "text"}
+        return replace(item, metadata=checked_metadata(kept | json.loads(item.metadata)))
 
 
 Operation = Item | Replace | Fuse | str
-"""An item to put, one that keeps the label that is there, an image to fuse, or the id of an item to delete."""
+"""An item to put, one that keeps fields of the item that is there, an image to fuse, or the id of an item to delete."""
 
 
 @dataclass(frozen=True)
@@ -424,8 +443,12 @@ class ItemStore:
         if isinstance(operation, Fuse):
             return self._fuse(operation.image)
         if isinstance(operation, Replace):
-            row = self._writer.execute("SELECT label FROM items WHERE id = ?", (operation.item.id,)).fetchone()
-            return self._put(operation.item if row is None else replace(operation.item, label=row[0]))
+            old = self._writer.execute("SELECT label, metadata FROM items WHERE id = ?", (operation.item.id,))
+            row = old.fetchone()
+            try:
+                return self._put(operation.item if row is None else operation.over(*row))
+            except Refusal as refusal:
+                return refusal
         return self._delete(operation) if isinstance(operation, str) else self._put(operation)
 
     def _fuse(self, image: Item) -> Change | Refusal:

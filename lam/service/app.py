@@ -240,7 +240,8 @@ async def _enrol(
         engine.admit(engine.reader, engine.writer)
         parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
-    has_label = label is not None
+    given = {"label": label, "metadata": parsed.metadata}
+    keeps = [name for name, value in given.items() if value is None]
     label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
@@ -248,10 +249,10 @@ async def _enrol(
         engine.admit(engine.decoder, engine.network, engine.writer)
     query = await engine.embed(parsed.content, with_thumbnail=True)
     file = parsed.content if isinstance(parsed.content, bytes) else None
-    item = query.to_item(item_id, label=label, metadata=parsed.metadata, file=file)
+    item = query.to_item(item_id, label=label, metadata=parsed.metadata or "{}", file=file)
     if uncertain == "refuse":
         _refuse_uncertain(engine.responder, query)
-    operation: Operation = Fuse(item) if fuse else item if has_label else Replace(item)
+    operation: Operation = Fuse(item) if fuse else Replace(item, keeps) if keeps else item
     change = await engine.write(operation)
     content = _item_json(
         ItemInfo.of(change.item or item),

@@ -106,13 +106,13 @@ class ParsedItem:
         content: its embedding, its text, or the file of an image.
         id: where the body has one.
         label: likewise.
-        metadata: as they are stored, but for a text.
+        metadata: as they are stored, without a text; None if the body has none.
     """
 
     content: Query | str | bytes
     id: str | None = None
     label: str | None = None
-    metadata: str = "{}"
+    metadata: str | None = None
 
 
 def item_of(body: bytes, dimension: int) -> ParsedItem:
@@ -122,10 +122,11 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
         ServiceError: for what is none.
     """
     item = _named(_content(body), TextItemRequest, ItemRequest)
-    metadata = item.get("metadata", {})
-    if "text" in item and "text" in metadata:
+    metadata = item.get("metadata")
+    if "text" in item and "text" in (metadata or ()):
         raise ServiceError(422, "metadata: there is a text beside them", allowed="metadata without text")
-    return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), checked_metadata(metadata))
+    kept = None if metadata is None else checked_metadata(metadata)
+    return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), kept)
 
 
 def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:

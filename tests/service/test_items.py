@@ -52,6 +52,17 @@ def test_a_put_without_a_label_keeps_it_and_an_empty_one_empties_it(engine: Engi
     assert client.post("/v1/items?id=mine", json=embedding(dimension, 1)).json()["label"] == "oak"
     assert client.get("/v1/items/mine").json()["label"] == "oak"
     assert client.put("/v1/items/mine?label=", content=png, headers=PNG).json()["label"] == ""
+
+
+def test_a_put_without_metadata_keeps_them_and_empty_ones_empty_them(engine: Engine, png: bytes) -> None:
+    client, name = client_of(engine), "/v1/items/mine"
+    given = embedding(engine.gallery.dimension, metadata={"page": 3})
+    client.put(f"{name}?label=oak", json=given)
+    assert client.put(name, content=png, headers=PNG).json()["metadata"] == {"page": 3}
+    assert client.put(f"{name}?label=elm", content=png, headers=PNG).json()["metadata"] == {"page": 3}
+    changed = client.put(name, json={**given, "metadata": {"page": 4}}).json()
+    assert (changed["label"], changed["metadata"]) == ("elm", {"page": 4})
+    assert client.put(name, json={**given, "metadata": {}}).json()["metadata"] == {}
     assert client.put("/v1/items/other", content=png, headers=PNG).json()["label"] == ""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing, top_up
 from lam.inputs.texts import TextPreprocessing
 from lam.inputs.thumbnails import SIZE
-from lam.utils.tables import Table
+from lam.utils.tables import Table, is_no_label
 
 FORMS = (
     *(f"{form}{packed}" for form in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") for packed in ("", ".gz")),
@@ -271,10 +271,6 @@ def _files(root: Path) -> dict[str, Path]:
     return files
 
 
-_NO_LABEL = frozenset(("-1", "nan", "<na>", "nat", "null"))
-"""What programs write, in lower case, where an item has no label."""
-
-
 def _filled(table: Table, column: str) -> list[str]:
     for line, value in zip(table.lines, table.columns[column], strict=True):
         if not value:
@@ -285,10 +281,10 @@ def _filled(table: Table, column: str) -> list[str]:
 def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
     """The labels of a file. One that means none is refused where a label is needed, and empty elsewhere."""
     if not needed:
-        return ["" if label.lower() in _NO_LABEL else label for label in table.columns[column]]
+        return ["" if is_no_label(label) else label for label in table.columns[column]]
     labels = _filled(table, column)
     for line, label in zip(table.lines, labels, strict=True):
-        if label.lower() in _NO_LABEL:
+        if is_no_label(label):
             raise ValueError(
                 f"{table.path}: {column} is {label!r} in {table.unit} {line}, which usually means no label, and all "
                 "such texts would match each other: leave them out, or write another name for the label"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
-from lam.utils.tables import Table
+from lam.utils.tables import Table, is_no_label
 
 _SHOWN = 5
 
@@ -49,6 +49,7 @@ def _file(table: Table, name: str, line: int) -> Path:
 def _image(table: Table, row: int, file: Path) -> SourceImage:
     fields = {name: column[row] for name, column in table.columns.items() if name != "path"}
     item_id, label = fields.pop("id", ""), fields.pop("label", "")
+    label = "" if is_no_label(label) else label
     metadata = {name: field for name, field in fields.items() if field}
     return SourceImage(str(file), label, file_id(file), item_id or None, metadata)
 

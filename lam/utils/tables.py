@@ -28,6 +28,11 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
+def is_no_label(label: str) -> bool:
+    """Whether a cell is what programs write for an item without a label, such as NaN or -1."""
+    return label.lower() in ("-1", "nan", "<na>", "nat", "null")
+
+
 @dataclass(frozen=True)
 class Table:
     """The rows of a file by column.

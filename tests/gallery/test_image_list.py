@@ -74,3 +74,9 @@ def test_what_is_no_text_is_refused(folder: Path) -> None:
 def test_labels_are_the_same_however_their_accents_are_written(folder: Path) -> None:
     found = read_list(listed(folder, f"path,label\na.png,{normalize('NFD', 'é')}\nb c.png,é\n"))
     assert [image.label for image in found] == ["é", "é"]
+
+
+@pytest.mark.parametrize("label", ["-1", "NaN", "null", "<NA>", "NaT"])
+def test_what_programs_write_for_no_label_is_none(folder: Path, label: str) -> None:
+    (found,) = read_list(listed(folder, f"path,label\na.png,{label}\n"))
+    assert found.label == ""

@@ -18,7 +18,7 @@ from functools import reduce
 from itertools import product
 from operator import xor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lam.gallery.fusing import fuse
 from lam.gallery.item import INDEXED, Item, checked_metadata, hash_of
@@ -98,7 +98,7 @@ class Replace:
     """
 
     item: Item
-    keeps: Sequence[Literal["label", "metadata"]]
+    keeps: Sequence[str]
 
     def over(self, label: str, metadata: str) -> Item:
         """The new item with the fields that it keeps of an old one, given by its label and metadata.

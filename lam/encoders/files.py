@@ -30,6 +30,8 @@ from lam.utils.files import (
 FORMAT = 5
 METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
 AMBIGUITY = "ambiguity.safetensors"
+MOST_SAMPLES = 1_000_000
+_TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "settings": dict, "trained_on": list}
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,25 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     generation = read_generation(folder, [METADATA, TENSORS])
     metadata = read_record(generation / METADATA, format=FORMAT)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
+    _check_types(generation / METADATA, metadata)
     if has_network:
         network = _network(generation, recipe, network)
         metadata["head"] = own_path(_member(network), metadata["head"])
+        _member(network).get_submodule(metadata["head"])  # there is one
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
     ambiguity = read_tensors(generation / AMBIGUITY) if (generation / AMBIGUITY).is_file() else None
     return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), ambiguity=ambiguity, **metadata)
+
+
+def _check_types(file: Path, metadata: dict[str, Any]) -> None:
+    for name, kind in _TYPES.items():
+        if not isinstance(metadata.get(name), kind) or isinstance(metadata[name], bool):
+            raise ValueError(f"{file}: {name} must be {kind.__name__}, got {metadata.get(name)!r:.80}")
+    if not 2 <= metadata["n_samples"] <= MOST_SAMPLES:
+        raise ValueError(f"{file}: n_samples must be from 2 to {MOST_SAMPLES:,}, got {metadata['n_samples']}")
+    if not all(type(value) is int for value in metadata["trained_on"]):
+        raise ValueError(f"{file}: trained_on must be integers")
 
 
 def _member(network: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncode
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.dropout import DropoutEncoder
 from lam.encoders.ensemble import EnsembleEncoder
+from lam.encoders.files import SavedEncoder
 from lam.encoders.gaussian import GaussianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.utils.registry import enter
@@ -23,6 +24,9 @@ ENCODERS: dict[str, type[Encoder]] = {
         *(DropoutEncoder, EnsembleEncoder, GaussianEncoder),
     )
 }
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
+"""What values of other types raise while they are restored; a folder may be anybody's."""
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
@@ -48,16 +52,24 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: where the network is needed and missing, or has other tensors or shapes, naming them; or for a kind
-            that is not known.
+        ValueError: where the network is needed and missing, or has other tensors or shapes, naming them; for a kind
+            that is not known; or for a folder that lam did not write.
     """
-    saved = encoder_files.load(folder, network)
+    try:
+        return _restored(encoder_files.load(folder, network), folder)
+    except _UNREADABLE as error:
+        raise ValueError(f"{folder} holds no encoder that lam wrote ({type(error).__name__}: {error})") from error
+
+
+def _restored(saved: SavedEncoder, folder: str | Path) -> Encoder:
     if saved.kind not in ENCODERS:
         raise ValueError(
             f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: "
             "lam.encoders.load.register makes others known"
         )
     encoder = ENCODERS[saved.kind].restored(saved)
+    if isinstance(encoder, BayesianEncoder):
+        encoder.posterior.log_marginal_likelihood(encoder.posterior.prior_precision)  # which reads every setting
     if saved.ambiguity is not None:
         encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
     return encoder

@@ -33,6 +33,7 @@ _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes a pixel; 4 in
 _DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # bytes a pixel beside those, at most
 _MOST = 8  # bytes a pixel of the most pixels that Pillow takes
 MAX_SIDE = 65_535  # the longest that a JPEG can have
+MAX_INPUT = 8_192  # pixels of a side
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
@@ -416,8 +417,11 @@ def _is_number(value: object) -> bool:
 
 def _check_extent(name: str, value: object) -> None:
     extents = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-    if value is not None and not all(type(extent) is int and extent > 0 for extent in extents):
-        raise ValueError(f"{name} must be a positive number of pixels, a (height, width) or None, got {value!r}")
+    if value is not None and not all(type(extent) is int and 0 < extent <= MAX_INPUT for extent in extents):
+        raise ValueError(
+            f"{name} must be a positive number of pixels, a (height, width) or None, of at most {MAX_INPUT:,}, "
+            f"got {value!r}"
+        )
 
 
 def _check_per_channel(name: str, value: object, mode: str) -> None:

@@ -108,6 +108,8 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
         raise ValueError(f"a network's recipe has no {', '.join(sorted(refused))}: these are in the folder")
     head = {plain: state[name] for name, plain in plain_names(state).items()}.get("head.weight")
     if str(recipe.get("name")).startswith(_FROZEN):
+        if not isinstance(recipe.get("sha256"), str):
+            raise ValueError(f"the recipe of {recipe['name']} has no SHA-256 of its weights")
         if head is not None and recipe.get("dimension") != len(head):
             raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, the head that was saved {len(head)}")
     else:

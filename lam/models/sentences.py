@@ -106,7 +106,7 @@ def from_sentence_transformers(
             weights that are not those asked for.
     """
     check_head(head, layers, dropout)
-    network = _loaded(architecture)
+    network = _loaded(architecture, local=sha256 is not None)
     if layers is None:
         layers = "all" if head == "train" and _n_layers(network) else "last"
     frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
@@ -140,7 +140,8 @@ def _with_every_layer(network: Any, name: str) -> Any:
     return type(network)(modules=[*network, every], device="cpu", **prompts)
 
 
-def _loaded(name: str) -> Any:
+def _loaded(name: str, *, local: bool) -> Any:
+    """The network of sentence-transformers with this name, from the files of this machine alone if `local`."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -155,7 +156,7 @@ def _loaded(name: str) -> Any:
     bar_is_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return SentenceTransformer(name, device="cpu")
+        return SentenceTransformer(name, device="cpu", local_files_only=local)
     except Exception as error:  # what is raised for a name that is not found has no common class
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ValueError(

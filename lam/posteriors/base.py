@@ -290,6 +290,8 @@ class Posterior(ABC):
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
         """The posterior that has these `tensors` and `settings`, and further fields."""
         curvature = cls.structure.restored(tensors, settings["curvature"])
+        if getattr(curvature, "has_bias", "bias" in tensors) != ("bias" in tensors):
+            raise ValueError("the curvature and the weights must both have a bias, or neither")
         fields = {name: settings[name] for name in _SETTINGS}
         return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.hessians.jacobians import jacobian, joined, parted
+from lam.hessians.jacobians import jacobian, joined, parted, shape_of
 from lam.hessians.structures import LayersDiagonal, LayersKron
 from lam.hessians.structures.base import is_negative
 from lam.models.head import evaluating, items
@@ -144,7 +144,10 @@ class LayersPosterior(Posterior):
         layers = tuple(own[path] for path in settings["layers"])
         predictive = settings["predictive"]
         where: Any = {"network": network, "head": head, "layers": layers, "predictive": predictive}
-        return super().restored(tensors, settings, **where, **further)
+        posterior = super().restored(tensors, settings, **where, **further)
+        if posterior.curvature.shapes != (shapes := tuple(shape_of(*layer) for layer in posterior._modules.values())):
+            raise ValueError(f"the curvature is of layers of shapes {posterior.curvature.shapes}, these have {shapes}")
+        return posterior
 
     def _check_same_layer(self, other: Posterior) -> None:
         if not (

@@ -1,6 +1,7 @@
 """An encoder's folder that somebody else wrote is held to its tensors before a network takes memory."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lam import models
 from lam.encoders.concentration import HeadEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.ensemble import EnsembleEncoder
+from lam.inputs import Preprocessing
 from lam.models.kappa_head import KappaHead
 from lam.utils.files import MANIFEST, seal
 
@@ -98,3 +100,85 @@ def test_a_recipe_of_very_many_brackets_is_refused(tmp_path: Path) -> None:
 def test_a_network_that_computes_its_sizes_by_tensors_is_read(tmp_path: Path) -> None:
     DeterministicEncoder(models.build("torchvision:regnet_y_400mf", dimension=3), "head").save(tmp_path / "encoder")
     assert isinstance(lam.load(tmp_path / "encoder"), DeterministicEncoder)
+
+
+VALUES = (None, [], {}, "x", 10**15, 10**30, -1, 0, True, 1.5, [1] * 3, {"a": 1})
+"""What stands in the place of every value in turn."""
+
+
+def places(value: Any, *place: str | int) -> Iterator[tuple[str | int, ...]]:
+    """Where the values of JSON are, but for long lists."""
+    is_list = isinstance(value, list) and len(value) < 10
+    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if is_list else ()
+    for name, each in inner:
+        yield (*place, name)
+        yield from places(each, *place, name)
+
+
+def written(content: Any, place: tuple[str | int, ...], value: Any) -> str:
+    """JSON with another value at a place; a missing one for `...`."""
+    content = json.loads(json.dumps(content))
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    if value is ...:
+        del inner[place[-1]]
+    return json.dumps(content)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layers", ["last", "all"])
+def test_an_encoder_with_any_value_exchanged_is_refused_in_words_or_works(layers: Any, tmp_path: Path) -> None:
+    inputs, labels = torch.rand(24, 1, 8, 8), torch.arange(24) % 4
+    read = Preprocessing(mode="L", size=(8, 8))
+    options = lam.Laplace(margin=0.7, layers=layers)
+    network = models.build("convnet8", dimension=3)
+    encoder = lam.fit(network, [(inputs, labels)], options, preprocessing=read, progress=False)
+    if layers == "last":
+        encoder.tune([(inputs, labels)], n_samples=4)
+    encoder.save(tmp_path / "encoder")
+    metadata = next((tmp_path / "encoder").glob("generation-*/encoder.json"))
+    files = json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"]
+    content = json.loads(metadata.read_text())
+    n_refused = 0
+    for place in places(content):
+        for value in (..., *VALUES):
+            metadata.write_text(written(content, place, value))
+            seal(tmp_path / "encoder", files)
+            try:
+                lam.load(tmp_path / "encoder").embed(inputs[:1])
+            except ValueError:
+                n_refused += 1
+    assert n_refused > 200
+
+
+@pytest.mark.parametrize("size", [10**9, [8, 10**5]])
+def test_inputs_of_a_huge_size_are_refused(size: Any, tmp_path: Path) -> None:
+    network = models.build("convnet8", dimension=3)
+    DeterministicEncoder(network, "head", preprocessing=Preprocessing(mode="L", size=8)).save(tmp_path / "encoder")
+    metadata = next((tmp_path / "encoder").glob("generation-*/encoder.json"))
+    content = json.loads(metadata.read_text())
+    metadata.write_text(written(content, ("preprocessing", "size"), size))
+    seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
+    with pytest.raises(ValueError, match="size must be a positive number of pixels, .* of at most 8,192"):
+        lam.load(tmp_path / "encoder")
+
+
+def test_a_recipe_of_sentences_reads_files_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    asked: list[dict[str, Any]] = []
+
+    def absent(*_: Any, **options: Any) -> Any:
+        asked.append(options)
+        raise OSError("there is no such network")
+
+    monkeypatch.setattr(library, "SentenceTransformer", absent)
+    recipe = {"name": "sentence-transformers:nobody/huge", "dimension": 3}
+    state = {"head.weight": torch.zeros(3, 4)}
+    with pytest.raises(ValueError, match="finds no network 'nobody/huge'"):
+        models.rebuild({**recipe, "sha256": "0" * 64}, state)
+    with pytest.raises(ValueError, match="has no SHA-256 of its weights"):
+        models.rebuild(recipe, state)
+    assert [options["local_files_only"] for options in asked] == [True]

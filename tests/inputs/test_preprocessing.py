@@ -299,7 +299,7 @@ class TestRecord:
             ({"mode": "RGBA"}, "mode must be one of L, RGB, got 'RGBA'"),
             ({"mode": ["L"]}, "mode must be one of L, RGB"),
             ({"resampling": "nearest"}, "resampling must be one of bilinear, bicubic, got 'nearest'"),
-            ({"size": 0}, "size must be a positive number of pixels, a .* or None, got 0"),
+            ({"size": 0}, "size must be a positive number of pixels, a .* or None, of at most 8,192, got 0"),
             ({"size": [4, -4]}, "size must be .* got \\(4, -4\\)"),
             ({"size": [4, 4, 4]}, "size must be"),
             ({"size": 4.5}, "size must be"),

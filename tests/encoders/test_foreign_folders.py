@@ -1,6 +1,10 @@
 """An encoder's folder that somebody else wrote is held to its tensors before a network takes memory."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,30 +32,30 @@ def changed(folder: Path, change: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda recipe: recipe | {"dimension": 10**9},
-            "head.bias is .1000000000,. in the network, .3,. in the file",
-        ),
-        (lambda recipe: recipe | {"channels": 10**9}, "is not the one that was saved"),
-        (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "is not the one that was saved"),
-        (
-            lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
-            "is not the one that was saved",
-        ),
-        (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "is not the one that was saved"),
-        (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "is not the one that was saved"),
-        (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes is of the"),
-        (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
-        (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
-        (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
-        (lambda recipe: recipe | {"channels": [1] * 9}, "holds names and numbers alone"),
-        (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
-        (lambda recipe: "convnet8", "holds names and numbers alone"),
-    ],
-)
+RECIPES: list[tuple[Any, str]] = [
+    (
+        lambda recipe: recipe | {"dimension": 10**9},
+        "head.bias is .1000000000,. in the network, .3,. in the file",
+    ),
+    (lambda recipe: recipe | {"channels": 10**9}, "is not the one that was saved"),
+    (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "is not the one that was saved"),
+    (
+        lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
+        "is not the one that was saved",
+    ),
+    (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "is not the one that was saved"),
+    (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "is not the one that was saved"),
+    (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes is of the"),
+    (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
+    (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
+    (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
+    (lambda recipe: recipe | {"channels": [1] * 9}, "holds names and numbers alone"),
+    (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
+    (lambda recipe: "convnet8", "holds names and numbers alone"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), RECIPES)
 def test_a_recipe_that_is_not_that_of_the_tensors_is_refused(
     change: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +72,35 @@ def test_a_recipe_that_is_not_that_of_the_tensors_is_refused(
     with pytest.raises(ValueError, match=message):
         lam.load(changed(tmp_path / "encoder", change))
     assert torch.device("cpu") not in built
+
+
+@pytest.mark.slow
+def test_foreign_recipes_are_refused_within_a_quarter_of_a_gibibyte(tmp_path: Path) -> None:
+    DeterministicEncoder(models.build("convnet8", dimension=3), "head").save(tmp_path / "own")
+    for number, (change, _) in enumerate(RECIPES):
+        changed(Path(shutil.copytree(tmp_path / "own", tmp_path / "foreign" / str(number))), change)
+    code = (
+        "import resource, sys, lam, torchvision, timm, lam.models\n"
+        "from pathlib import Path\n"
+        "lam.load(sys.argv[1])\n"
+        "taken = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28,) * 2)\n"
+        "for folder in Path(sys.argv[2]).iterdir():\n"
+        "    try:\n"
+        "        lam.load(folder)\n"
+        "    except ValueError as error:\n"
+        "        print(type(error.__cause__).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "own"), str(tmp_path / "foreign")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(RECIPES)
+    assert "MemoryError" not in done.stdout
 
 
 def test_an_ensemble_of_other_members_is_refused_and_its_own_is_read(tmp_path: Path) -> None:

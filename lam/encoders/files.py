@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lam.models.head import ADDED
 from lam.models.weights import load_state, own_path, plain_names, plain_path
 from lam.utils.files import (
     MANIFEST,
@@ -109,7 +110,8 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     if has_network:
         network = _network(generation, recipe, network)
         metadata["head"] = own_path(_member(network), metadata["head"])
-        _member(network).get_submodule(metadata["head"])  # there is one
+        if metadata["head"] != ADDED:
+            _member(network).get_submodule(metadata["head"])  # there is one
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
     ambiguity = read_tensors(generation / AMBIGUITY) if (generation / AMBIGUITY).is_file() else None

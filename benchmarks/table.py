@@ -65,7 +65,7 @@ def names(figures: Iterable[str]) -> list[str]:
     return [describe(figure).name for figure in figures]
 
 
-# Real pretrained networks: the README has these.
+# Real pretrained networks: docs/answers.md, and in short the README.
 
 REAL = {
     "faces__faces": "faces, face network",
@@ -110,6 +110,35 @@ def of_real(what: str, digits: int, rows: dict[str, tuple[str, Callable[[dict[st
     table: list[Row] = [[what, *REAL.values()]]
     for title, take in rows.values():
         table.append([title, *(spread_of([take(one) for one in draws_of(cell)], digits) for cell in REAL)])
+    return table
+
+
+WORTH = {
+    "faces__faces": "faces",
+    "efficientnet_lite0__stamps": "drawings",
+    "efficientnet_lite0__cifar10": "photographs",
+    "efficientnet_lite0__omniglot": "characters",
+    "minilm__clinc150": "questions (CLINC150)",
+    "minilm__banking77": "questions (BANKING77)",
+}
+"""The cells of `real.py` that the README shows."""
+
+
+@table
+def worth() -> list[Row]:
+    """The flag and the probability beside the cosine of the first hit, in short."""
+    heads = ["AUROC of strangers: cosine", "lam's flag", "answered: cosine", "lam's probability"]
+    table: list[Row] = [["data", *heads]]
+    for cell, title in WORTH.items():
+        aside = [one[ASIDE] for one in draws_of(cell)]
+        same = [(one[OF_ASIDE]["0.05"]["same_rate"], one["accept"]) for one in aside]
+        figures = (
+            [one["auroc"]["cosine"] for one in aside],
+            [one["auroc_of_flag"] for one in aside],
+            [rates["cosine"] for rates, _ in same],
+            [rates[accept] for rates, accept in same],
+        )
+        table.append([title, *map(spread_of, figures)])
     return table
 
 
@@ -433,19 +462,6 @@ def system(name: str, results: dict[str, Any], figures: Sequence[str]) -> Row:
     known = figures if "ece" in results["mean"] else [figure for figure in figures if figure.startswith("map")]
     cells = [spread(results, figure) if figure in known else NOTHING for figure in figures]
     return [f"{name} {seeds_of(results)}", *cells]
-
-
-@table
-def first_hit(data: str = "fashionmnist") -> list[Row]:
-    figures = ("map@1", "map@5", "ausc", "r_auroc", "ece", "auroc")
-    rows = [system(name, results, figures) for name, results in clothes(data).items() if name != PLAIN_MEAN]
-    return [["method (seeds)", *names(figures)], *rows]
-
-
-@table
-def first_hit_4000() -> list[Row]:
-    """The same with 4,000 images of each part, by every method over seeds."""
-    return first_hit("fashionmnist_4000")
 
 
 @table

@@ -30,7 +30,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 def is_no_label(label: str) -> bool:
     """Whether a cell is what programs write for an item without a label, such as NaN or -1."""
-    return label.lower() in ("-1", "nan", "<na>", "nat", "null")
+    return label.lower() in ("-1", "-1.0", "nan", "<na>", "nat", "null", "n/a", "#n/a")
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def test_a_name_in_capitals_and_semicolons_are_read(tmp_path: Path) -> None:
         assert len(datasets.load("texts", root=tmp_path / name).train) > 10
 
 
-@pytest.mark.parametrize("label", ["-1", "nan", "NaN", "<NA>", "NaT", "null"])
+@pytest.mark.parametrize("label", ["-1", "-1.0", "nan", "NaN", "<NA>", "NaT", "null", "N/A", "#N/A"])
 def test_a_label_that_means_none(tmp_path: Path, label: str) -> None:
     path = csv_of(tmp_path / "mine.csv", "text,label", [*ROWS, ("a text", label)])
     with pytest.raises(ValueError, match=rf"label is '{label}' in line 32, .* leave them out, or write another name"):

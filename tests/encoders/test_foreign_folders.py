@@ -1,6 +1,7 @@
 """An encoder's folder that somebody else wrote is held to its tensors before a network takes memory."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -135,7 +136,7 @@ def test_a_network_that_computes_its_sizes_by_tensors_is_read(tmp_path: Path) ->
     assert isinstance(lam.load(tmp_path / "encoder"), DeterministicEncoder)
 
 
-VALUES = (None, [1], {}, "x", 10**30, -1)
+VALUES = (None, [1], {}, "x", 10**30, -1, math.nan)
 """What stands in the place of every value in turn."""
 
 

@@ -76,7 +76,7 @@ def test_labels_are_the_same_however_their_accents_are_written(folder: Path) -> 
     assert [image.label for image in found] == ["é", "é"]
 
 
-@pytest.mark.parametrize("label", ["-1", "NaN", "null", "<NA>", "NaT"])
+@pytest.mark.parametrize("label", ["-1", "-1.0", "NaN", "null", "<NA>", "NaT", "n/a", "#N/A"])
 def test_what_programs_write_for_no_label_is_none(folder: Path, label: str) -> None:
     (found,) = read_list(listed(folder, f"path,label\na.png,{label}\n"))
     assert found.label == ""

@@ -1,6 +1,7 @@
 """Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
 
 import json
+import shutil
 import os
 import re
 import subprocess
@@ -311,6 +312,32 @@ def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkey
     seconds = json.loads((tmp_path / "training.json").read_text())["network"]["seconds"]
     assert len(seconds) == 2
     assert metrics["seconds_train"] == pytest.approx(sum(seconds), abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
+    tmp_path: Path, digit_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = Path(shutil.copytree(digit_folder, tmp_path / "images"))
+    network = ["--network={name: convnet8, dimension: 2}", "--data.options.preprocessing={size: 8, mode: L}"]
+    folder = [f"--data.root={images}", "--training.epochs=2", f"--output={tmp_path / 'run'}"]
+    config = load_config("folder laplace_posthoc", [*network, *folder])
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lam.methods.laplace_posthoc.fit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, progress=False)
+    assert list((tmp_path / "run").glob("checkpoints/**/*.safetensors"))
+    for names in (sorted(images.glob("0/*")), sorted(images.glob("1/*"))):
+        content = [path.read_bytes() for path in names]
+        for path, other in zip(names, content[1:] + content[:1], strict=True):
+            path.write_bytes(other)
+    with pytest.raises(ValueError, match=r"the data changed since the run .* began \(train"):
+        run(config, progress=False)
+    assert not (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ class SummedCurvature(ABC):
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
         """The structure that has these `tensors` and `settings`."""
         counts = None if settings["counts"] is None else tuple(settings["counts"])
+        if counts is not None and not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise ValueError(f"counts must be whole numbers of at least 0, got {list(counts)}")
         own = {name: tensors[name] for name in (*cls.summed, *cls.shared)}
         described = {name: settings[name] for name in cls.described}
         return cls(counts=counts, curvature=from_settings(settings["loss"]), **described, **own)

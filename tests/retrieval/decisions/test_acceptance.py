@@ -46,7 +46,7 @@ def test_whatever_decides_the_rates_are_kept_on_average(world: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(10800)
 @pytest.mark.parametrize("n", [20, 40, 100, 300])
 @pytest.mark.parametrize("world", WORLDS)
 def test_whatever_decides_the_rates_are_kept_on_average_of_many_sets(world: str, n: int) -> None:

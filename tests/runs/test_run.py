@@ -1,9 +1,9 @@
 """Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
 
 import json
-import shutil
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace

@@ -432,6 +432,11 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     except ImportError as error:
         raise ValueError(f"serving needs more than is installed ({error}): {install_command('serve')}") from None
 
+    if len(parsed.index) > 1:
+        raise ValueError(
+            f"give --index once, got {', '.join(parsed.index)}: flat or hnsw is for the service's own index; a Milvus "
+            "collection has the structure that it was made with"
+        )
     settings = ServiceSettings(keep_queries=parsed.keep_queries)
     serve(
         parsed.run,
@@ -439,7 +444,7 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
         port=parsed.port,
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
-        index=parsed.index,
+        index=parsed.index[0] if parsed.index else None,
         settings=replace(settings, client_connections=None) if parsed.behind_proxy else settings,
     )
 
@@ -657,7 +662,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
     serve.add_argument(
-        "--index", metavar="ADDRESS", help="search in a Milvus collection, such as milvus://HOST/COLLECTION"
+        "--index",
+        metavar="flat|hnsw|ADDRESS",
+        action="append",
+        default=[],
+        help="search exactly, or faster along a graph that may miss a neighbour, of which the start says how many it "
+        "finds; or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or what `lam index "
+        "--factory` named)",
     )
     return parser
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lam.gallery.enrolment import Enrolled
 from lam.gallery.item import Item
-from lam.gallery.local_index import LocalIndex, filled_index
+from lam.gallery.local_index import LocalIndex, factory_of, filled_index
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import (
     CACHE,
@@ -32,6 +32,7 @@ from lam.gallery.store import (
 )
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.recall import Recall
 from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings
 
@@ -99,12 +100,14 @@ class Gallery:
         folder: of the gallery, which a run or `lam index` made: one that is not there was lost.
         dimension: of the embeddings.
         drop_corrupt: delete rows that were altered, and go on without them.
-        index: the address of a Milvus collection that is searched, in place of an index of its own.
+        index: how its own index searches, "flat" or "hnsw"; or the address of a Milvus collection that is searched in
+            place of it. By default the index has the type that the gallery was made with, which is flat unless
+            `lam index --factory` names another. Whatever it is, the items on disk are the same.
 
     Raises:
         CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: for a gallery that is not there, where another process has it open, or for a collection that cannot
-            be used.
+        ValueError: for a gallery that is not there, where another process has it open, for another kind of index, or
+            for a collection that cannot be used.
         ConnectionError: where Milvus does not answer when a collection is first used.
         OSError: where the run cannot be written.
     """
@@ -129,6 +132,11 @@ class Gallery:
     def index(self) -> "Index | RemoteIndex":
         """What is searched, whose ids are keys of the store; for measurements."""
         return self._index.index if isinstance(self._index, LocalIndex) else self._index
+
+    @property
+    def recall(self) -> Recall | None:
+        """How much a search finds of an exact one, as measured at the start; None where it is exact, or in Milvus."""
+        return self._index.recall
 
     @property
     def complaint(self) -> str | None:
@@ -189,12 +197,13 @@ class Gallery:
         """Write the cache of the index, if its type needs one, and let go of the folder."""
         self._resources.close()
 
-    def _open_index(self, address: str | None) -> "LocalIndex | RemoteIndex":
-        if address is None:
-            return LocalIndex(self._cache, self._store, self.dimension, self._store.fact(FACTORY) or "Flat")
+    def _open_index(self, index: str | None) -> "LocalIndex | RemoteIndex":
+        if index is None or "://" not in index:
+            factory = factory_of(index, self._store.fact(FACTORY) or "Flat")
+            return LocalIndex(self._cache, self._store, self.dimension, factory)
         from lam.gallery.remote_index import RemoteIndex
 
-        return RemoteIndex(address, self._store, self.dimension)
+        return RemoteIndex(index, self._store, self.dimension)
 
     def _unerased(self) -> Refusal | None:
         """What is answered for deleted items that are left somewhere."""

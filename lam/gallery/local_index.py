@@ -5,11 +5,13 @@ caught up by key.
 """
 
 import logging
+import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,10 +20,20 @@ from lam.gallery.item import Item
 from lam.gallery.store import ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.recall import Recall, percent
+from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.utils.extras import install_command
 from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
+Kind = Literal["flat", "hnsw"]
+"""How items are searched: exactly, or along a graph, which may miss a neighbour."""
+
+LEAST_RECALL = 0.95
+"""The share of the nearest neighbours below which a start warns."""
+
+_GRAPH = "HNSW32"
+_QUERIES, _NEIGHBOURS = 200, 10  # on which recall is measured
 _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +47,10 @@ class LocalIndex:
         dimension: of the embeddings.
         factory: the FAISS type.
 
+    Attributes:
+        recall: how much a search finds of an exact one, as measured at the start; None where searches are exact, or of
+            fewer than two items.
+
     Raises:
         ValueError: for items of another dimension.
     """
@@ -47,6 +63,7 @@ class LocalIndex:
         self.index = filled_index(cache, store.items_by_key(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
+        self.recall = None if self.index.factory == "Flat" else self._measured()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -69,11 +86,54 @@ class LocalIndex:
         with self._lock:
             self._save()
 
+    def _measured(self) -> Recall | None:
+        recall = self.index.measure_recall(n_queries=_QUERIES, k=_NEIGHBOURS, depth=N_HITS)
+        if recall is not None and recall.share < LEAST_RECALL:
+            _LOG.warning(
+                "%s; less than %s of the neighbours: serve with --index flat, or make the gallery anew with a wider "
+                "graph, such as `lam index --factory HNSW64`",
+                recall,
+                percent(LEAST_RECALL),
+            )
+        return recall
+
     def _save(self) -> None:
-        """Where there is no room for it, it is built again."""
-        if self.index.factory != "Flat":
-            with suppress(OSError):
-                self.index.save(self._cache)
+        """Where there is no room for it, or it holds what was erased, it is built again."""
+        if self.index.factory == "Flat":
+            return
+        if self.index.holds_removed:
+            shutil.rmtree(self._cache, ignore_errors=True)
+            return
+        with suppress(OSError):
+            self.index.save(self._cache)
+
+
+def factory_of(kind: str | None, indexed: str) -> str:
+    """The FAISS type by which a gallery is searched.
+
+    Args:
+        kind: "flat" or "hnsw"; None leaves the type that the gallery was made with.
+        indexed: that type. Where it is a graph, "hnsw" means this one.
+
+    Raises:
+        ValueError: for another kind.
+
+    Example:
+        >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")
+        ('IVF4,Flat', 'Flat', 'HNSW8')
+        >>> factory_of("hnsw", "Flat")
+        'HNSW32'
+    """
+    if kind is None:
+        return indexed
+    if kind not in get_args(Kind):
+        raise ValueError(
+            f"index must be {', '.join(get_args(Kind))} or the address of a Milvus collection, such as "
+            f"milvus://HOST/COLLECTION, got {kind!r}"
+        )
+    if kind == "flat":
+        return "Flat"
+    return indexed if indexed.startswith("HNSW") else _GRAPH
 
 
 def filled_index(

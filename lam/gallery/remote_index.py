@@ -47,6 +47,9 @@ class RemoteIndex:
             the circuit begins open.
     """
 
+    recall: None = None
+    """It is not measured."""
+
     def __init__(self, address: str, store: ItemStore, dimension: int) -> None:
         self._address, self._store, self._dimension = address, store, dimension
         self._index: MilvusIndex | None = None  # while the circuit is closed

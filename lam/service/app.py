@@ -20,6 +20,7 @@ from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse, ItemInfo, Operation, Replace
 from lam.inputs.thumbnails import media_type
+from lam.retrieval.index.recall import Recall
 from lam.service import answers, models
 from lam.service.answers import Responder, as_json, thumbnail_path
 from lam.service.bodies import ParsedItem, content_type, embedding_query_of, item_of, pair_of, query_of
@@ -301,6 +302,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             "threshold": engine.responder.thresholds,
             "gallery_size": len(engine.gallery),
             "index": engine.gallery.index.factory,
+            "index_recall": _recall_fields(engine.gallery.recall),
             "limits": {
                 "max_bytes": settings.max_body,
                 "max_json_bytes": _max_json(engine),
@@ -350,6 +352,18 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def get_metrics() -> Response:
         """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _recall_fields(recall: Recall | None) -> models.RecallFields | None:
+    if recall is None:
+        return None
+    return {
+        "queries": recall.n_queries,
+        "k": recall.k,
+        "recall": recall.share,
+        "hits": recall.depth,
+        "unchanged": recall.unchanged,
+    }
 
 
 def _listed(engine: Engine, after: str, limit: int) -> str:

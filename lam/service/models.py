@@ -338,6 +338,18 @@ class LimitFields(_Closed):
     max_k: Count
 
 
+class RecallFields(_Closed):
+    """How much the index found of an exact search at the start, for stored items as queries, each without itself."""
+
+    queries: Annotated[Count, Field(description="how many items were searched for")]
+    k: Annotated[int, Field(ge=1)]
+    recall: Annotated[Share, Field(description="of the k nearest neighbours, this share was found")]
+    hits: Annotated[int, Field(ge=1, description="on so many a decision rests, or on all that there are")]
+    unchanged: Annotated[
+        Share, Field(description="of these queries, this share found just the hits of an exact search")
+    ]
+
+
 class ModelResponse(_Closed):
     """What answers."""
 
@@ -352,7 +364,10 @@ class ModelResponse(_Closed):
     calibration: State
     threshold: SearchThresholds | None
     gallery_size: Count
-    index: Annotated[str, Field(description="its FAISS type")]
+    index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
+    index_recall: Annotated[
+        RecallFields | None, Field(description="null where searches are exact; of Milvus it is not measured")
+    ]
     limits: LimitFields
     versions: Annotated[dict[str, str], Field(description="of lam and what it rests on, by name")]
 

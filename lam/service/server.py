@@ -60,7 +60,7 @@ def serve(
         port: 0 for any that is free.
         device: where the network runs.
         drop_corrupt: go on without rows of the gallery that were altered.
-        index: the address of a Milvus collection that is searched, in place of an index of its own.
+        index: "flat" or "hnsw", or the address of a Milvus collection; see `lam.gallery.gallery.Gallery`.
         settings: limits.
 
     Raises:
@@ -80,6 +80,8 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
+        if engine.gallery.recall is not None:
+            print(engine.gallery.recall, flush=True)
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))

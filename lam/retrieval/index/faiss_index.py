@@ -20,6 +20,7 @@ from lam.retrieval.index import files as index_files
 from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.recall import Recall
 from lam.retrieval.index.rows import TOMBSTONES, Store
 from lam.utils.checks import check_at_least, check_length, positive_integer
 from lam.vmf.embeddings import Embeddings, check_same_means
@@ -82,6 +83,12 @@ class Index:
     def ids(self) -> Int64[Tensor, " N"]:
         """(N,) the ids, in the order in which they were added."""
         return torch.from_numpy(self._store.column("ids").copy())
+
+    @property
+    def holds_removed(self) -> bool:
+        """Whether vectors of removed items are still in memory, and in what `save` writes: types without removal keep
+        them until they are built anew."""
+        return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
     def is_trained(self) -> bool:
@@ -195,6 +202,39 @@ class Index:
             places, scores = self._nearest(vectors, k, least_kappa, n_allowed)
             found = self._store.take("ids", places), scores, self._store.take("kappa", places)
         return _hits(*found, embeddings)
+
+    def measure_recall(
+        self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
+    ) -> Recall | None:
+        """How much a search finds of what an exact one finds, for items of the index, each without itself.
+
+        Queries that lie farther from all items than the items from each other may find less.
+
+        Args:
+            n_queries: how many items are searched for, at least 1, drawn from all with a seed of their own.
+            k: how many neighbours of each, at least 1.
+            depth: how many hits are compared as a whole, at least 1.
+
+        Returns:
+            Both shares; None for fewer than two items.
+
+        Raises:
+            ValueError: for a number below 1.
+        """
+        count, k = positive_integer("n_queries", n_queries), positive_integer("k", k)
+        depth = positive_integer("depth", depth)
+        if len(self) < 2:
+            return None
+        ids = self._store.column("ids")
+        own = np.random.default_rng(0).permutation(ids)[:count]
+        vectors = self._store.take("vectors", self._store.places_of(self._store.slots_of(torch.from_numpy(own))))
+        hits = min(max(k, depth) + 1, len(self))
+        exact = flat.search(self._store.chunks, vectors, hits, 0.0)[:2]
+        found = exact
+        if self._faiss is not None:
+            places, cosines = self._nearest(vectors, hits, 0.0, len(self))
+            found = self._store.take("ids", places), cosines
+        return Recall.of(self.factory, own, found, exact, k=k, depth=depth)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """The concentration stored with each id.

@@ -1,0 +1,174 @@
+"""A gallery that is searched along a graph, over the same store as one that is searched exactly."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from lam.gallery.gallery import Gallery
+from lam.gallery.item import Item
+from lam.gallery.local_index import LocalIndex
+from lam.gallery.store import CACHE, ItemStore
+from lam.retrieval.index.recall import Recall
+from lam.runs.index import index_images
+from lam.vmf.embeddings import Embeddings
+from tests.helpers import stored
+
+D = 3
+
+
+def embeddings(count: int, seed: int = 0, dimension: int = D) -> Embeddings:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator), dim=1)
+    return Embeddings(mean, torch.full((count,), 9.0), torch.ones(count), torch.zeros(count))
+
+
+def items(count: int, seed: int = 0, dimension: int = D) -> list[Item]:
+    rows = embeddings(count, seed, dimension).mean
+    return [Item(f"{seed}-{row}", mean.numpy().tobytes(), 9.0) for row, mean in enumerate(rows)]
+
+
+def opened(run: Path, index: str | None = "hnsw") -> closing[Gallery]:
+    return closing(Gallery(run / "gallery", D, index=index))
+
+
+def found(gallery: Gallery, queries: Embeddings, k: int = 1) -> list[list[str]]:
+    hits, infos = gallery.search(queries, k)
+    return [[infos[key].id for key in row] for row in hits.ids.tolist()]
+
+
+def test_items_are_added_found_replaced_removed_and_there_after_a_restart(run_copy: Path) -> None:
+    with opened(run_copy) as gallery:
+        assert gallery.index.factory == "HNSW32"
+        gallery.write(items(40))
+        assert found(gallery, embeddings(40)) == [[f"0-{row}"] for row in range(40)]
+        gallery.write(["0-3", *(Item(f"0-{row}", items(40, 1)[row].vector, 9.0) for row in range(5, 9))])
+        assert found(gallery, embeddings(40, 1)[5:9]) == [[f"0-{row}"] for row in range(5, 9)]
+        before = found(gallery, embeddings(20, 2), 50)
+    with opened(run_copy) as gallery:
+        assert (len(gallery), gallery.index.factory) == (60 + 40 - 1, "HNSW32")
+        assert gallery.get("0-3") is None
+        assert found(gallery, embeddings(20, 2), 50) == before
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_removed_item_never_comes_back(run_copy: Path, restart: bool) -> None:
+    """Neither amid those that the graph still leads through, nor once these are swept, nor from the cache."""
+    gone = set[str]()
+    gallery = Gallery(run_copy / "gallery", D, index="hnsw")
+    gallery.write(items(300))
+    for round_ in range(6):
+        removed = [f"0-{row}" for row in range(round_, 240, 6)]
+        gone |= set(removed)
+        gallery.write([*removed, *items(20, seed=round_ + 1)])
+        if restart:
+            gallery.close()
+            gallery = Gallery(run_copy / "gallery", D, index="hnsw")
+        names = found(gallery, embeddings(300), 100)
+        assert not gone & {name for row in names for name in row}
+        assert all(len(set(row)) == 100 for row in names)
+    assert len(gallery) == 60 + 300 - 240 + 120
+    gallery.close()
+
+
+def test_what_was_removed_is_in_no_file_once_the_graph_is_closed(run_copy: Path) -> None:
+    def everything() -> bytes:
+        return b"".join(path.read_bytes() for path in run_copy.rglob("*") if path.is_file())
+
+    with opened(run_copy) as gallery:
+        gallery.write(items(200))
+    with opened(run_copy) as gallery:
+        vector = gallery.index.search(embeddings(200)[7:8], 1)
+        assert vector.scores.item() == pytest.approx(1)
+        held = gallery.index._store.column("vectors")[60 + 7].tobytes()  # as the index made its length one again
+        assert held in everything()
+        gallery.write(["0-7"])
+        assert gallery.index.holds_removed
+        assert held not in everything()
+    assert held not in everything()
+    assert not (run_copy / "gallery" / CACHE).exists()
+    with opened(run_copy) as gallery:
+        assert len(gallery) == 60 + 199
+        assert not gallery.index.holds_removed
+    assert held not in everything()
+    assert (run_copy / "gallery" / CACHE).is_dir()
+
+
+def test_either_kind_serves_what_the_other_wrote(run_copy: Path) -> None:
+    with opened(run_copy) as gallery:
+        gallery.write(items(30))
+    with opened(run_copy, "flat") as gallery:
+        assert (gallery.index.factory, gallery.recall) == ("Flat", None)
+        gallery.write(["0-1", "7", *items(10, 1)])
+        exact = found(gallery, embeddings(25, 3), 50)
+    with opened(run_copy) as gallery:
+        assert (gallery.index.factory, len(gallery)) == ("HNSW32", 60 + 30 - 2 + 10)
+        assert found(gallery, embeddings(25, 3), 50) == exact
+        assert len(stored(gallery, limit=200)) == len(gallery)
+    with opened(run_copy, None) as gallery:
+        assert gallery.index.factory == "Flat"
+        assert found(gallery, embeddings(25, 3), 50) == exact
+
+
+@pytest.mark.parametrize(
+    ("index", "factory"), [(None, "HNSW8"), ("hnsw", "HNSW8"), ("flat", "Flat")], ids=["as made", "hnsw", "flat"]
+)
+def test_a_gallery_that_was_made_with_a_graph_keeps_it(
+    run_copy: Path, digit_folder: Path, index: str | None, factory: str
+) -> None:
+    index_images(run_copy, digit_folder, factory="HNSW8", progress=False)
+    with opened(run_copy, index) as gallery:
+        assert gallery.index.factory == factory
+        assert (gallery.recall is None) == (factory == "Flat")
+    with opened(run_copy, None) as gallery:
+        assert gallery.index.factory == "HNSW8"
+
+
+def test_a_small_gallery_is_searched_whole_by_a_graph(run_copy: Path) -> None:
+    with opened(run_copy) as gallery:
+        assert gallery.recall == Recall("HNSW32", 60, 10, 1.0, 50, 1.0)
+
+
+@pytest.mark.parametrize("index", ["HNSW", "ivf", "", "milvus:/host/items", "flat,hnsw"])
+def test_another_kind_of_index_is_refused(run_copy: Path, index: str) -> None:
+    said = f"index must be flat, hnsw or the address of a Milvus collection, .*, got {index!r}"
+    with pytest.raises(ValueError, match=said):
+        Gallery(run_copy / "gallery", D, index=index)
+    Gallery(run_copy / "gallery", D).close()  # nothing is left open
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[ItemStore]:
+    """The store of 3,000 items in 32 dimensions."""
+    with closing(ItemStore(tmp_path / "items.sqlite")) as store:
+        store.write(items(3000, dimension=32))
+        yield store
+
+
+def test_a_graph_that_finds_too_little_says_what_to_do(
+    large: ItemStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        poor = LocalIndex(tmp_path / "poor", large, 32, "HNSW4")
+        assert poor.recall is not None
+        assert 0.3 < poor.recall.share < 0.95
+        assert str(poor.recall) in caplog.text
+        assert "serve with --index flat, or make the gallery anew with a wider graph" in caplog.text
+        caplog.clear()
+        good = LocalIndex(tmp_path / "good", large, 32, "HNSW64")
+        assert good.recall is not None
+        assert poor.recall.share < 0.95 < good.recall.share
+        assert not caplog.text
+
+
+def test_a_graph_that_was_kept_finds_as_much(large: ItemStore, tmp_path: Path) -> None:
+    """With it is kept how widely it is searched."""
+    first = LocalIndex(tmp_path / "index", large, 32, "HNSW32")
+    first.close()
+    again = LocalIndex(tmp_path / "index", large, 32, "HNSW32")
+    assert first.recall is not None
+    assert again.recall == first.recall
+    assert first.recall.share > 0.95

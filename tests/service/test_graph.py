@@ -1,0 +1,102 @@
+"""A service that searches its gallery along a graph, beside one that searches it exactly."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lam.cli import main
+from lam.service.engine import Engine
+from tests.service.asking import client_of, embedding
+from tests.service.conftest import SMALL
+from tests.service.serving import started
+
+
+@contextmanager
+def client(run: Path, **options: Any) -> Iterator[Any]:
+    with client_of(Engine(run, SMALL, **options)) as opened:  # which closes the engine
+        yield opened
+
+
+def directions(count: int, seed: int = 0) -> list[list[float]]:
+    drawn = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(drawn, dim=1).tolist()
+
+
+def test_a_graph_answers_as_an_exact_search_does(served_run: Path, tmp_path: Path) -> None:
+    """A gallery of 260 items is small for a graph: it finds all of them."""
+    answers: dict[str, list[Any]] = {}
+    for index in ("flat", "hnsw"):
+        run = Path(shutil.copytree(served_run, tmp_path / index))
+        with client(run, index=index) as service:
+            for number, direction in enumerate(directions(200)):
+                item = {"embedding": direction, "kappa": 40.0, "id": f"new{number}", "label": str(number % 10)}
+                assert service.post("/v1/items", json=item).status_code == 201
+            queries = [{"embedding": direction, "kappa": 40.0} for direction in directions(300, 1)]
+            found = [service.post("/v1/search?k=20", json=query) for query in queries]
+            answers[index] = [answer.json() for answer in found]
+    assert len(answers["flat"][0]["hits"]) == 20
+    assert {answer["decision"] for answer in answers["flat"]} >= {"match", "unknown"}
+    equal = np.mean([one == other for one, other in zip(*answers.values(), strict=True)])
+    assert equal >= 0.99
+
+
+def test_the_model_says_how_much_is_found(served_run: Path) -> None:
+    with client(served_run, index="hnsw") as service:
+        model = service.get("/v1/model").json()
+        assert model["index"] == "HNSW32"
+        assert model["index_recall"] == {"queries": 60, "k": 10, "recall": 1.0, "hits": 50, "unchanged": 1.0}
+        schemas = service.get("/openapi.json").json()["components"]["schemas"]
+        assert set(schemas["RecallFields"]["required"]) == set(model["index_recall"])
+        assert "index_recall" in schemas["ModelResponse"]["required"]
+    for options in ({"index": "flat"}, {}):
+        with client(served_run, **options) as service:
+            model = service.get("/v1/model").json()
+            assert (model["index"], model["index_recall"]) == ("Flat", None)
+
+
+def test_a_deleted_item_is_found_by_neither_kind_again(served_run: Path) -> None:
+    dimension = 3
+    for index, n_found in (("hnsw", 1), ("hnsw", 0), ("flat", 0), ("hnsw", 0)):
+        with client(served_run, index=index) as service:
+            if n_found:
+                assert service.post("/v1/items", json=embedding(dimension, id="gone")).status_code == 201
+            hits = service.post("/v1/search", json=embedding(dimension)).json()["hits"]
+            assert [hit["id"] for hit in hits].count("gone") == n_found
+            assert service.delete("/v1/items/gone").status_code == (200 if n_found else 404)
+            hits = service.post("/v1/search?k=100", json=embedding(dimension)).json()["hits"]
+            assert "gone" not in [hit["id"] for hit in hits]
+
+
+def test_the_start_says_how_much_is_found(served_run: Path) -> None:
+    with started("lam", "serve", "--index", "hnsw", run=served_run) as (process, _, _):
+        assert process.stdout is not None
+        said = process.stdout.readline()
+    assert said == (
+        "HNSW32 finds 100 % of the 10 nearest neighbours of 60 stored items, and for 100 % of these items the same 50 "
+        "hits as an exact search\n"
+    )
+
+
+def test_two_kinds_at_once_or_one_that_is_none_are_refused(
+    served_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "run", "--index=hnsw", "--index", "milvus://db.example/items"]) == 1
+    said = capsys.readouterr().err
+    assert "give --index once, got hnsw, milvus://db.example/items" in said
+    assert "a Milvus collection has the structure that it was made with" in said
+    assert main(["serve", str(served_run), "--port=0", "--index=ivf"]) == 1
+    assert "index must be flat, hnsw or the address of a Milvus collection" in capsys.readouterr().err
+
+
+def test_the_command_passes_the_kind_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("lam.service.server.serve", lambda *_, index, **__: given.append(index))
+    for words in ([], ["--index=flat"], ["--index", "hnsw"], ["--index", "milvus://db.example/items"]):
+        assert main(["serve", "run", *words]) == 0
+    assert given == [None, "flat", "hnsw", "milvus://db.example/items"]

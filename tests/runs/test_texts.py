@@ -95,6 +95,50 @@ def test_a_file_of_hits_has_their_texts(of_topics: Run, tmp_path: Path) -> None:
     assert [hit["text"] for hit in written["hits"]] == found
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("lines.csv", ["text", "fur and paw", "rail and station", "yeast", '"oven, crust"', "purr"]),
+        ("queries.csv", ["source,text", "a,fur and paw", "b,rail and station", "c,yeast", 'd,"oven, crust"', "e,purr"]),
+    ],
+)
+def test_each_text_of_a_file_is_answered_as_by_itself(
+    of_topics: Run, tmp_path: Path, name: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first line names the column; a text with what separates columns stands in quotes."""
+    queries, file = ["fur and paw", "rail and station", "yeast", "oven, crust", "purr"], tmp_path / name
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = ["search", str(of_topics.folder), "-k3", "--quiet"]
+    assert main([*command, "--file", str(file)]) == 0
+    blocks = capsys.readouterr().out.strip().split("\n\n")
+    alone = list[str]()
+    for query in queries:
+        assert main([*command, "--text", query]) == 0
+        alone.append(f"text: {query}\n{capsys.readouterr().out.strip()}")
+    assert blocks == alone
+    assert main([*command, "--file", str(file), "-o", str(tmp_path / "hits.json")]) == 0
+    written = json.loads((tmp_path / "hits.json").read_text())["images"]
+    assert [len(entry["hits"]) for entry in written] == [3] * 5
+    for entry, query in zip(written, queries, strict=True):
+        (items,) = search(of_topics.folder, texts=[query], k=3).items
+        assert [hit["text"] for hit in entry["hits"]] == [item.text for item in items]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("queries.csv", "queries.csv has no column text"), ("queries.txt", "queries.txt must be one of .csv, ")],
+)
+def test_a_file_that_is_no_table_of_texts_is_refused(
+    of_topics: Run, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("fur and paw\nyeast\n", encoding="utf-8")
+    command = ["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / name)]
+    assert main(command) == 1
+    assert said in capsys.readouterr().err
+    assert main([*command, "--text", "yeast"]) == 1
+    assert "give texts either by --text or by --file" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path: Path) -> None:
     shutil.copytree(of_questions.folder, tmp_path / "run")

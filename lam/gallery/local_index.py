@@ -74,12 +74,16 @@ class LocalIndex:
             return self.index.search(queries, k)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key; what is not there, or there already, is left alone."""
+        """Remove and add by key; what is not there, or there already, is left alone.
+
+        Searches go on while a type without removal is built anew.
+        """
         with self._lock:
-            self.index.remove(sorted(key for key in gone if key in self.index))
+            self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
             if added:
                 self.index.add(embeddings_of(added.values()), list(added))
+        self.index.sweep(self._lock)
 
     def close(self) -> None:
         """Keep what takes long to build."""

@@ -1,9 +1,11 @@
 """A gallery that is searched along a graph, over the same store as one that is searched exactly."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
 from lam.gallery.local_index import LocalIndex
 from lam.gallery.store import CACHE, ItemStore
+from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.recall import Recall
 from lam.runs.index import index_images
@@ -144,6 +147,29 @@ def test_another_kind_of_index_is_refused(run_copy: Path, index: str) -> None:
     with pytest.raises(ValueError, match=said):
         Gallery(run_copy / "gallery", D, index=index)
     Gallery(run_copy / "gallery", D).close()  # nothing is left open
+
+
+def test_searches_go_on_while_the_graph_is_built_anew(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, add = list[list[str]](), faiss_calls.add
+
+    def searching_meanwhile(*arguments: Any) -> None:
+        searching = threading.Thread(target=lambda: names.extend(found(gallery, embeddings(150)[100:])))
+        searching.start()
+        searching.join(20)
+        assert not searching.is_alive()
+        add(*arguments)
+
+    with opened(run_copy) as gallery:
+        gallery.write(items(150))
+        before = own_index(gallery)._faiss
+        monkeypatch.setattr(faiss_calls, "add", searching_meanwhile)
+        gallery.write([f"0-{row}" for row in range(100)])
+        monkeypatch.setattr(faiss_calls, "add", add)
+        assert names == [[f"0-{row}"] for row in range(100, 150)]
+        assert own_index(gallery)._faiss is not before
+        assert not own_index(gallery).holds_removed
+        assert found(gallery, embeddings(150)[100:]) == names
+        assert len(gallery) == 60 + 50
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Files belong to `lam.retrieval.index.files`.
 """
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -145,7 +146,7 @@ class Index:
         self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
         self.mean_samples = embeddings.mean_samples
 
-    def remove(self, ids: Ids) -> None:
+    def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items; all of them, or none where an error is raised.
 
         Flat and types without removal keep tombstones, which never leave a search; at 20 % they are swept, for which
@@ -153,6 +154,7 @@ class Index:
 
         Args:
             ids: (N,) ids that are in the index, none twice.
+            sweeps: build such a type anew when that is due; otherwise `sweep` does it.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -164,9 +166,25 @@ class Index:
         if self._faiss is None:
             return
         faiss_calls.remove(self._faiss, slots)
-        is_due = self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
-        if is_due and not faiss_calls.keep_only(self._faiss, self._store.column("slots")):
-            self._rebuild()
+        if self._is_due and not faiss_calls.keep_only(self._faiss, self._store.column("slots")) and sweeps:
+            self.sweep()
+
+    def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
+        """Build a type without removal anew, if a fifth of what it holds is removed.
+
+        Args:
+            lock: is held while the new structure takes the place of the old one. Until then others may search, and
+                nobody may change the index.
+        """
+        if self._is_due:
+            rebuilt = self._rebuilt()
+            with nullcontext() if lock is None else lock:
+                self._faiss = rebuilt
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether removed items shall be swept."""
+        return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
         """The k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
@@ -326,12 +344,14 @@ class Index:
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
     def _rebuild(self) -> None:
-        if self._faiss is None:
-            return
+        if self._faiss is not None:
+            self._faiss = self._rebuilt()
+
+    def _rebuilt(self) -> Any:
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
         if len(self):
             faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
-        self._faiss = rebuilt
+        return rebuilt
 
     def _nearest(
         self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int

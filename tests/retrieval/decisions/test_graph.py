@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lam.retrieval import Index
+from lam.retrieval.decisions.calibrate import Searched
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.decisions import MATCH, SearchDecisions
 from lam.retrieval.index.recall import Recall
@@ -49,8 +50,11 @@ def _index(factory: str, parameters: str | None) -> Index:
 def _calibration(accept: str | None, flag: str | None) -> Calibration:
     queries, labels = _items(500, 4)
     searches = search_open_set(queries.mean, GALLERY.mean, lambda rows: labels[rows][:, None] == LABELS)
-    targets = Targets(far=FAR, ood=0.05)
-    return calibrated(searches, queries, targets=targets, accept=accept, flag=flag, gallery_labels=LABELS)
+    strangers, _ = _items(500, 5, first=CLASSES)
+    hits = _index("Flat", None).search(strangers, N_HITS)
+    settings = {"accept": accept, "flag": flag, "targets": Targets(far=FAR, ood=0.05), "gallery_labels": LABELS}
+    given = Searched(strangers, hits.scores, labels=LABELS[hits.ids])
+    return calibrated(searches, queries, strangers=given, **settings)
 
 
 @dataclass

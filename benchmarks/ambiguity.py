@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from timing import kept, write
 from torch import Tensor
 
-from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder, Prediction
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.ood import auroc
@@ -30,6 +29,7 @@ from lam.runs.config_files import load_config
 from lam.runs.corruption import CorruptionCurve, worse_inputs
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
+from lam.tuning.ambiguity import Ambiguity
 from lam.vmf import bessel_ratio
 
 BATCH, DEPTH = 500, 10

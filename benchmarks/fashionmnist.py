@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 
 from lam import datasets
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import evaluate
 from lam.encoders.load import load
+from lam.evaluation import evaluate
 from lam.hessians import Diagonal
 from lam.hessians.accumulate import curvature_in_batches
 from lam.pairs.relation import Relation

@@ -19,11 +19,11 @@ from timing import kept, write
 from torch import Tensor
 
 from lam.datasets import Dataset
-from lam.encoders.outsiders import made_outsiders
 from lam.retrieval.metrics.ood import auroc
 from lam.runs.data import EMBEDDING_BATCH
 from lam.runs.finished import Run
 from lam.runs.sweep import summary
+from lam.tuning.outsiders import made_outsiders
 
 MOST = 2000
 

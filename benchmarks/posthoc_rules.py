@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from lam import losses
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import evaluate
+from lam.evaluation import evaluate
 from lam.methods import Training
 from lam.methods.laplace_posthoc import fit_with
 from lam.runs.config_files import load_config

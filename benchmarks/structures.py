@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import evaluate
-from lam.encoders.outsiders import is_images
+from lam.evaluation import evaluate
 from lam.hessians import SPLITS, Ekfac, SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
 from lam.hessians.batch import outputs
@@ -41,6 +40,7 @@ from lam.retrieval.metrics.ood import auroc
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
+from lam.tuning.outsiders import is_images
 from lam.vmf.embeddings import Embeddings
 
 FIGURES = ("auroc", "auroc_variance", "ausc", "ausc_variance", "ece", "map@5", "share_clipped", "variance_clipped")

@@ -20,7 +20,7 @@ from structures import MADE, MAX_MEMORY, N_SAMPLES, batches_of, features_of
 from timing import kept, write
 
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import evaluate
+from lam.evaluation import evaluate
 from lam.hessians import SupConCurvature
 from lam.hessians.accumulate import StructureOptions, curvature_in_batches
 from lam.hessians.dataset import ggn_of_dataset

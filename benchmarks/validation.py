@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lam.datasets import Splits
-from lam.encoders.evaluation import Evaluation, evaluate
+from lam.evaluation import Evaluation, evaluate
 from lam.retrieval.metrics.reference import Reference
 
 FIGURES = ("map@1", "ausc", "ece", "auroc@inverted", "auroc@permuted", "auroc@digits")

@@ -7,9 +7,9 @@ embedding dimensions, ...) are those of the table in docs/making.md.
 
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.held_out import HeldOut
 from lam.encoders.load import load
+from lam.evaluation import Evaluation, evaluate
 from lam.methods.fit import fit, fit_features
 from lam.methods.laplace import Laplace
 from lam.pairs.pairs import Pairs

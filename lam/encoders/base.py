@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
-from lam.encoders.ambiguity import Ambiguity, learn
 from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.encoders.held_out import HeldOut
@@ -27,6 +26,7 @@ from lam.hessians.batch import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
+from lam.tuning.ambiguity import Ambiguity, learn
 from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings
 
@@ -272,7 +272,7 @@ class Encoder(ABC):
 
         κ of every embedding is then A_D⁻¹(p_known A_D(κ_a)), with its parts beside it: small for what could be several
         things as well as for what was never seen. Directions, the posterior and samples stay as they are. See
-        `lam.encoders.ambiguity`.
+        `lam.tuning.ambiguity`.
 
         Args:
             held_out: items that the network was not trained on: matches of training items lie closer, and κ_a would be

@@ -18,8 +18,6 @@ from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.held_out import HeldOut
-from lam.encoders.outsiders import Recommendation, is_images, made_outsiders
-from lam.encoders.tuning import CLIPPED_LIMIT, Replaced, Trial, Tuning, calibrate_scale, complaint, replaced_by_best
 from lam.hessians.accumulate import curvature_in_batches, targets_of
 from lam.hessians.batch import check_feature_values
 from lam.models.head import ADDED, features_and_output
@@ -29,6 +27,8 @@ from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
+from lam.tuning.outsiders import Recommendation, is_images, made_outsiders
+from lam.tuning.scale import CLIPPED_LIMIT, Replaced, Trial, Tuning, calibrate_scale, complaint, replaced_by_best
 from lam.utils.checks import check_choice
 from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings, Mean
@@ -147,7 +147,7 @@ class BayesianEncoder(Encoder):
         """Choose the likelihood scale or the prior precision; h stays as it is.
 
         `calibration` takes the likelihood scale s whose votes score best on held-out in-distribution data; see
-        `lam.encoders.tuning.calibrate_scale`.
+        `lam.tuning.scale.calibrate_scale`.
         `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
         data. It cannot choose s, which would take the normalisers of the loss's densities.
 
@@ -158,7 +158,7 @@ class BayesianEncoder(Encoder):
                 clipped weights make most of the predictive variance they are read and tuned, and the one of the best
                 score is taken.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.encoders.tuning.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
+                `refinements` of `lam.tuning.scale.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
                 is moved once in the direction in which the evidence rises, in place of the maximum.
 
         Raises:

@@ -5,7 +5,6 @@ from pathlib import Path
 from torch import nn
 
 from lam.encoders import files as encoder_files
-from lam.encoders.ambiguity import Ambiguity
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
@@ -15,6 +14,7 @@ from lam.encoders.ensemble import EnsembleEncoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.gaussian import GaussianEncoder
 from lam.encoders.layers import LayersEncoder
+from lam.tuning.ambiguity import Ambiguity
 from lam.utils.registry import enter
 
 ENCODERS: dict[str, type[Encoder]] = {

@@ -18,7 +18,6 @@ from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.held_out import HeldOut
-from lam.encoders.outsiders import is_images
 from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.losses import Loss, as_settings, margin_of, settings_of
@@ -32,6 +31,7 @@ from lam.pairs.relation import Relation, Scope
 from lam.posteriors import Posterior
 from lam.training import Training
 from lam.training.loop import History
+from lam.tuning.outsiders import is_images
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import seeded
 from lam.vmf.embeddings import Mean

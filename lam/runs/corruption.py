@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
-from lam.encoders.evaluation import Evaluation
+from lam.evaluation import Evaluation
 from lam.inputs.corruption import KINDS, ImageKind, corrupted, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 

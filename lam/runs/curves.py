@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lam.encoders.evaluation import Evaluation
+from lam.evaluation import Evaluation
 from lam.retrieval.metrics.uncertainty import CalibrationBins
 from lam.utils.files import read_tensors, write_tensors
 

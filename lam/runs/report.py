@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits, Texts
-from lam.encoders.ambiguity import SEVERAL, UNSEEN, Doubt
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.evaluation import Evaluation
+from lam.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import SCORES
 from lam.runs.corruption import AnyKind, CorruptionCurve
 from lam.runs.html import Plot, write_report
+from lam.tuning.ambiguity import SEVERAL, UNSEEN, Doubt
 
 
 def write_plots_and_report(

@@ -36,9 +36,9 @@ from lam import models
 from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
-from lam.encoders.evaluation import Evaluation, evaluate
 from lam.encoders.held_out import HeldOut
 from lam.encoders.load import load
+from lam.evaluation import Evaluation, evaluate
 from lam.gallery.damaged import DamagedFiles, path_key, write_damaged
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained

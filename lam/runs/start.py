@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from lam.datasets import Splits
-from lam.encoders.ambiguity import TrainedHead, check_enough
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import HeadEncoder
@@ -20,6 +19,7 @@ from lam.pairs.relevance import relevance_of
 from lam.runs.config import RunConfig
 from lam.runs.finished import Run
 from lam.training import History
+from lam.tuning.ambiguity import TrainedHead, check_enough
 from lam.utils.files import read_json, verify, write_json
 
 TRAINED_BY = "trained_by.json"

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lam.encoders.ambiguity import Ambiguity
 from lam.gallery.item import Images, Item, checked_metadata, content_id, packed
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
@@ -33,6 +32,7 @@ from lam.service.models import (
     UnseenFields,
     VerifyResponse,
 )
+from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -22,10 +22,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaMode
 from typing_extensions import TypeAliasType, TypedDict
 
-from lam.encoders.ambiguity import Doubt
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
+from lam.tuning.ambiguity import Doubt
 
 JSON = "application/json"
 MAX_KAPPA = 1e30

@@ -11,7 +11,7 @@ from lam.hessians import ContrastiveCurvature, Diagonal, Full, Kron, LowRank
 from lam.methods import LaplacePosthoc
 from lam.posteriors import POSTERIORS
 from tests.encoders.small import WIDE, fit, make_batches, make_network, same_posterior
-from tests.encoders.test_evaluation import METRICS
+from tests.evaluation.test_evaluate import METRICS
 
 BASES = ("ekfac",)
 """Structures in a basis of the data that they were fitted on: two fits do not add up."""

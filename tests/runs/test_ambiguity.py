@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from lam.cli import main
-from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.runs.config import RunConfig
 from lam.runs.finished import Run
 from lam.service.engine import Engine
+from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from tests.service.asking import PNG, client_of
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lam import datasets
-from lam.encoders.evaluation import evaluate
+from lam.evaluation import evaluate
 from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run

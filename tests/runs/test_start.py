@@ -11,7 +11,6 @@ import torch
 
 from lam.cli import main
 from lam.datasets import Splits, TensorImages
-from lam.encoders.ambiguity import FORMS, TrainedHead
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import InfoNCECurvature, VarConCurvature
 from lam.losses import MCInfoNCE
@@ -23,6 +22,7 @@ from lam.runs.run import run
 from lam.runs.start import TRAINED_BY, Start, write_trained_by
 from lam.service.engine import Engine
 from lam.training import History
+from lam.tuning.ambiguity import FORMS, TrainedHead
 from lam.utils.files import read_json
 from tests.conftest import tiny
 from tests.service.asking import PNG, client_of

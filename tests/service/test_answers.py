@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lam import datasets
-from lam.encoders.ambiguity import SEVERAL, UNSEEN
 from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine, label_key
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -19,6 +18,7 @@ from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder
 from lam.service.engine import Engine, _Search, embedding_of
+from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.helpers import stored
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lam.encoders.tensors import TensorRecord
+from lam.tuning.tensors import TensorRecord
 
 COMPONENTS = 64
 """The most principal components in which features are compared; and at most one for every ten items."""

@@ -11,13 +11,13 @@ from torch import nn
 
 import lam
 from lam import fit, fit_features
-from lam.encoders import typicality
-from lam.encoders.ambiguity import FORMS, SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.encoders.seen import item_hashes
 from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, relevance_of
+from lam.tuning import typicality
+from lam.tuning.ambiguity import FORMS, SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
 from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
 from tests.encoders.small import WIDE
 

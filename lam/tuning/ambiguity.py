@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lam.encoders.tensors import TensorRecord
-from lam.encoders.typicality import Components, Typicality, learn_typicality, p_known, shape_of
 from lam.models.kappa_head import Form, KappaHead, kappa_of
 from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.uncertainty import ausc
+from lam.tuning.tensors import TensorRecord
+from lam.tuning.typicality import Components, Typicality, learn_typicality, p_known, shape_of
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import lam
-from lam.encoders.outsiders import Recommendation, made_outsiders
 from lam.methods import LaplacePosthoc
 from lam.retrieval.metrics.registry import METRICS
+from lam.tuning.outsiders import Recommendation, made_outsiders
 from tests.methods.small_data import images, network, training
 
 

@@ -1,6 +1,6 @@
-"""The picture of docs/answers.md: which answers are kept, what the probability is worth, and what is flagged.
+"""The picture of docs/results/answers.md: which answers are kept, what the probability is worth, and what is flagged.
 
-    python benchmarks/answers_picture.py NAME=RUN [NAME=RUN ...] [--output docs/answers.png]
+    python benchmarks/answers_picture.py NAME=RUN [NAME=RUN ...] [--output docs/pictures/answers.png]
 
 A row a finished run, a column a question. Gallery, calibration and queries are those of `answers.py`, whose tables say
 the same in numbers.
@@ -64,7 +64,7 @@ def draw_flagged(axes: Any, known: Tensor, outside: Tensor, threshold: float, ti
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="finished runs and what they are called")
-    parser.add_argument("--output", type=Path, default=Path("docs/answers.png"))
+    parser.add_argument("--output", type=Path, default=Path("docs/pictures/answers.png"))
     parsed = parser.parse_args()
     figure, rows = plt.subplots(len(parsed.runs), 3, figsize=(11, 3.2 * len(parsed.runs)), squeeze=False)
     for row, argument in zip(rows, parsed.runs, strict=True):

@@ -4,7 +4,7 @@
 
 Of each draw of `real.py score`, 20, 30, 40, 60 and 100 of the calibration queries are taken at random, and the test
 queries are answered at a false-accept rate of 0.1, false flags at 0.05 or the least rate that can be promised. Writes
-results/few_queries.json and docs/few_queries.png.
+results/few_queries.json and docs/pictures/few_queries.png.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
         axis.minorticks_off()
     axes[1].axhline(FAR, color="grey", linestyle=":")
     axes[0].legend(fontsize="small")
-    figure.savefig(Path(__file__).parent.parent / "docs" / "few_queries.png", dpi=110)
+    figure.savefig(Path(__file__).parent.parent / "docs" / "pictures" / "few_queries.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The picture of the README: one query that a run answers, and one that it flags, in the words of the page.
 
     lam demo
-    python benchmarks/picture.py runs/digits/laplace_posthoc docs/query.png
+    python benchmarks/picture.py runs/digits/laplace_posthoc docs/pictures/query.png
 
 The first is the match of median κ among the validation images, the second the abstention of median κ among the digits 8
 and 9, which the network never saw; the hits are those of the run's gallery, which is its test split.

@@ -25,7 +25,7 @@ from lam.runs.corruption import TEXT_KINDS
 from lam.runs.sweep import summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 NOTHING = "—"
 Row = Sequence[str]
 TABLES: dict[str, Callable[[], list[Row]]] = {}
@@ -65,7 +65,7 @@ def names(figures: Iterable[str]) -> list[str]:
     return [describe(figure).name for figure in figures]
 
 
-# Real pretrained networks: docs/answers.md, and in short the README.
+# Real pretrained networks: docs/results/answers.md, and in short the README.
 
 REAL = {
     "faces__faces": "faces, face network",

@@ -2,7 +2,7 @@
 
 `fit` puts a Laplace posterior over the last layer of a trained network; every embedding becomes a von Mises-Fisher
 distribution with a concentration κ; `evaluate` says whether it can be trusted. The letters in shapes (N items, D
-embedding dimensions, ...) are those of the table in docs/making.md.
+embedding dimensions, ...) are those of the table in docs/explanation/making.md.
 """
 
 from lam.encoders.base import Encoder

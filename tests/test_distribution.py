@@ -86,7 +86,7 @@ def test_each_command_to_install_names_an_extra() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+    "page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.stem
 )
 def test_pages_install_nothing_of_another_project(page: Path) -> None:
     for requirement in re.findall(r"pip install (?:-\S+ )*'?([\w.-]+)", page.read_text(encoding="utf-8")):

@@ -16,7 +16,7 @@ from lam.runs.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def text(page: Path) -> str:
@@ -70,15 +70,15 @@ def test_settings_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = re.findall(r"^  - .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(navigation) == [page.name for page in PAGES if page.parent == DOCS]
+    navigation = re.findall(r"^ +- .+: (\S+\.md)$", text(ROOT / "mkdocs.yml"), re.MULTILINE)
+    assert sorted(navigation) == sorted(str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS))
 
 
 def test_fields_of_answers_are_those_of_the_service() -> None:
     from lam.service import models
 
     fields = {name for kind in vars(models).values() for name in getattr(kind, "__annotations__", ())}
-    tables = re.findall(r"^\| field \|.*?\n\n", text(DOCS / "serving.md"), flags=re.DOTALL | re.MULTILINE)
+    tables = re.findall(r"^\| field \|.*?\n\n", text(DOCS / "howto" / "serve.md"), flags=re.DOTALL | re.MULTILINE)
     cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert len(named) > 15
@@ -86,7 +86,7 @@ def test_fields_of_answers_are_those_of_the_service() -> None:
 
 
 def test_rooms_and_letters_are_those_of_the_source() -> None:
-    page, settings = text(DOCS / "making.md"), tomllib.loads(text(ROOT / "pyproject.toml"))
+    page, settings = text(DOCS / "explanation" / "making.md"), tomllib.loads(text(ROOT / "pyproject.toml"))
     (contract,) = settings["tool"]["importlinter"]["contracts"]
     levels = dict(enumerate(reversed([level.split(" | ") for level in contract["layers"]]), 1))
     rooms = {(level, room) for level, rooms in levels.items() for room in rooms}

@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS = "# Needs "
 
 
@@ -54,7 +54,7 @@ def test_a_block_that_cannot_run_says_why_and_imports_what_exists(page: Path) ->
 def test_nearly_all_blocks_run() -> None:
     needing = [(page.name, block.splitlines()[0]) for page in PAGES for block in blocks(page) if NEEDS in block]
     assert needing == [
-        ("bayesian.md", "# Needs a Milvus server at db.example."),
-        ("serving.md", "# Needs a finished run, and serves it until it is stopped."),
+        ("fit.md", "# Needs a Milvus server at db.example."),
+        ("serve.md", "# Needs a finished run, and serves it until it is stopped."),
     ]
     assert sum(len(blocks(page)) for page in PAGES) >= 8

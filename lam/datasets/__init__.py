@@ -88,7 +88,7 @@ def load(
     """Load a data set in three disjoint splits.
 
     Args:
-        name: one of `DATASETS`, such as "digits" or "folder"; docs/methods.md has the layout of each.
+        name: one of `DATASETS`, such as "digits" or "folder"; docs/reference/methods.md has the layout of each.
         root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others
             have a default.
         seed: of every random choice.

@@ -3,7 +3,8 @@
     python benchmarks/definitions.py NAME RUN RUN ...
 
 Each RUN is a finished run with a posterior or other samples, one a seed, and the first of its OOD sets. Direction,
-uncertainty and areas are taken from the same S samples as their code takes them; docs/results/index.md lists what differs.
+uncertainty and areas are taken from the same S samples as their code takes them; docs/reference/definitions.md
+lists what differs.
 Results: results/definitions_NAME.json.
 """
 

@@ -85,7 +85,7 @@ def evaluate(
     its first hits are scores too. Where some queries have no match in the gallery and some have one, `no_match_auprc`
     says how well each score tells them.
 
-    Source: Warburg et al. (2023), section 4; where their code differs is listed in docs/results/index.md, "Definitions".
+    Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
     Args:
         encoder: what to evaluate.

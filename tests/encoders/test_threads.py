@@ -1,5 +1,6 @@
 """One encoder in many threads gives each of them what one thread is given."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +69,8 @@ def greatest_gap(encoder: lam.Encoder, inputs: Tensor, each: int, *others: Calla
         return max(call.result() for call in calls)
 
 
-def check_embed_tune_and_search(wrap: Wrap, n_items: int, each: int) -> None:
+def check_embed_tune_and_search(wrap: Wrap, n_items: int, each: int) -> float:
+    """The greatest difference of log κ or a direction from those of one thread."""
     network, inputs, labels = make_data(n_items)
     encoder: Any = lam.fit(wrap(network), [(inputs[:100], labels[:100])], margin=0.7, progress=False)
     index = Index(encoder.dimension)
@@ -86,7 +88,9 @@ def check_embed_tune_and_search(wrap: Wrap, n_items: int, each: int) -> None:
         expected = work()
         return lambda: torch.testing.assert_close(work(), expected)
 
-    assert greatest_gap(encoder, inputs, each, checked(tuned), *[checked(hits)] * 3) <= 1e-5
+    gap = greatest_gap(encoder, inputs, each, checked(tuned), *[checked(hits)] * 3)
+    assert gap <= 1e-5
+    return gap
 
 
 @pytest.mark.filterwarnings(HELD_OUT)
@@ -98,8 +102,11 @@ def test_sixteen_threads_that_embed_tune_and_search_get_what_one_gets(wrap: Wrap
 @pytest.mark.slow
 @pytest.mark.filterwarnings(HELD_OUT)
 @pytest.mark.parametrize("wrap", [eager, compiled, in_training_mode])
-def test_sixteen_threads_of_ten_thousand_embeddings_get_what_one_gets(wrap: Wrap) -> None:
-    check_embed_tune_and_search(wrap, 600, 10_000)
+def test_sixteen_threads_of_ten_thousand_embeddings_get_what_one_gets(
+    wrap: Wrap, record_property: Callable[[str, object], None]
+) -> None:
+    gap = check_embed_tune_and_search(wrap, 600, 10_000)
+    record_property(wrap.__name__, json.dumps({"greatest_difference": gap}))
 
 
 def test_thinned_networks_are_one_threads_own() -> None:

@@ -1,10 +1,13 @@
 """Store and index together: catching up, erasing, and searching while items are added."""
 
+import json
 import shutil
 import sqlite3
+import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import torch
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Images, Item, packed
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import CACHE, Change, Fuse, Operation
+from lam.gallery.store import CACHE, FILE, Change, Fuse, ItemStore, Operation
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.index import index_images
@@ -315,3 +318,61 @@ def test_adding_and_searching_at_once(gallery: Gallery) -> None:
 @pytest.mark.slow
 def test_adding_and_searching_at_once_for_minutes(gallery: Gallery) -> None:
     adding_and_searching(gallery, 250.0, 16)
+
+
+def rates(calls: list[Callable[[int], object]], seconds: float) -> list[list[float]]:
+    """Milliseconds of each call, one thread each, every call made again when it returns; the number it gets rises."""
+    until = time.monotonic() + seconds
+
+    def repeated(call: Callable[[int], object], number: int) -> list[float]:
+        taken = []
+        while (began := time.monotonic()) < until:
+            call(number * 1_000_000 + len(taken))
+            taken.append(1000 * (time.monotonic() - began))
+        return sorted(taken)
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(repeated, call, n) for n, call in enumerate(calls)]]
+
+
+def median(times: list[list[float]]) -> float:
+    return round(statistics.median([one for part in times for one in part]), 2)
+
+
+@pytest.mark.slow
+def test_writers_at_a_million_items_leave_searches_half_their_speed(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    dimension, count = 128, 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator), dim=1)
+    store = ItemStore(tmp_path / FILE)
+    store.write(Item(str(row), vector.numpy().tobytes(), 9.0) for row, vector in enumerate(rows))
+    store.close()
+    with closing(Gallery(tmp_path, dimension)) as gallery:
+        one = torch.ones(1)
+        query = Embeddings(rows[:1], 9.0 * one, one, torch.zeros(1))
+
+        def search(_: int) -> None:
+            gallery.search(query, 10)
+
+        def add(number: int) -> None:
+            gallery.write([Item(f"new {number}", rows[number % count].numpy().tobytes(), 9.0)])
+
+        def remove(number: int) -> None:
+            gallery.write([str(number % count)])
+
+        quiet = {name: median(rates([call], 3.0)) for name, call in (("add", add), ("remove", remove))}
+        alone = rates([search] * 4, 10.0)
+        beside = rates([search] * 4 + [add] * 8, 10.0)
+    measured = {
+        "addition_ms": quiet["add"],
+        "removal_ms": quiet["remove"],
+        "search_ms_of_4_searchers": median(alone),
+        "search_ms_of_4_searchers_beside_8_writers": median(beside[:4]),
+        "addition_ms_of_8_writers_beside_4_searchers": median(beside[4:]),
+        "additions_per_second": round(sum(map(len, beside[4:])) / 10, 1),
+    }
+    record_property("a million items of 128 dimensions", json.dumps(measured))
+    assert max(quiet.values()) <= 10
+    assert median(beside[:4]) <= 2 * median(alone)

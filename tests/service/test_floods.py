@@ -1,12 +1,13 @@
 """Image searches beside clients that ask for what is cheap as fast as it is answered, or again at once when refused."""
 
+import json
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def searches(found: Served, png: bytes) -> Counter[int]:
 
 @pytest.mark.parametrize(("way", "path"), [("kept", "/v1/health"), ("kept", "/app.js"), ("new", "/v1/health")])
 def test_a_flood_of_cheap_requests_leaves_searches_a_quarter_of_their_rate(
-    found: Served, png: bytes, way: str, path: str
+    found: Served, png: bytes, way: str, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     quiet = searches(found, png)[200]
     flood = subprocess.Popen(
@@ -60,10 +61,14 @@ def test_a_flood_of_cheap_requests_leaves_searches_a_quarter_of_their_rate(
     finally:
         flood.kill()
         flood.wait()
+    rates = {"quiet_per_second": quiet / SECONDS, "flooded_per_second": flooded / SECONDS}
+    record_property(f"{path}, connections {way}", json.dumps(rates))
     assert flooded >= quiet / 4
 
 
-def test_clients_that_retry_at_once_are_served_as_fast_as_one(found: Served, png: bytes) -> None:
+def test_clients_that_retry_at_once_are_served_as_fast_as_one(
+    found: Served, png: bytes, record_property: Callable[[str, object], None]
+) -> None:
     alone, together = searches(found, png)[200], list[Counter[int]]()
     clients = [threading.Thread(target=lambda: together.append(searches(found, png))) for _ in range(64)]
     for client in clients:
@@ -71,5 +76,7 @@ def test_clients_that_retry_at_once_are_served_as_fast_as_one(found: Served, png
     for client in clients:
         client.join()
     statuses = sum(together, Counter[int]())
+    rates = {"alone_per_second": alone / SECONDS, "together_per_second": statuses[200] / SECONDS}
+    record_property("64 clients", json.dumps({**rates, "refused_per_second": statuses[503] / SECONDS}))
     assert statuses[200] >= alone / 2
     assert statuses.keys() <= {200, 503}

@@ -27,7 +27,9 @@ def outcomes(report: Path) -> dict[str, Any]:
     processor = machine()["processor"]
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
-        found = checks.setdefault(name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "processor": processor})
+        found = checks.setdefault(
+            name, {"passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0, "processor": processor}
+        )
         failed = case.find("failure") is not None or case.find("error") is not None
         found["failed" if failed else "skipped" if case.find("skipped") is not None else "passed"] += 1
         found["seconds"] = round(found["seconds"] + float(case.get("time", 0)), 1)

@@ -14,12 +14,13 @@ import yaml
 
 from lam import losses, methods, models
 from lam.datasets.augmented import AugmentationOptions
-from lam.datasets.base import GalleryKind
+from lam.datasets.base import Dataset, GalleryKind
 from lam.inputs.corruption import KINDS, PUBLISHED_KINDS
 from lam.methods import Method
 from lam.models.frozen import Head
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation
+from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
 from lam.utils.checks import check_at_least, check_positive
@@ -141,6 +142,17 @@ class PlacesConfig:
     relevant_within: float = 25.0
     angle_within: float | None = None
 
+    def relation_of(self, items: Dataset) -> Relation:
+        """What makes two items a pair: their labels, or, for places, their positions."""
+        if items.targets.ndim == 1:
+            return Relation()
+        return Relation("batch", self.positive_within, self.negative_beyond, self.angle_within)
+
+    def relevance_of(self, items: Dataset, relation: Relation | None = None) -> Relevance:
+        """Which items match each query; by default as `relation_of` the same items."""
+        relation = self.relation_of(items) if relation is None else relation
+        return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
+
 
 @dataclass
 class EvaluationConfig:
@@ -251,13 +263,6 @@ class RunConfig:
         """The training loss."""
         temperature, dimension = self.training.temperature, self.network.dimension
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
-
-    def relation_of(self, images: Any) -> Relation:
-        """What makes two of these images a pair: their labels, or, for places, their positions."""
-        if images.targets.ndim == 1:
-            return Relation()
-        places = self.places
-        return Relation("batch", places.positive_within, places.negative_beyond, places.angle_within)
 
     def _check_numbers(self) -> None:
         places, evaluation = self.places, self.evaluation

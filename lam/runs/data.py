@@ -1,9 +1,9 @@
 """The data of a run: loaded, limited, and refused before any work where they cannot serve."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,25 @@ from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import set_classes_aside
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
-from lam.gallery.damaged import read_images, without_damaged
+from lam.gallery.damaged import DamagedFiles, path_key, read_images, without_damaged, write_damaged
 from lam.gallery.embed import is_cut
 from lam.gallery.item import checked_metadata
 from lam.gallery.refusal import Refusal
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
 from lam.runs.config import DataConfig
-from lam.runs.copies import perceptual_hash, without_copies
+from lam.runs.copies import (
+    Copy,
+    check_copies,
+    find_copies,
+    perceptual_hash,
+    read_copies,
+    remark_on,
+    without_copies,
+    write_copies,
+)
+from lam.runs.corruption import corruptions_of
+from lam.runs.folder import DAMAGED, DATA, left_out
 from lam.utils import distributed
 
 EMBEDDING_BATCH = 500
@@ -80,6 +91,89 @@ def load_data(
     if data.duplicates == "drop":
         splits, _ = without_copies(splits)
     return leave_out(splits, ood, damaged)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of a run, checked.
+
+    Attributes:
+        splits: train, validation, test and strangers.
+        ood: OOD sets by title.
+        copies: items that repeat others.
+        damaged: why image files cannot be read, of those that are left out.
+        is_new: whether no earlier start of the run has checked them.
+    """
+
+    splits: Splits
+    ood: dict[str, Dataset]
+    copies: Sequence[Copy]
+    damaged: Mapping[Path, str]
+    is_new: bool
+
+    @property
+    def parts(self) -> dict[str, Dataset]:
+        """All parts by name."""
+        return parts_of(self.splits, self.ood)
+
+    def write_lists(self, folder: Path) -> None:
+        """Write copies and damaged files into a run's folder, if there are any."""
+        if self.damaged:
+            write_damaged(self.damaged, folder / DAMAGED)
+        if self.copies:
+            write_copies(self.copies, folder)
+
+
+def prepare_data(
+    data: DataConfig, folder: Path, *, learns: bool, corruptions: Sequence[str] | str | None, progress: bool
+) -> RunData:
+    """Load the data of a run and check every item; a later start of the run does not read all files again.
+
+    Args:
+        data: the settings.
+        folder: of the run.
+        learns: whether the run learns from items that match.
+        corruptions: of the test split; see `lam.runs.corruption.corruptions_of`.
+        progress: show a progress bar on standard error.
+
+    Raises:
+        ValueError: as `load_data`, `check_splits`, `check_texts`, `corruptions_of`, or for damaged files or copies that
+            the settings do not allow.
+    """
+    known = left_out(folder, data.root)
+    splits, ood = distributed.rank_zero_first(lambda: load_data(data, known))
+    check_splits(splits, learns=learns)
+    check_texts(splits.test)
+    corruptions_of(splits.test, corruptions)
+    is_new = not (folder / DATA).is_file()
+    copies, damaged = distributed.broadcast_from_rank_zero(
+        lambda: _check_items(data, folder, splits, ood, progress) if is_new else (read_copies(folder), {})
+    )
+    if damaged:
+        splits, ood = leave_out(splits, ood, frozenset(map(path_key, damaged)))
+        check_splits(splits, learns=learns)
+    if (remark := remark_on(copies, data.duplicates)) is not None:
+        splits = replace(splits, notes=(*splits.notes, remark))
+        if is_new and distributed.is_rank_zero():
+            warnings.warn(remark, stacklevel=3)
+    return RunData(splits, ood, copies, damaged, is_new)
+
+
+def _check_items(
+    data: DataConfig, folder: Path, splits: Splits, ood: Mapping[str, Dataset], progress: bool
+) -> tuple[list[Copy], dict[Path, str]]:
+    """Read all image files: the copies among the items, and why files cannot be read, where these may be left out."""
+    parts = parts_of(splits, ood).values()
+    hashes, reasons = check_files(parts, progress=progress)
+    # A refused run has no folder yet: its list goes beside.
+    listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")
+    DamagedFiles(listed, data.skip_damaged, reasons).settle(sum(len(part.files) for part in parts))
+    copies = find_copies(splits, hashes)
+    if data.duplicates == "drop":  # exact ones are gone from the splits
+        whole, _ = load_data(replace(data, duplicates="keep"))
+        copies = [*without_copies(whole)[1], *copies]
+    check_copies(copies, data.duplicates)
+    return copies, reasons
 
 
 def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str]) -> tuple[Splits, dict[str, Dataset]]:

@@ -8,8 +8,9 @@ from PIL import Image
 from lam.datasets import MissingDataError, Splits, TensorImages, Texts
 from lam.pairs.relation import Relation
 from lam.runs.config import DataConfig
+from lam.runs.config_files import load_config
 from lam.runs.data import check_files, check_splits, check_texts, load_data
-from lam.runs.run import nearest_is_relevant
+from lam.runs.plan import Plan
 
 
 def images(labels: list[int]) -> TensorImages:
@@ -131,5 +132,6 @@ def test_validation_answers_within_the_distance_of_an_answer() -> None:
     places, relation = Places(pixels, torch.zeros(4, dtype=torch.int64)), Relation(positive_within=10.0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False))
     torch.nn.init.eye_(cast(torch.nn.Linear, network[1]).weight)
-    assert nearest_is_relevant(network, places, relation) == 0.0
-    assert nearest_is_relevant(network, places, relation, relevant_within=25.0) == 1.0
+    for within, expected in ((10.0, 0.0), (25.0, 1.0)):
+        plan = Plan.of(load_config("digits laplace_posthoc", [f"--places.relevant_within={within}"]))
+        assert plan.recall_at_1(network, places, relation) == expected

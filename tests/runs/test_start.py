@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lam.cli import main
-from lam.datasets import Splits, TensorImages
+from lam.datasets import TensorImages
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import InfoNCECurvature, VarConCurvature
 from lam.losses import MCInfoNCE
@@ -18,12 +18,12 @@ from lam.methods.base import own_curvature
 from lam.models.kappa_head import KappaHead
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
+from lam.runs.plan import Plan
 from lam.runs.run import run
-from lam.runs.start import TRAINED_BY, Start, write_trained_by
+from lam.runs.start import Start
 from lam.service.engine import Engine
 from lam.training import History
 from lam.tuning.ambiguity import FORMS, TrainedHead
-from lam.utils.files import read_json
 from tests.conftest import tiny
 from tests.service.asking import PNG, client_of
 
@@ -116,13 +116,11 @@ def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path)
 
 
 def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: Path) -> None:
-    config, start = tiny(tmp_path, "--checkpoint=first"), Start({"name": "infonce", "temperature": 0.3})
-    write_trained_by(tmp_path, config, start, {})
-    assert read_json(tmp_path / TRAINED_BY) == start.trained_by
+    plan, start = Plan.of(tiny(tmp_path, "--checkpoint=first")), Start({"name": "infonce", "temperature": 0.3})
+    assert plan.trained_by(start, {}) == start.trained_by
     trained = History((1.0,), (), (1.0,), 1, 0)
     for of_start, histories in ((start, {"network": trained}), (Start(), {})):
-        write_trained_by(tmp_path, config, of_start, histories)
-        assert read_json(tmp_path / TRAINED_BY) == own_curvature(config.loss())
+        assert plan.trained_by(of_start, histories) == own_curvature(plan.loss)
 
 
 def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is_to_be_learnt(tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is
 
     def taken_over(n: int, *settings: str) -> Start:
         items = TensorImages(torch.rand(n, 1, 4, 4), torch.arange(n) % 4)
-        return start.taken_over(tiny(tmp_path, "--checkpoint=first", *settings), Splits(items, items, items))
+        return Plan.of(tiny(tmp_path, "--checkpoint=first", *settings)).checked(start, items)
 
     assert taken_over(20) == taken_over(20, "--ambiguity.learn=true") == start
     without = replace(start, kappa_head=None)

@@ -1,0 +1,242 @@
+"""`Plan`: a checked configuration, resolved into the parts that the stages of a run take; and `Stages`, their times."""
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lam import models
+from lam.datasets import Dataset, Splits
+from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.bayesian import BayesianEncoder
+from lam.losses import Loss
+from lam.methods import Method
+from lam.models import EmbeddingNetwork
+from lam.models.head import evaluating
+from lam.pairs.relation import Relation
+from lam.retrieval.index.exact import rank
+from lam.runs.config import AmbiguityConfig, DataConfig, EvaluationConfig, NetworkConfig, PlacesConfig, RunConfig
+from lam.runs.data import EMBEDDING_BATCH, loader_of
+from lam.runs.start import Start, start_from
+from lam.training import History, Training
+from lam.training.features import with_features
+from lam.training.settings import Accelerator
+from lam.tuning.ambiguity import check_enough
+from lam.utils.files import read_json, write_json
+
+SECONDS = "seconds.json"
+"""The seconds of each stage so far, in the folder of a run that has not finished."""
+
+_OF_LOSS = ("loss", "temperature")
+_SAME = ("folder", "data", "augmentation", "method", "places", "evaluation", "ambiguity", "accelerator", "seed")
+"""Attributes that a plan has from its configuration as they are."""
+
+
+@dataclass
+class Stages:
+    """Prints the name of each stage, and keeps the seconds it took.
+
+    Attributes:
+        progress: whether names are printed, on standard error.
+        seconds: by stage.
+    """
+
+    progress: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, *, progress: bool) -> "Stages":
+        """The stages of a run, with the seconds of earlier starts."""
+        return cls(progress, read_json(folder / SECONDS) if (folder / SECONDS).is_file() else {})
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+    def write(self, folder: Path) -> None:
+        """Keep the seconds in the folder of a run."""
+        write_json(folder / SECONDS, self.seconds)
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """How the network is made.
+
+    Attributes:
+        settings: its name, size and options.
+        seed: of random weights.
+        checkpoint: the weights that it starts from; None to train it.
+    """
+
+    settings: NetworkConfig
+    seed: int
+    checkpoint: str | None
+
+    def build(self, seed: int) -> EmbeddingNetwork:
+        """A network with the library's pretrained weights, or the random ones of a seed."""
+        settings = self.settings
+        options = {**({} if settings.head == "train" else {"head": settings.head}), **settings.options}
+        return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
+
+    def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
+        """The network before training, and what is known of its weights.
+
+        Raises:
+            ValueError: for a checkpoint that does not fit the network, or items that the network does not take.
+        """
+        network = self.build(self.seed)
+        start = Start() if self.checkpoint is None else start_from(network, self.checkpoint)
+        try:
+            with evaluating(network):
+                network(torch.stack([items[0][0]] * 2))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"network {self.settings.name} does not take inputs of shape {items.shape} ({reason}): choose another "
+                "network.name or network.options, or another size of the inputs"
+            ) from None
+        return network, start
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does, in the parts that its stages take.
+
+    Attributes:
+        folder: of the run.
+        settings: the whole configuration, as the folder keeps it.
+        data: which data.
+        network: how the network is made.
+        loss: of the training.
+        options: fields of `lam.training.Training` that the configuration sets.
+        augmentation: of the training images.
+        method: how the network becomes an encoder.
+        places: what makes two places match.
+        evaluation: what is measured.
+        ambiguity: whether the encoder learns its ambiguity.
+        accelerator: the device.
+        seed: of samples and everything drawn.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    data: DataConfig
+    network: NetworkPlan
+    loss: Loss
+    options: dict[str, Any]
+    augmentation: AugmentationOptions
+    method: Method
+    places: PlacesConfig
+    evaluation: EvaluationConfig
+    ambiguity: AmbiguityConfig
+    accelerator: Accelerator
+    seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Plan":
+        """The plan of a configuration, which is checked first.
+
+        Raises:
+            ValueError: as `RunConfig.check`.
+        """
+        config.check()
+        return cls(
+            **{name: getattr(config, name) for name in _SAME},
+            settings=config.resolved(),
+            network=NetworkPlan(config.network, config.seed, config.checkpoint),
+            loss=config.loss(),
+            options={name: value for name, value in vars(config.training).items() if name not in _OF_LOSS},
+        )
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is learned from items that match."""
+        needs_matches = self.network.settings.head != "identity" or self.method.learns_from_matches
+        return self.method.reads_labels and needs_matches
+
+    def items(self, splits: Splits) -> Dataset:
+        """The training split, augmented where the configuration says so."""
+        is_augmented = self.augmentation != AugmentationOptions()
+        return Augmented(splits.train, self.augmentation) if is_augmented else splits.train
+
+    def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
+        """How the network is trained: the best epoch on the validation split is kept, or, without matches there, the
+        last."""
+        relation, validation = self.places.relation_of(splits.train), splits.validation
+        has_matches = bool(self.places.relevance_of(validation, relation).count().any())
+
+        def validate(network: nn.Module) -> float:
+            return self.recall_at_1(network, validation, relation)
+
+        return Training(
+            **self.options,
+            loss=self.loss,
+            relation=relation,
+            seed=self.seed,
+            pretrained=self.network.checkpoint is not None,
+            trained_by=start.trained_by,
+            another=self.network.build,
+            validate=validate if has_matches else None,
+            folder=self.folder / "checkpoints",
+            num_workers=self.data.num_workers,
+            accelerator=self.accelerator,
+            progress=stages.progress,
+            stage=stages,
+        )
+
+    def checked(self, start: Start, validation: Dataset) -> Start:
+        """The start without its κ head, unless the run's posterior takes that over.
+
+        A κ head needs p_known, which is learnt from items with a match; a warning says where they are too few.
+
+        Raises:
+            ValueError: where they are too few, and the configuration asks for the ambiguity.
+        """
+        learn = self.ambiguity.learn
+        is_posterior = issubclass(self.method.encoder, BayesianEncoder)
+        start = start if is_posterior and learn is not False else replace(start, kappa_head=None)
+        if not learn and start.kappa_head is None:
+            return start
+        try:
+            check_enough(self.places.relevance_of(validation))
+        except ValueError as error:
+            if learn:
+                raise
+            warnings.warn(
+                f"the κ head of checkpoint {self.network.checkpoint} is left out, and κ is the posterior's alone, as "
+                f"p_known cannot be learnt on the validation split: {error}, or say so by --ambiguity.learn=false",
+                stacklevel=2,
+            )
+            return replace(start, kappa_head=None)
+        return start
+
+    def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
+        """Name and settings of the curvature of the loss that trained the network, by the run or before it."""
+        if start.trained_by is not None and "network" not in histories:
+            return start.trained_by
+        learned = histories["network"].learned if "network" in histories else None
+        return self.method.trained_by(self.loss, self.network.settings.dimension, learned)
+
+    def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
+        """Recall@1 of a network on held-out items, by which the epoch is chosen; 0 if no query has a match."""
+        relevance = self.places.relevance_of(items, relation)
+        with evaluating(network):
+            device = next(network.parameters()).device
+            features = with_features(network, items, num_workers=self.data.num_workers)
+            batches = loader_of(features, EMBEDDING_BATCH, self.data.num_workers)
+            embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
+        gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
+        hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
+        answerable = relevance.count() > 0
+        return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0

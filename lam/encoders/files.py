@@ -18,19 +18,19 @@ from lam.models.weights import load_state, own_path, plain_names, plain_path
 from lam.utils.files import (
     MANIFEST,
     CorruptFileError,
+    FolderFormat,
     read_generation,
     read_json,
-    read_record,
     read_shapes,
     read_tensors,
     write_generation,
-    write_record,
     write_tensors,
 )
 
-FORMAT = 5
-METADATA, TENSORS, NETWORK = "encoder.json", "posterior.safetensors", "network.safetensors"
-AMBIGUITY = "ambiguity.safetensors"
+FORMAT = FolderFormat(5, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
+NETWORK = "network.safetensors"
+"""Beside these: its shapes are compared with those of the network before it is read."""
+
 MOST_SAMPLES = 1_000_000
 _TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "settings": dict, "trained_on": list}
 
@@ -88,25 +88,23 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
     if network is not None:
         metadata["head"] = plain_path(_member(network), encoder.head)
 
+    state = {} if network is None else network.state_dict()
+    weights = {plain: state[name].clone() for name, plain in plain_names(state).items()}
+
     def write(generation: Path) -> None:
-        write_record(generation / METADATA, metadata, format=FORMAT)
-        write_tensors(generation / TENSORS, encoder.tensors)
-        if encoder.ambiguity is not None:
-            write_tensors(generation / AMBIGUITY, encoder.ambiguity)
+        FORMAT.write_files(generation, metadata, encoder.tensors, encoder.ambiguity)
         if network is not None:
-            state = network.state_dict()
-            tensors = {plain: state[name].clone() for name, plain in plain_names(state).items()}
-            write_tensors(generation / NETWORK, tensors)
+            write_tensors(generation / NETWORK, weights)
 
     write_generation(folder, write)
 
 
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
     """Read an encoder, checked before anything is parsed; see `lam.load`."""
-    generation = read_generation(folder, [METADATA, TENSORS])
-    metadata = read_record(generation / METADATA, format=FORMAT)
+    generation = read_generation(folder, FORMAT.required)
+    metadata, tensors, ambiguity = FORMAT.read_files(generation)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
-    _check_types(generation / METADATA, metadata)
+    _check_types(generation / FORMAT.record, metadata)
     if has_network:
         network = _network(generation, recipe, network)
         metadata["head"] = own_path(_member(network), metadata["head"])
@@ -114,8 +112,7 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
             _member(network).get_submodule(metadata["head"])  # there is one
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
-    ambiguity = read_tensors(generation / AMBIGUITY) if (generation / AMBIGUITY).is_file() else None
-    return SavedEncoder(network=network, tensors=read_tensors(generation / TENSORS), ambiguity=ambiguity, **metadata)
+    return SavedEncoder(network=network, tensors=tensors, ambiguity=ambiguity, **metadata)
 
 
 def _check_types(file: Path, metadata: dict[str, Any]) -> None:

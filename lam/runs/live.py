@@ -4,7 +4,6 @@
 """
 
 import random
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,19 +11,11 @@ from torch import Tensor
 
 from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
-from lam.utils.files import (
-    MANIFEST,
-    read_generation,
-    read_record,
-    read_tensors,
-    write_generation,
-    write_record,
-    write_tensors,
-)
+from lam.utils.files import MANIFEST, FolderFormat
 from lam.vmf.embeddings import Embeddings
 
-FORMAT = 1
-FOLDER, METADATA, TABLES = "live", "live.json", "queries.safetensors"
+FOLDER = "live"
+FORMAT = FolderFormat(1, "live.json", ("queries.safetensors",))
 EVERY = 100
 """After so many queries more the sample is written."""
 
@@ -79,12 +70,7 @@ class LiveQueries:
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])
         tensors = {**embeddings.rows(), "features": torch.cat([features for _, features in self._kept])}
         metadata = {"key": self._run.fingerprint, "seen": self.seen, "mean_samples": embeddings.mean_samples}
-
-        def fill(generation: Any) -> None:
-            write_record(generation / METADATA, metadata, format=FORMAT)
-            write_tensors(generation / TABLES, tensors)
-
-        write_generation(self._run.folder / FOLDER, fill)
+        FORMAT.write(self._run.folder / FOLDER, metadata, tensors)
         self._unwritten = 0
 
 
@@ -106,8 +92,7 @@ def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
     folder = run.folder / FOLDER
     if not (folder / MANIFEST).is_file():
         return None
-    generation = read_generation(folder, [METADATA, TABLES])
-    metadata, tensors = read_record(generation / METADATA, format=FORMAT), read_tensors(generation / TABLES)
+    metadata, tensors = FORMAT.read(folder)
     if metadata["key"] != run.fingerprint:
         return None
     features = tensors.pop("features")

@@ -13,19 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lam.utils.files import (
-    CorruptFileError,
-    read_record,
-    read_tensors,
-    seal,
-    sync_folder,
-    verify,
-    write_record,
-    write_tensors,
-)
+from lam.utils.files import CorruptFileError, FolderFormat, seal, sync_folder, verify
 
-FORMAT = 1
-_TENSORS, _STATE = "tensors.safetensors", "state.json"
+FORMAT = FolderFormat(1, "state.json", ("tensors.safetensors",))
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -70,9 +60,8 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     path = folder / f"checkpoint-{number:08d}"
     unfinished = folder / f".{path.name}.new"
     unfinished.mkdir()
-    write_tensors(unfinished / _TENSORS, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
-    write_record(unfinished / _STATE, state, format=FORMAT)
-    seal(unfinished, [_TENSORS, _STATE])
+    FORMAT.write_files(unfinished, state, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    seal(unfinished, FORMAT.required)
     if path.exists():
         _discard(path)
     unfinished.replace(path)
@@ -100,8 +89,9 @@ def load(folder: str | Path) -> Checkpoint | None:
     paths = _numbered(Path(folder))
     for path in reversed(paths):
         try:
-            verify(path, [_TENSORS, _STATE])
-            return Checkpoint(path, read_tensors(path / _TENSORS), read_record(path / _STATE, format=FORMAT))
+            verify(path, FORMAT.required)
+            state, tensors = FORMAT.read_files(path)
+            return Checkpoint(path, tensors, state)
         except CorruptFileError as error:
             warnings.warn(f"{error}; the checkpoint before {path.name} is used", stacklevel=2)
     if paths:

@@ -16,6 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,59 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     tensors = load_file(path)
     return {name: tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """How a folder holds a record, as JSON with the number of its format, and tensors, as safetensors.
+
+    Attributes:
+        number: of the format.
+        record: the JSON file.
+        tensors: the safetensors files.
+        optional: safetensors files that may be missing.
+    """
+
+    number: int
+    record: str
+    tensors: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The files that must be there."""
+        return self.record, *self.tensors
+
+    def write_files(self, folder: Path, record: Mapping[str, Any], *tensors: dict[str, Tensor] | None) -> None:
+        """Write the record and the tensors of each file; None for an optional file that there is none of."""
+        for name, contents in zip(self.tensors + self.optional, tensors, strict=True):
+            if contents is not None:
+                write_tensors(folder / name, contents)
+        write_json(folder / self.record, {"format": self.number, **record})
+
+    def read_files(self, folder: Path) -> tuple[Any, ...]:
+        """The record and the tensors of each file, whose hashes have been checked; None for a missing optional file.
+
+        Raises:
+            CorruptFileError: naming a file that is no JSON.
+            ValueError: for another format, naming the file and both.
+        """
+        record = read_record(folder / self.record, format=self.number)
+        files = (folder / name for name in self.tensors + self.optional)
+        return record, *(read_tensors(file) if file.is_file() else None for file in files)
+
+    def write(self, folder: str | Path, record: Mapping[str, Any], *tensors: dict[str, Tensor] | None) -> None:
+        """Replace what a folder holds; see `write_generation`."""
+        write_generation(folder, lambda generation: self.write_files(generation, record, *tensors))
+
+    def read(self, folder: str | Path) -> tuple[Any, ...]:
+        """What `write` wrote, as `read_files`, checked before anything is parsed.
+
+        Raises:
+            CorruptFileError: naming the file that is missing, truncated, altered or not listed.
+            ValueError: for another format.
+        """
+        return self.read_files(read_generation(folder, self.required))
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ def test_where_they_cannot_be_written_the_search_goes_on(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lam.runs.live.EVERY", 1)
-    monkeypatch.setattr("lam.runs.live.write_generation", full)
+    monkeypatch.setattr("lam.utils.files.write_generation", full)
     engine = Engine(served_run, ServiceSettings(keep_queries=5))
     assert client_of(engine).post("/v1/search", content=png, headers=PNG).status_code == 200
     assert "the live queries are not kept: [Errno 28] No space left on device" in caplog.text

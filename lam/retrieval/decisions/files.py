@@ -20,19 +20,10 @@ from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.uncertainty import CalibrationBins
-from lam.utils.files import (
-    MANIFEST,
-    CorruptFileError,
-    read_generation,
-    read_record,
-    read_tensors,
-    write_generation,
-    write_record,
-    write_tensors,
-)
+from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 
-FORMAT = 9
-FOLDER, METADATA, TABLES = "calibration", "calibration.json", "tables.safetensors"
+FOLDER = "calibration"
+FORMAT = FolderFormat(9, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY = "flag_", "reliability_"
 _OF_REFERENCE = ("labels", "lengths", "embeddings")
 _ACCEPT = "accept_"
@@ -61,12 +52,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
         "kappa": asdict(calibration.kappa),
     }
-
-    def write(generation: Path) -> None:
-        write_record(generation / METADATA, metadata, format=FORMAT)
-        write_tensors(generation / TABLES, _tables(calibration))
-
-    write_generation(Path(run) / FOLDER, write)
+    FORMAT.write(Path(run) / FOLDER, metadata, _tables(calibration))
 
 
 def load_calibration(run: str | Path, *, key: str) -> Calibration:
@@ -83,8 +69,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     folder = Path(run) / FOLDER
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {run} has no calibration: `lam calibrate {run}` makes one")
-    generation = read_generation(folder, [METADATA, TABLES])
-    metadata, tables = read_record(generation / METADATA, format=FORMAT), read_tensors(generation / TABLES)
+    metadata, tables = FORMAT.read(folder)
     if metadata["key"] != key:
         raise ValueError(
             f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
@@ -151,5 +136,5 @@ def _verifier(tables: dict[str, Tensor], sameness: Correctness | None) -> Verifi
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:
     if name not in tables:
-        raise CorruptFileError(f"{TABLES} of the calibration does not hold {name}")
+        raise CorruptFileError(f"{FORMAT.tensors[0]} of the calibration does not hold {name}")
     return tables[name]

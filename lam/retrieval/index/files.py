@@ -17,18 +17,15 @@ from lam.retrieval.index.rows import Store
 from lam.utils.files import (
     MANIFEST,
     CorruptFileError,
+    FolderFormat,
     read_generation,
-    read_record,
-    read_tensors,
     sha256_of,
     write_atomically,
     write_generation,
-    write_record,
-    write_tensors,
 )
 
-FORMAT = 2
-_METADATA, _EMBEDDINGS, _CACHE = "index.json", "embeddings.safetensors", "search.faiss"
+FORMAT = FolderFormat(2, "index.json", ("embeddings.safetensors",))
+_CACHE = "search.faiss"
 _TRIES = 5
 
 
@@ -54,7 +51,6 @@ def save(
     """
 
     def write(generation: Path) -> None:
-        write_tensors(generation / _EMBEDDINGS, store.tensors())
         if index is not None:
             write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
         metadata = {
@@ -63,7 +59,7 @@ def save(
             "mean_samples": mean_samples,
             "cache_sha256": None if index is None else sha256_of(generation / _CACHE),
         }
-        write_record(generation / _METADATA, metadata, format=FORMAT)
+        FORMAT.write_files(generation, metadata, store.tensors())
 
     write_generation(folder, write, unsealed=[_CACHE])
 
@@ -105,13 +101,13 @@ def _manifest(folder: Path) -> bytes | None:
 
 
 def _read(folder: Path) -> SavedIndex:
-    generation = read_generation(folder, [_METADATA, _EMBEDDINGS])
-    metadata = read_record(generation / _METADATA, format=FORMAT)
+    generation = read_generation(folder, FORMAT.required)
+    metadata, tensors = FORMAT.read_files(generation)
     return SavedIndex(
         metadata["factory"],
         metadata["parameters"],
         metadata["mean_samples"],
-        Store.from_tensors(read_tensors(generation / _EMBEDDINGS)),
+        Store.from_tensors(tensors),
         *_read_cache(generation / _CACHE, metadata["cache_sha256"]),
     )
 

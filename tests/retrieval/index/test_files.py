@@ -15,6 +15,7 @@ import torch
 
 from lam.retrieval import Index
 from lam.retrieval.index import files as index_files
+from lam.utils import files
 from lam.utils.files import CorruptFileError, seal
 from lam.vmf.embeddings import Embeddings
 
@@ -218,14 +219,18 @@ def test_where_there_is_no_room_the_old_index_stays_and_later_there_is_room(
     same(new, Index.load(tmp_path))
 
 
-@pytest.mark.parametrize("after", ["_manifest", "read_generation", "read_record", "read_tensors"])
+@pytest.mark.parametrize(
+    "after", ["index_files._manifest", "index_files.read_generation", "files.read_json", "files.read_tensors"]
+)
 def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
     after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer deletes the generation that the manifest named, before its files, or the last of them, are read."""
     newer = filled("HNSW16", 9)
     filled("HNSW16", 5).save(tmp_path)
-    whole = getattr(index_files, after)
+    module, _, name = after.partition(".")
+    where = {"index_files": index_files, "files": files}[module]
+    whole = getattr(where, name)
 
     def interrupted(*arguments, **options):
         result = whole(*arguments, **options)
@@ -233,7 +238,7 @@ def test_an_index_that_is_replaced_while_it_is_read_loads_as_the_new_one(
         newer.save(tmp_path)
         return result
 
-    monkeypatch.setattr(index_files, after, interrupted)
+    monkeypatch.setattr(where, name, interrupted)
     same(newer, Index.load(tmp_path))
 
 

@@ -76,7 +76,7 @@ def main() -> None:
         foreign, _ = cell.answers(outside, torch.full((len(outside),), -1))
         draw_kept(row[0], doubt, correct)
         draw_reliability(row[1], 1 - doubt[RIGHT], correct)
-        threshold = cell.calibration.detector.known(COMBINED).threshold(RATE)
+        threshold = cell.calibration.detector.conformal_scores(COMBINED).threshold(RATE)
         draw_flagged(row[2], doubt[COMBINED], foreign[COMBINED], threshold, title.replace("_", " "))
         row[0].set_title(name, loc="left", fontsize=11)
         for axes in row:

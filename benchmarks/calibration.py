@@ -21,11 +21,11 @@ from torch import Tensor
 from lam import datasets
 from lam.datasets.base import carve
 from lam.encoders.base import N_SAMPLES, Prediction
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
+from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
@@ -102,7 +102,7 @@ def false_flags(scores: dict[str, Tensor], generator: torch.Generator) -> list[d
         detector = OodDetector.of({name: values[known] for name, values in scores.items()})
         for (flag, target), found in rates.items():
             ood_score = detector.ood_score(flag, {name: values[new] for name, values in scores.items()})
-            found.append(float((ood_score > detector.known(flag).threshold(target)).double().mean()))
+            found.append(float((ood_score > detector.conformal_scores(flag).threshold(target)).double().mean()))
     return [{"flag": flag, **against_law(found, target, flag, n)} for (flag, target), found in rates.items()]
 
 
@@ -215,7 +215,7 @@ def p_correct(
             reference=made.reference,
         )
 
-    renewed = Answer.fit(scores(held, again, labels[1]), again.correct)
+    renewed = MatchProbability.fit(scores(held, again, labels[1]), again.correct)
     results = {"ece_cross_validated": made.reliability.expected_error}
     for name, model, found, of_items in (
         ("same_gallery", made.answers[0], asked, stored),
@@ -278,7 +278,7 @@ def no_match(made: Calibration, gallery: Prediction, asked: dict[str, Prediction
     rows = []
     found = {name: hits_of(seen, gallery) for name, seen in asked.items()}
     for score in FLAGGED_BY:
-        threshold = made.detector.known(score).threshold(made.targets.ood)
+        threshold = made.detector.conformal_scores(score).threshold(made.targets.ood)
         row: dict[str, Any] = {"score": score, "target": made.targets.ood, "gallery_size": len(gallery.embeddings)}
         for name, seen in asked.items():
             hits = found[name]

@@ -18,10 +18,10 @@ import torch
 from real_scores import Part, draw, of_queries, searched
 from timing import write
 
+from lam.retrieval.decisions.abstention import MATCH
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import least_rate
-from lam.retrieval.decisions.decisions import MATCH
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.metrics.reference import Reference
 

@@ -51,7 +51,7 @@ from lam.models import EmbeddingNetwork
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.density_ratio import SHARE
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
@@ -137,7 +137,7 @@ class Cell:
         hits = Hits(found.hits, found.cosines, self.gallery.kappa[found.hits])
         of_hits = self.stored[found.hits]
         scores = self.calibration.scores(hits, asked.embeddings, features=asked.features, labels=of_hits)
-        doubt = {**scores, ANSWER: 1 - self.calibration.answer(scores)}
+        doubt = {**scores, ANSWER: 1 - self.calibration.match_probability(scores)}
         return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0]
 
 
@@ -146,7 +146,7 @@ def out_of_scope(parts: dict[str, Part], outside: Tensor, seed: int) -> dict[str
     cell, test = Cell(parts["train"], parts["validation"], seed), parts["test"]
     (doubt, predicted), (foreign, _) = cell.ask(test.features), cell.ask(outside)
     seconds = time.process_time() - began
-    expecting = calibrate(cell.data, Choices(TARGETS, share=SHARE), key="").answer
+    expecting = calibrate(cell.data, Choices(TARGETS, share=SHARE), key="").match_probability
     for scores in (doubt, foreign):
         scores[EXPECTING] = 1 - expecting(scores)
     correct = predicted == test.labels
@@ -227,7 +227,7 @@ def strangers(parts: dict[str, Part], split: int) -> dict[str, float]:
     held = Part(torch.cat([part.features for part in of_aside]), torch.cat([part.labels for part in of_aside]))
     rate = smallest_rate(n)
     gallery = F.normalize(parts["train"].of(known).features[:, EMBEDDING])
-    unusual = cell.calibration.detector.known(COMBINED).threshold(OOD_TARGET)
+    unusual = cell.calibration.detector.conformal_scores(COMBINED).threshold(OOD_TARGET)
     measured: dict[str, float] = {"promised": rate, "classes": float(n)}
 
     def plain(features: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from lam.losses import SupCon
 from lam.methods.fit import fit_features
 from lam.pairs.pairs import Pairs
-from lam.retrieval.decisions.calibrate import CalibrationData, Choices, Searched, calibrate
+from lam.retrieval.decisions.abstention import ABSTAIN
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.decisions import ABSTAIN
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.index.hits import Hits
@@ -172,18 +172,18 @@ def searched(part: Part, gallery: Part) -> Searches:
     )
 
 
-def as_strangers(part: Part, gallery: Part) -> Searched:
+def as_strangers(part: Part, gallery: Part) -> OtherQueries:
     """What queries of other classes find."""
     found = searched(part, gallery)
     labels = gallery.labels[found.hits]
-    return Searched(part.embeddings, found.cosines, labels, part.features, part.labels)
+    return OtherQueries(part.embeddings, found.cosines, labels, part.features, part.labels)
 
 
 Asked = tuple[dict[str, Tensor], Any]
 """Scores of queries, and what was decided."""
 
 
-def asked_of(made: Calibration, queries: Searched) -> Asked:
+def asked_of(made: Calibration, queries: OtherQueries) -> Asked:
     """What is decided of queries."""
     hits = Hits(torch.zeros_like(queries.labels), queries.cosines, torch.ones_like(queries.cosines))  # type: ignore
     found = {"features": queries.features, "labels": queries.labels}
@@ -197,9 +197,9 @@ def of_queries(made: Calibration, part: Part, found: Searches, gallery: Part) ->
     width = int(found.others.isfinite().sum(1).min())
     more = [found.others[:, width - 1 : width]] * (found.others.shape[1] - width)  # a small gallery has no more hits
     places = [found.other_hits[:, width - 1 : width]] * len(more)
-    known = Searched(part.embeddings, found.cosines, gallery.labels[found.hits], part.features)
+    known = OtherQueries(part.embeddings, found.cosines, gallery.labels[found.hits], part.features)
     others = torch.cat([found.others[:, :width], *more], 1), torch.cat([found.other_hits[:, :width], *places], 1)
-    no_match = Searched(part.embeddings, others[0], gallery.labels[others[1]], part.features)
+    no_match = OtherQueries(part.embeddings, others[0], gallery.labels[others[1]], part.features)
     return asked_of(made, known), asked_of(made, no_match)
 
 
@@ -248,7 +248,7 @@ def promised(
     made: Calibration,
     rate: float,
     searches: Searches,
-    aside: Searched,
+    aside: OtherQueries,
     known: Asked,
     correct: Tensor,
     no_match: Asked,

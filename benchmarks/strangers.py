@@ -81,7 +81,7 @@ def asked(folder: Path) -> Asked:
         for part, searches in ((seen[0], own), (seen[2], foreign))
     )
     detector = OodDetector.of(of_known)
-    usual = detector.known(COMBINED)
+    usual = detector.conformal_scores(COMBINED)
     limit = usual.threshold(max(OOD_TARGET, 1 / (len(usual) + 1) + 1e-9))
     passed = (detector.ood_score(COMBINED, scores) <= limit for scores in (of_known, of_strangers))
     return Asked(own.non_mated, own.score, next(passed), foreign.score, next(passed), outside.labels)

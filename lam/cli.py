@@ -389,7 +389,7 @@ def _printable(said: object) -> str:
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
-    from lam.retrieval.decisions.contrast import SHARE
+    from lam.retrieval.decisions.density_ratio import SHARE
     from lam.retrieval.decisions.flags import needs_reference
     from lam.runs.calibrate import CalibrationOptions, calibrate_run, current_calibration
     from lam.runs.calibration_report import described

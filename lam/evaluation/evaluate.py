@@ -22,7 +22,7 @@ from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure, scores_of
 from lam.retrieval.metrics.reliability import answers_of
-from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
@@ -59,7 +59,7 @@ class Evaluation:
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
     relevance: Relevance
-    calibration: CalibrationBins | None
+    calibration: ReliabilityBins | None
     primary: str
     scores: dict[str, Tensor]
     ood_scores: dict[str, dict[str, Tensor]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from lam.gallery.item import (
 )
 from lam.gallery.refusal import Refusal
 from lam.inputs.thumbnails import thumbnail_of_file
-from lam.retrieval.index.entries import unit_vectors
+from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.fusion import fuse_identities
 from lam.vmf.embeddings import Embeddings
 

@@ -4,13 +4,13 @@ Tensors in, tensors out: nothing here knows of networks, data sets or configurat
 from their own modules, `lam.retrieval.metrics.plots` and `lam.runs.html`.
 """
 
+from lam.retrieval.decisions.abstention import Decision, Decisions
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
-from lam.retrieval.decisions.decisions import Decision, Decisions
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.fusion import Fused, fuse_identities
+from lam.retrieval.index.fusion import FusedIdentities, fuse_identities
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
@@ -27,7 +27,7 @@ from lam.retrieval.metrics.ranking import (
 from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.retrieval.metrics.uncertainty import (
-    CalibrationBins,
+    ReliabilityBins,
     Votes,
     ausc,
     majority_votes,
@@ -39,17 +39,17 @@ __all__ = [
     "N_HITS",
     "SCORES",
     "Calibration",
-    "CalibrationBins",
     "CalibrationData",
     "Choices",
     "Decision",
     "Decisions",
-    "Fused",
+    "FusedIdentities",
     "Hits",
     "Index",
     "Metric",
     "OpenSet",
     "RelevantRanks",
+    "ReliabilityBins",
     "Score",
     "Searches",
     "Targets",

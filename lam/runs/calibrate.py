@@ -30,16 +30,16 @@ from lam.gallery.damaged import DamagedFiles
 from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
-from lam.retrieval.decisions.calibrate import CalibrationData, Choices, Searched, calibrate
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
-from lam.retrieval.decisions.contrast import SHARE
+from lam.retrieval.decisions.density_ratio import SHARE
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.flags import FLAGS, needs_reference
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.faiss_index import search_flat
-from lam.retrieval.metrics.plots import plot_calibration
+from lam.retrieval.metrics.plots import plot_reliability
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibration_gallery import (
@@ -263,7 +263,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             },
         )
         flag = calibration.flag
-        scores = calibration.detector.known(flag).scores
+        scores = calibration.detector.conformal_scores(flag).scores
         if len(scores) > 1 and scores[0] == scores[-1]:
             warnings.warn(
                 f"{flag} is the same, {float(scores[0]):.6g}, of all {len(scores)} calibration queries, as votes are "
@@ -272,7 +272,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             )
         save_calibration(opened.folder, calibration)
         plot = opened.folder / "plots" / "probability.png"
-        plot_calibration(
+        plot_reliability(
             plot, calibration.reliability, confidence="P(the first hit is right, if the gallery holds a match)"
         )
     return calibration
@@ -318,7 +318,7 @@ def _promised_of(
     return f"{sentence}: {n_set_aside} classes set aside can promise {least:g} or more (--target-far {least:g})"
 
 
-def _stream(asked: int, with_match: int, outside: Searched | None, strangers: str | Path | None) -> str:
+def _stream(asked: int, with_match: int, outside: OtherQueries | None, strangers: str | Path | None) -> str:
     """Of which queries the share of wrong answers is promised."""
     given = 0 if outside is None else len(outside.cosines)
     without = asked - with_match + given
@@ -353,7 +353,7 @@ def _outside(
     gallery_labels: Tensor | None,
     progress: bool,
     labels: tuple[str, ...] | None = None,
-) -> Searched:
+) -> OtherQueries:
     """What queries without a match find. Of classes set aside the gallery, with these labels, may hold some items: they
     are left out."""
     prediction = encoder.predict(loader_of(queries, EMBEDDING_BATCH), progress=progress)
@@ -370,7 +370,7 @@ def _outside(
             "stranger, and a threshold above it accepts nothing; give --strangers that have no match in the gallery",
             stacklevel=3,
         )
-    return Searched(
+    return OtherQueries(
         prediction.embeddings,
         searches.cosines,
         None if gallery_labels is None else gallery_labels[kept[searches.hits]],
@@ -395,7 +395,7 @@ def _mixture(
     known: Reference | None,
     n_trained_on: int,
     progress: bool,
-) -> Searched | None:
+) -> OtherQueries | None:
     """What P(known) is learnt from, of queries of which nobody says what they are.
 
     What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
@@ -415,7 +415,7 @@ def _mixture(
         is_trained_on = (knn_distance(features, known, k=1) < _SAME**2 / 2).to(is_stored)
     rest = (~(is_stored | is_trained_on)).nonzero().flatten()
     if len(rest) == len(embeddings):
-        return Searched(embeddings, searches.cosines, features=features)
+        return OtherQueries(embeddings, searches.cosines, features=features)
     is_told = known is None or len(known) >= n_trained_on or not is_trained_on.any()
     learnt = f"they are left out, and P(known) is learnt from the other {len(rest)}"
     if not is_told:
@@ -430,7 +430,7 @@ def _mixture(
     )
     if len(rest) == 0 or not is_told:
         return None
-    return Searched(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
+    return OtherQueries(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

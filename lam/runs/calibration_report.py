@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.acceptance import PROBABILITY
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import LEVEL
-from lam.retrieval.decisions.decisions import SearchDecisions
 
 _SHOWN_SCORES = 5
 
@@ -77,7 +77,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
     known, right = float(decisions.p_known[row]), float(decisions.right_if_known[row])
     statistic, above = float(decisions.statistic[row]), float(decisions.accept_above[row])
     yield f"if the gallery holds it, the first hit is right: {right:.2f}"
-    contrast = calibration.answer.contrast
+    contrast = calibration.match_probability.contrast
     share = "" if contrast is None else f" (where {without_match(contrast.share)} have no match)"
     yield f"the gallery holds it at all: {known:.2f}{share}"
     together, accept = f"together {float(decisions.probability[row]):.2f}", decisions.accept[row]
@@ -96,7 +96,7 @@ def looks_as_good(share: float) -> str:
 
 def _known_from(calibration: Calibration) -> str:
     """What P(known) is learnt from."""
-    facts, contrast, usual = calibration.facts, calibration.answer.contrast, "from how unusual a query is"
+    facts, contrast, usual = calibration.facts, calibration.match_probability.contrast, "from how unusual a query is"
     if contrast is None:
         return usual
     if contrast.is_mixture:
@@ -115,7 +115,7 @@ def _known_from(calibration: Calibration) -> str:
 
 def _worth(calibration: Calibration) -> str:
     """Which scores P(correct) is learnt from, and how much the first of them are worth."""
-    worth, facts = calibration.answer.right.worth, calibration.facts
+    worth, facts = calibration.match_probability.right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])
         of_all = f"{right} of {facts['queries_with_match']} first hits are right"

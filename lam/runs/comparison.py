@@ -184,7 +184,7 @@ def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
         draw(plots.plot_roc, f"roc_{ood}", scores)
         draw(plots.plot_precision_recall, f"precision_recall_{ood}", scores)
     bins = {run.name: run.curves.calibration for run in runs if run.curves.calibration is not None}
-    draw(plots.plot_calibration_curves, "calibration", bins)
+    draw(plots.plot_reliability_curves, "calibration", bins)
     ranked = {
         name: (curves.correct, curves.uncertainty) for name, curves in telling_apart.items() if len(curves.correct)
     }

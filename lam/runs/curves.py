@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.evaluation import Evaluation
-from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.files import read_tensors, write_tensors
 
 CURVES = "curves.safetensors"
@@ -31,7 +31,7 @@ class Curves:
     uncertainty: Float[Tensor, " Q"]
     inside: Float[Tensor, " N"]
     outside: dict[str, Tensor]
-    calibration: CalibrationBins | None
+    calibration: ReliabilityBins | None
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Curves":
@@ -51,7 +51,7 @@ class Curves:
         tensors = read_tensors(Path(folder) / CURVES)
         outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
         bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
-        calibration = CalibrationBins(**bins) if bins else None
+        calibration = ReliabilityBins(**bins) if bins else None
         return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, calibration)
 
     def save(self, folder: str | Path) -> None:

@@ -15,7 +15,7 @@ from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.files import load_calibration
-from lam.retrieval.index.entries import unit_vectors
+from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.faiss_index import Index
 from lam.runs.finished import Run, columns_of
 from lam.runs.folder import GALLERY

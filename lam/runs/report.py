@@ -67,7 +67,7 @@ def _plots(
         yield Plot("Sparsification", caption, path)
     if evaluation.calibration is not None:
         path = folder / "calibration.png"
-        plots.plot_calibration(path, evaluation.calibration)
+        plots.plot_reliability(path, evaluation.calibration)
         caption = "Share of right answers against confidence, the share of samples that agree."
         yield Plot("Calibration", caption, path)
     if encoder.has_kappa:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lam.gallery.item import Images, Item, checked_metadata, content_id, packed
 from lam.gallery.store import HitInfo
+from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
-from lam.retrieval.decisions.decisions import Decision, SearchDecisions
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.registry import describe_score
@@ -261,7 +261,7 @@ class Responder:
         calibration = self.calibration
         if calibration is None:
             return None
-        known, contrast = calibration.detector.known("kappa"), calibration.answer.contrast
+        known, contrast = calibration.detector.conformal_scores("kappa"), calibration.match_probability.contrast
         kappas = [-ood_score for ood_score in reversed(_points(known.scores, -calibration.kappa_below))]
         return {
             "threshold": self.thresholds,

@@ -24,7 +24,7 @@ from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
-from lam.retrieval.index.entries import unit_vectors
+from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run

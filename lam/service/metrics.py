@@ -79,7 +79,7 @@ class _State(Collector):
             quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
         yield quantiles
         if engine.responder.calibration is not None:
-            calibrated = -engine.responder.calibration.detector.known("kappa").scores
+            calibrated = -engine.responder.calibration.detector.conformal_scores("kappa").scores
             drift: Any = ks_2samp(kappa, calibrated, method="asymp")
             yield GaugeMetricFamily(
                 "lam_kappa_drift",

@@ -13,7 +13,7 @@ from lam.gallery.fusing import fuse
 from lam.gallery.item import Images, Item, packed
 from lam.gallery.refusal import Refusal
 from lam.gallery.store import Fuse, ItemStore
-from lam.retrieval.index.fusion import Fused, fuse_identities
+from lam.retrieval.index.fusion import FusedIdentities, fuse_identities
 from lam.vmf.embeddings import Embeddings
 
 
@@ -32,7 +32,7 @@ def image(vector: np.ndarray, kappa: float, content: int = 0, **fields: object) 
     return Item("it", packed_vector, kappa, **{"images": Images(contents=packed([content])), **fields})
 
 
-def at_once(given: list[Item]) -> Fused:
+def at_once(given: list[Item]) -> FusedIdentities:
     kappa = torch.tensor([item.kappa for item in given], dtype=torch.float64)
     mean = torch.from_numpy(np.stack([item.embedding for item in given]))
     return fuse_identities(Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa)), [0] * len(given))

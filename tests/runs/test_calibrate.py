@@ -245,7 +245,7 @@ def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: P
         prediction = run.encoder.predict(loader_of(images, 100))
         hits = run.gallery.search(prediction.embeddings, N_HITS)
         scores = made.scores(hits, prediction.embeddings, features=prediction.features)
-        known[name] = float(made.answer.usual(scores).mean())
+        known[name] = float(made.match_probability.usual(scores).mean())
     assert known["gallery"] > known["calibrated on"] - 0.05
 
 
@@ -328,7 +328,7 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
     assert main(["calibrate", str(run_copy), "--quiet", *asked, "--target-far=0.1", "--target-ood=0.03"]) == 0
     made = Run(run_copy).calibration
     assert made.flag == ("combined" if asked else made.detector.best)
-    assert len(made.detector.known("combined")) == 60
+    assert len(made.detector.conformal_scores("combined")) == 60
 
 
 @pytest.mark.parametrize(

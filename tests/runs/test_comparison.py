@@ -73,7 +73,7 @@ def test_every_run_is_in_the_table_and_in_the_pictures(
     finished_run: FinishedRun, others: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
-    for plot in ("plot_bars", "plot_roc", "plot_precision_recall", "plot_calibration_curves", "plot_sparsification"):
+    for plot in ("plot_bars", "plot_roc", "plot_precision_recall", "plot_reliability_curves", "plot_sparsification"):
         original = getattr(plots, plot)
 
         def remembered(path: Path, of_runs: Any, original: Any = original) -> None:

@@ -17,7 +17,7 @@ from lam.datasets.base import Shown
 from lam.gallery.enrolment import item_of_embedding
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.index.entries import unit_vectors
+from lam.retrieval.index.checks import unit_vectors
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.config_files import load_config, shipped
 from lam.runs.data import load_data
@@ -130,7 +130,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
     assert f"{usual}, {learnt_from} match\n" in capsys.readouterr().out
     run = Run(run_with_strangers)
     splits, ood = load_data(run.config.data)
-    learnt = [one.answer.contrast for one in run.calibration.acceptances]
+    learnt = [one.match_probability.contrast for one in run.calibration.acceptances]
     assert [contrast.share for contrast in learnt] == [0.3] * len(learnt)
     full, of_vectors = (set(contrast.regression.evidence) for contrast in (learnt[0], learnt[-1]))
     assert full > of_vectors  # of a vector nobody knows the features

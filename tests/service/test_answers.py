@@ -101,7 +101,7 @@ def said(engine: Engine, made: Calibration | None, query: Query, **options: Any)
 def surest(engine: Engine, made: Calibration) -> Query:
     """A query that is an item of the gallery, and as sure as can be."""
     (item,) = stored(engine.gallery, limit=1)
-    greatest = -made.detector.known("kappa").scores.min().item()
+    greatest = -made.detector.conformal_scores("kappa").scores.min().item()
     return Query(embedding_of(torch.from_numpy(item.embedding.copy()), 10 * greatest))
 
 
@@ -116,7 +116,7 @@ def test_thresholds_are_those_in_force_for_the_query(
     answer = said(shared_engine, made, replace(image, features=None))
     of_vectors = "kappa" if flag == "kappa" else "mean_cosine"
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
-    assert answer["threshold"]["flag_above"] == made.detector.known(of_vectors).threshold(made.targets.ood)
+    assert answer["threshold"]["flag_above"] == made.detector.conformal_scores(of_vectors).threshold(made.targets.ood)
     assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
 
 
@@ -129,7 +129,7 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
         answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).text)
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)
-        assert answer["threshold"]["flag_above"] == made.detector.known(in_force).threshold(made.targets.ood)
+        assert answer["threshold"]["flag_above"] == made.detector.conformal_scores(in_force).threshold(made.targets.ood)
         assert (answer["decision"] == "abstain") == (answer["ood_score"] > answer["threshold"]["flag_above"])
 
 

@@ -73,7 +73,7 @@ def test_what_happens_is_counted(engine: Engine, png: bytes) -> None:
     assert f"lam_index_items {len(engine.gallery)}.0" in text
     assert 'lam_query_kappa{quantile="0.5"}' in text
     assert engine.responder.calibration is not None
-    known = -engine.responder.calibration.detector.known("kappa").scores
+    known = -engine.responder.calibration.detector.conformal_scores("kappa").scores
     drift = max(float((known < kappa).double().mean()), float((known > kappa).double().mean()))  # of one κ, three times
     assert float(text.split("\nlam_kappa_drift ")[1].split()[0]) == pytest.approx(drift, abs=1e-12)
     assert 'lam_worker_restarts{worker="network"} 0.0' in text

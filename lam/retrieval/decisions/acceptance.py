@@ -19,16 +19,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.evidence import Evidence
-from lam.retrieval.decisions.probability import LEAST, Scores
+from lam.retrieval.decisions.match_probability import MatchProbability
+from lam.retrieval.decisions.probability import MIN_PER_OUTCOME, Scores
 from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import SCORES
 
 PROBABILITY = "probability"
-"""P(known) · P(right | known), see `lam.retrieval.decisions.answer`."""
+"""P(known) · P(right | known), see `lam.retrieval.decisions.match_probability`."""
 ACCEPTS = (PROBABILITY, *SCORES)
 """By what a first hit can be accepted: the probability, or how little a score doubts."""
 
@@ -39,25 +39,25 @@ class Acceptance:
 
     Attributes:
         accept: the statistic: `probability`, or the name of a score, whose negative it is.
-        answer: the two factors of the probability.
+        match_probability: the two factors of the probability.
         false_accepts: of the statistic, for queries without a match.
         right_hits: (R,) of it for queries with a match, −∞ where the first hit is wrong, rising.
-        asked: (S,) of it for all queries of the calibration as they came, and for the strangers that were given.
+        statistics: (S,) of it for all queries of the calibration as they came, and for the strangers that were given.
         is_right: (S,) whether the first hit of each is right; never that of a stranger.
     """
 
     accept: str
-    answer: Answer
+    match_probability: MatchProbability
     false_accepts: ConformalScores
     right_hits: Float[Tensor, " R"]
-    asked: Float[Tensor, " S"]
+    statistics: Float[Tensor, " S"]
     is_right: Bool[Tensor, " S"]
 
     @classmethod
     def fit(
         cls,
         evidence: Evidence,
-        fit: Callable[[Evidence], Answer],
+        fit: Callable[[Evidence], MatchProbability],
         *,
         accept: str | None = None,
         of_strangers: bool = False,
@@ -82,8 +82,8 @@ class Acceptance:
         Raises:
             ValueError: for a statistic without its evidence, or where there is nothing to promise the rate of.
         """
-        if accept is not None and accept != PROBABILITY and accept not in evidence.asked:
-            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {accept!r}")
+        if accept is not None and accept != PROBABILITY and accept not in evidence.queries:
+            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.queries))}, got {accept!r}")
 
         def both(part: Evidence) -> Callable[[Scores], Tensor]:
             learnt = fit(part)
@@ -94,7 +94,7 @@ class Acceptance:
         accept = _best(evidence, of_asked, of_no_match, of_stranger, made[:, 0]) if accept is None else accept
         if accept != PROBABILITY:
             of_asked, of_no_match, of_stranger = (
-                -kind[accept] for kind in (evidence.asked, evidence.no_match, evidence.strangers)
+                -kind[accept] for kind in (evidence.queries, evidence.no_match, evidence.strangers)
             )
         unanswerable = of_stranger if of_strangers else of_no_match
         if len(unanswerable) == 0:
@@ -109,7 +109,7 @@ class Acceptance:
             fit(evidence),
             false_accepts,
             right_hits.sort().values,
-            asked=torch.cat([of_asked, given]).double(),
+            statistics=torch.cat([of_asked, given]).double(),
             is_right=torch.cat([evidence.right, torch.zeros(len(given), dtype=torch.bool)]),
         )
         return learnt, asked[:, 1][evidence.has_match]
@@ -119,8 +119,8 @@ class Acceptance:
 
         Args:
             far: the share of queries without a match that may be accepted; see `ConformalScores.threshold`.
-            wrong: the share of wrong answers among the answers to `asked`; see `control_selective_risk`. Promised of
-                queries of which as many have no match. None promises nothing.
+            wrong: the share of wrong answers among the answers to these queries; see `control_selective_risk`. It
+                holds for queries with as many strangers. None promises nothing.
 
         Returns:
             The threshold; ∞ where none keeps the share of wrong answers, as too many of high statistic are wrong.
@@ -131,18 +131,22 @@ class Acceptance:
         above = self.false_accepts.threshold(far)
         if wrong is None:
             return above
-        risk = control_selective_risk(self.asked, ~self.is_right, target=wrong)
+        risk = control_selective_risk(self.statistics, ~self.is_right, target=wrong)
         return torch.inf if risk is None else max(above, risk.threshold)
 
     @property
     def share_without_match(self) -> float:
-        """The share of `asked` whose first hit cannot be right, as the gallery holds no match."""
-        return 1 - len(self.right_hits) / len(self.asked)
+        """The share of these queries whose first hit cannot be right, as the gallery holds no match."""
+        return 1 - len(self.right_hits) / len(self.statistics)
 
     @cached_property
     def evidence(self) -> frozenset[str]:
         """The scores that it needs."""
-        return self.answer.evidence if self.accept == PROBABILITY else self.answer.evidence | {self.accept}
+        return (
+            self.match_probability.evidence
+            if self.accept == PROBABILITY
+            else self.match_probability.evidence | {self.accept}
+        )
 
     def statistic(self, scores: Scores, probability: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """What decides, of queries with a `probability`; a hit is accepted where it is above the threshold."""
@@ -158,9 +162,9 @@ def _best(evidence: Evidence, *probability: Tensor) -> str:
 
     if not evidence.right.any():
         return PROBABILITY
-    kinds = evidence.asked, evidence.no_match, *evidence.all_strangers
-    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.asked}
+    kinds = evidence.queries, evidence.no_match, *evidence.all_strangers
+    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.queries}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
     n_right, area = int(evidence.right.sum()), single[best]
     error = math.sqrt(area * (1 - area) / n_right)  # the best of many scores looks better than it is
-    return PROBABILITY if n_right >= LEAST and separation(*probability) >= area - error else best
+    return PROBABILITY if n_right >= MIN_PER_OUTCOME and separation(*probability) >= area - error else best

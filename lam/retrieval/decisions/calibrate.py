@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
-from lam.retrieval.decisions.contrast import SHARE, Contrast
+from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
+from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -29,7 +29,7 @@ from lam.vmf.embeddings import Embeddings
 
 
 @dataclass(frozen=True, eq=False)
-class Searched:
+class OtherQueries:
     """Queries beside those calibrated on, and what they found in the same gallery.
 
     Attributes:
@@ -74,8 +74,8 @@ class CalibrationData:
     classes: Int64[Tensor, " Q"] | None = None
     gallery_labels: Int64[Tensor, " G"] | None = None
     reference: Reference | None = None
-    strangers: Searched | None = None
-    mixture: Searched | None = None
+    strangers: OtherQueries | None = None
+    mixture: OtherQueries | None = None
 
     def __post_init__(self) -> None:
         if len(self.queries) != len(self.searches):
@@ -100,7 +100,7 @@ class CalibrationData:
         """Labels of hits, where items have any."""
         return None if self.gallery_labels is None else self.gallery_labels[hits]
 
-    def features_of(self, part: Searched) -> Float[Tensor, "O P"] | None:
+    def features_of(self, part: OtherQueries) -> Float[Tensor, "O P"] | None:
         """Features of other queries, where those of the calibration queries are given too."""
         return None if self.features is None else part.features
 
@@ -126,7 +126,7 @@ class CalibrationData:
             nearest: how many neighbours each score looks at.
             labelled: whether scores may read labels of the hits.
         """
-        searches, has_other, asked_fold = self.searches, self.has_other, folds_of(torch.arange(len(self.queries)))
+        searches, has_other, query_fold = self.searches, self.has_other, folds_of(torch.arange(len(self.queries)))
         no_match, without = self.without_match
         reference = reference_of_made = self.reference
         if reference is not None and reference.labels is not None and self.classes is not None:
@@ -138,7 +138,7 @@ class CalibrationData:
         }
         made = query_scores(self.queries[has_other], without, reference=reference_of_made, **of_other)
         evidence = Evidence(
-            asked=query_scores(
+            queries=query_scores(
                 self.queries,
                 searches.cosines,
                 labels=self.labels_of(searches.hits) if labelled else None,
@@ -150,9 +150,9 @@ class CalibrationData:
             right=searches.correct,
             no_match=query_scores(self.queries[has_other], without, reference=reference, **of_other),
             strangers=made,
-            asked_fold=asked_fold,
-            no_match_fold=asked_fold[has_other],
-            stranger_fold=asked_fold[has_other],
+            query_fold=query_fold,
+            no_match_fold=query_fold[has_other],
+            stranger_fold=query_fold[has_other],
         )
         if self.strangers is None:
             return evidence
@@ -162,12 +162,12 @@ class CalibrationData:
             evidence,
             strangers=self.scores_of(self.strangers, nearest, labels=self.strangers.labels if labelled else None),
             stranger_fold=folds_of(units),
-            made=made,
-            made_fold=asked_fold[has_other],
+            simulated=made,
+            simulated_fold=query_fold[has_other],
         )
 
     def scores_of(
-        self, part: Searched, nearest: dict[str, int], labels: Int64[Tensor, "O K"] | None = None
+        self, part: OtherQueries, nearest: dict[str, int], labels: Int64[Tensor, "O K"] | None = None
     ) -> dict[str, Float[Tensor, " O"]]:
         """All scores of other queries."""
         return query_scores(
@@ -231,24 +231,26 @@ def calibrate(
     evidence = data.evidence(nearest, labelled=data.gallery_labels is not None)
     detector = OodDetector.fit(evidence)
     flag = detector.best if choices.flag is None else choices.flag
-    detector.known(flag)
+    detector.conformal_scores(flag)
     of_mixture = None
     if data.mixture is not None:
         of_mixture = data.scores_of(data.mixture, nearest)
-        from_mixture = Contrast.from_mixture(evidence.known, of_mixture)
+        from_mixture = DensityRatio.from_mixture(evidence.known, of_mixture)
         facts["share_of_strangers"] = (from_mixture.share, *(from_mixture.interval or ()))
-        of_mixture = of_mixture if from_mixture.is_told else None
-    of_vectors = [name for name in evidence.asked if not needs_input(name)]
+        of_mixture = of_mixture if from_mixture.holds_both else None
+    of_vectors = [name for name in evidence.queries if not needs_input(name)]
     kinds = [evidence, evidence.only(of_vectors)]
     if data.gallery_labels is not None:
         kinds.append(data.evidence(nearest, labelled=False).only(of_vectors))
-    kinds = [kind for place, kind in enumerate(kinds) if place == 0 or set(kind.asked) != set(kinds[place - 1].asked)]
-    fit = partial(Answer.fit, share=choices.share, mixture=of_mixture)
+    kinds = [
+        kind for place, kind in enumerate(kinds) if place == 0 or set(kind.queries) != set(kinds[place - 1].queries)
+    ]
+    fit = partial(MatchProbability.fit, share=choices.share, mixture=of_mixture)
     learnt = [
         Acceptance.fit(
             kind,
             fit,
-            accept=choices.accept if choices.accept in (None, PROBABILITY, *kind.asked) else PROBABILITY,
+            accept=choices.accept if choices.accept in (None, PROBABILITY, *kind.queries) else PROBABILITY,
             of_strangers=strangers is not None and choices.of_strangers,
             has_strangers=strangers is not None,
             classes=None if strangers is None else strangers.classes,
@@ -257,7 +259,7 @@ def calibrate(
     ]
     acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
     if choices.accept is not None and acceptances[0].accept != choices.accept:
-        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.asked))}, got {choices.accept!r}")
+        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.queries))}, got {choices.accept!r}")
     correct, miss = searches.correct[searches.has_mate], choices.targets.conformal_miss
     calibration = Calibration(
         key=key,
@@ -278,7 +280,7 @@ def calibrate(
     )
     _check_promises(calibration)
     if strangers is not None and strangers.classes is not None and not choices.of_strangers:
-        accepted = ConformalScores.of(acceptances[0].asked[len(searches) :], strangers.classes)
+        accepted = ConformalScores.of(acceptances[0].statistics[len(searches) :], strangers.classes)
         calibration.facts["strangers_set_aside"] = accepted.n_units
         calibration.facts["strangers_accepted"] = accepted.share_above(calibration.accept_above)
     return calibration
@@ -294,10 +296,11 @@ def _check_promises(calibration: Calibration) -> None:
     for name, threshold in promises.items():
         try:
             if threshold() == math.inf:
+                n_queries, n_wrong = len(acceptance.is_right), int((~acceptance.is_right).sum())
                 raise ValueError(
-                    f"no threshold keeps the share of wrong answers at {targets.wrong:g}: of {len(acceptance.asked)} "
-                    f"calibration queries {int((~acceptance.is_right).sum())} have a wrong first hit or no match, too "
-                    "many of them among the surest; give a larger share, or more queries"
+                    f"no threshold keeps the share of wrong answers at {targets.wrong:g}: {n_wrong} of {n_queries} "
+                    "calibration queries have a wrong first hit or no match, too many of them among the surest; give a "
+                    "larger share, or more queries"
                 )
         except ValueError as error:
             raise ValueError(f"target {name} (--target-{name}): {error}") from None

@@ -16,18 +16,18 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores
-from lam.retrieval.decisions.decisions import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
+from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import scores_of
-from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -112,7 +112,7 @@ class Calibration:
     flag: str
     detector: OodDetector
     acceptances: tuple[Acceptance, ...]
-    reliability: CalibrationBins
+    reliability: ReliabilityBins
     depth: int | None
     kappa: Histogram
     dimension: int
@@ -133,9 +133,9 @@ class Calibration:
         return self.acceptances[0].false_accepts
 
     @property
-    def answer(self) -> Answer:
+    def match_probability(self) -> MatchProbability:
         """P(known) and P(right | known) of a query of which all is known."""
-        return self.acceptances[0].answer
+        return self.acceptances[0].match_probability
 
     @cached_property
     def accept_above(self) -> float:
@@ -154,29 +154,29 @@ class Calibration:
     @cached_property
     def flag_above(self) -> float:
         """The OOD score above which a query is flagged: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
-        return self.detector.known(self.flag).threshold(self.targets.ood)
+        return self.detector.conformal_scores(self.flag).threshold(self.targets.ood)
 
     @cached_property
     def kappa_below(self) -> float:
         """The κ below which a query is flagged where κ alone decides, at the same target."""
-        return -self.detector.known("kappa").threshold(self.targets.ood)
+        return -self.detector.conformal_scores("kappa").threshold(self.targets.ood)
 
     @cached_property
     def for_vectors(self) -> "Calibration":
         """For queries that are but a direction and a κ, with a flag that needs no features."""
-        return self._with_flag(without_input(self.flag, self.detector.behind(self.flag)))
+        return self._with_flag(without_input(self.flag, self.detector.components(self.flag)))
 
     @cached_property
     def for_hitless(self) -> "Calibration":
         """For queries without hits, with a flag that looks at none."""
-        return self._with_flag(without_hits(self.flag, self.detector.behind(self.flag), self.detector.calibrated))
+        return self._with_flag(without_hits(self.flag, self.detector.components(self.flag), self.detector.calibrated))
 
     @cached_property
     def for_unlabelled(self) -> "Calibration":
         """For queries of whose hits not all have a label, with a flag that looks at none of these."""
         if "votes" not in self.detector.calibrated:
             return self
-        return self._with_flag(without_labels(self.flag, self.detector.behind(self.flag)))
+        return self._with_flag(without_labels(self.flag, self.detector.components(self.flag)))
 
     def recall(self, threshold: float) -> float:
         """Recall@1 at an accept threshold: the share of queries with a match whose first hit is right and above it."""
@@ -236,7 +236,7 @@ class Calibration:
         able = self.for_vectors if features is None else self
         able = able.for_unlabelled if labels is None else able
         in_force = able if k else able.for_hitless
-        ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.known(in_force.flag)
+        ood_score, known = self.detector.ood_score(in_force.flag, scores), self.detector.conformal_scores(in_force.flag)
         flag_above = in_force.flag_above if flag_above is None or in_force.flag != self.flag else flag_above
         on = hits.scores.device
         none = torch.zeros(len(hits), dtype=torch.float64)
@@ -245,7 +245,7 @@ class Calibration:
         place = next(able_to, None)
         deciding, in_force_above = self.acceptances[place or 0], self._accepts_above[place or 0]
         if place is not None:
-            p_known, right = deciding.answer.p_known(scores), deciding.answer.right(scores)
+            p_known, right = deciding.match_probability.p_known(scores), deciding.match_probability.right(scores)
             statistic = deciding.statistic(scores, p_known * right)
             false_accept = deciding.false_accepts.p_values(statistic)
         flagged = (ood_score > flag_above).to(on)
@@ -358,7 +358,7 @@ class Calibration:
             probability=self.verifier.probability(score, first.kappa.double(), second.kappa.double()),
             score=score,
             ood_score=ood_score,
-            p_value=self.detector.known("kappa").p_values(ood_score),
+            p_value=self.detector.conformal_scores("kappa").p_values(ood_score),
             flagged_by=("kappa",) * len(score),
             stale=False,
         )

@@ -15,39 +15,39 @@ class Evidence:
     """What is learnt from: Q queries as they are, M of them without their matches, and O strangers.
 
     Attributes:
-        asked: (Q,) scores of the queries in the gallery as it is.
+        queries: (Q,) scores of the queries in the gallery as it is.
         has_match: (Q,) whether the gallery holds a match.
         right: (Q,) whether the first hit is one.
         no_match: (M,) scores of queries whose matches were taken out of the gallery.
         strangers: (O,) scores of queries whose class neither the gallery nor the reference holds.
-        made: (M,) the same of calibration queries, as if their classes had never been seen, beside strangers that were
-            given; empty where these are the strangers.
-        asked_fold: (Q,) the part of the data that each belongs to, from 0.
+        simulated: (M,) scores of calibration queries as if their classes were unseen, beside strangers that were given;
+            empty where these are the strangers.
+        query_fold: (Q,) the part of the data that each belongs to, from 0.
         no_match_fold: (M,) likewise; a query is in one part, with its matches and without.
         stranger_fold: (O,) likewise; a class of strangers is in one part.
     """
 
-    asked: Mapping[str, Float[Tensor, " Q"]]
+    queries: Mapping[str, Float[Tensor, " Q"]]
     has_match: Bool[Tensor, " Q"]
     right: Bool[Tensor, " Q"]
     no_match: Mapping[str, Float[Tensor, " M"]]
     strangers: Mapping[str, Float[Tensor, " O"]]
-    asked_fold: Int[Tensor, " Q"]
+    query_fold: Int[Tensor, " Q"]
     no_match_fold: Int[Tensor, " M"]
     stranger_fold: Int[Tensor, " O"]
-    made: Mapping[str, Float[Tensor, " M"]] = field(default_factory=dict)
-    made_fold: Int[Tensor, "..."] = field(default_factory=lambda: torch.zeros(0).long())
+    simulated: Mapping[str, Float[Tensor, " M"]] = field(default_factory=dict)
+    simulated_fold: Int[Tensor, "..."] = field(default_factory=lambda: torch.zeros(0).long())
 
     @property
     def all_strangers(self) -> list[Mapping[str, Float[Tensor, "..."]]]:
         """Strangers of each kind that there is."""
-        kinds = (self.strangers, self.stranger_fold), (self.made, self.made_fold)
+        kinds = (self.strangers, self.stranger_fold), (self.simulated, self.simulated_fold)
         return [scores for scores, numbers in kinds if len(numbers)]
 
     @property
     def known(self) -> Scores:
         """Scores of the queries that have a match."""
-        return {name: values[self.has_match] for name, values in self.asked.items()}
+        return {name: values[self.has_match] for name, values in self.queries.items()}
 
     @property
     def right_if_known(self) -> Bool[Tensor, " N"]:
@@ -58,28 +58,29 @@ class Evidence:
         """Some of the scores."""
         kinds = {
             kind: {name: values for name, values in getattr(self, kind).items() if name in names}
-            for kind in ("asked", "no_match", "strangers", "made")
+            for kind in ("queries", "no_match", "strangers", "simulated")
         }
         return replace(self, **kinds)
 
     def without(self, fold: int) -> "Evidence":
         """All but one fold; all, where no query with a match would be left."""
-        kept, no_match, strangers, made = (
-            numbers != fold for numbers in (self.asked_fold, self.no_match_fold, self.stranger_fold, self.made_fold)
+        kept, no_match, strangers, simulated = (
+            numbers != fold
+            for numbers in (self.query_fold, self.no_match_fold, self.stranger_fold, self.simulated_fold)
         )
         if not (self.has_match & kept).any():
             return self
         return Evidence(
-            asked=_rows(self.asked, kept),
+            queries=_rows(self.queries, kept),
             has_match=self.has_match[kept],
             right=self.right[kept],
             no_match=_rows(self.no_match, no_match),
             strangers=_rows(self.strangers, strangers),
-            asked_fold=self.asked_fold[kept],
+            query_fold=self.query_fold[kept],
             no_match_fold=self.no_match_fold[no_match],
             stranger_fold=self.stranger_fold[strangers],
-            made=_rows(self.made, made),
-            made_fold=self.made_fold[made],
+            simulated=_rows(self.simulated, simulated),
+            simulated_fold=self.simulated_fold[simulated],
         )
 
     def out_of_fold(
@@ -91,10 +92,10 @@ class Evidence:
             fit: learns statistics, (F, N) of the scores of N queries.
         """
         kinds = [
-            (self.asked, self.asked_fold),
+            (self.queries, self.query_fold),
             (self.no_match, self.no_match_fold),
             (self.strangers, self.stranger_fold),
-            (self.made, self.made_fold),
+            (self.simulated, self.simulated_fold),
         ]
         parts: list[list[Tensor]] = [[] for _ in kinds]
         width = 0
@@ -109,8 +110,8 @@ class Evidence:
                     width = part[-1].shape[1]
         columns = [torch.cat(part) if part else torch.zeros(0, width, dtype=torch.float64) for part in parts]
         orders = [numbers.argsort(stable=True).argsort() for _, numbers in kinds]
-        asked, no_match, strangers, made = (column[order] for column, order in zip(columns, orders, strict=True))
-        return asked, no_match, strangers, made
+        asked, no_match, strangers, simulated = (column[order] for column, order in zip(columns, orders, strict=True))
+        return asked, no_match, strangers, simulated
 
 
 def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:

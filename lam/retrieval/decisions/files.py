@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
+from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import Correctness, MonotoneRegression
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 
 FOLDER = "calibration"
@@ -33,7 +33,7 @@ _RECORDS: dict[str, Any] = {
     "combined": MonotoneRegression | None,
     "ranking": dict[str, float],
     "accepts": tuple[str, ...],
-    "answers": tuple[Answer, ...],
+    "answers": tuple[MatchProbability, ...],
     "sameness": Correctness | None,
     "kappa": Histogram,
 }
@@ -48,7 +48,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "combined": None if calibration.detector.combined is None else asdict(calibration.detector.combined),
         "ranking": calibration.detector.ranking,
         "accepts": [one.accept for one in calibration.acceptances],
-        "answers": [asdict(one.answer) for one in calibration.acceptances],
+        "answers": [asdict(one.match_probability) for one in calibration.acceptances],
         "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
         "kappa": asdict(calibration.kappa),
     }
@@ -91,8 +91,8 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             )
             for place, (accept, answer) in enumerate(zip(records["accepts"], records["answers"], strict=True))
         ),
-        reliability=CalibrationBins(
-            *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(CalibrationBins))
+        reliability=ReliabilityBins(
+            *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(ReliabilityBins))
         ),
         kappa=records["kappa"],
         reference=_reference(tables) if "reference" in tables else None,
@@ -105,7 +105,7 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
     tables: dict[str, Tensor] = {}
     for place, one in enumerate(calibration.acceptances):
         tables |= {f"{_ACCEPT}{place}": one.false_accepts.scores, f"{_ACCEPT}{place}_right": one.right_hits}
-        tables |= {f"{_ACCEPT}{place}_asked": one.asked, f"{_ACCEPT}{place}_is_right": one.is_right}
+        tables |= {f"{_ACCEPT}{place}_asked": one.statistics, f"{_ACCEPT}{place}_is_right": one.is_right}
         if one.false_accepts.classes is not None:
             tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}

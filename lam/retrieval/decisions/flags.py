@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.contrast import ONE_WAY, one_way
+from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES, monotone_regression
 from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.probability import MonotoneRegression, Scores
 from lam.retrieval.metrics.ood import auroc
@@ -63,24 +63,24 @@ class OodDetector:
         Raises:
             ValueError: as `of`.
         """
-        single = cls.of(evidence.asked)
+        single = cls.of(evidence.queries)
         if not len(evidence.stranger_fold):
             return single
 
         def doubt(part: Evidence) -> Any:
-            regression = one_way(part.known, part.all_strangers or evidence.all_strangers)
+            regression = monotone_regression(part.known, part.all_strangers or evidence.all_strangers)
             return lambda scores: regression.doubt(scores)[None]
 
         asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(doubt))
         kinds = [{**kind, COMBINED: values} for kind, values in zip(evidence.all_strangers, combined, strict=False)]
         ranks = {
             name: sum(auroc(inside[evidence.has_match], kind[name]) for kind in kinds) / len(kinds)
-            for name, inside in {**evidence.asked, COMBINED: asked}.items()
+            for name, inside in {**evidence.queries, COMBINED: asked}.items()
         }
         ranking = dict(sorted(ranks.items(), key=lambda rank: (-rank[1], rank[0] == "kappa")))  # of equals κ is last
         return cls(
             {**single.calibrated, COMBINED: ConformalScores.of(asked)},
-            one_way(evidence.known, evidence.all_strangers),
+            monotone_regression(evidence.known, evidence.all_strangers),
             ranking,
         )
 
@@ -93,7 +93,7 @@ class OodDetector:
         first = next(iter(self.ranking))
         return COMBINED if self.ranking[COMBINED] >= self.ranking[first] - _AS_GOOD else first
 
-    def known(self, flag: str) -> ConformalScores:
+    def conformal_scores(self, flag: str) -> ConformalScores:
         """The calibration scores of one flag.
 
         Raises:
@@ -102,16 +102,16 @@ class OodDetector:
         check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
             raise ValueError(
-                f"flag {flag!r} needs {_evidence(scores_behind(flag))}, and this calibration had none: use 'kappa'"
+                f"flag {flag!r} needs {_evidence(components_of(flag))}, and this calibration had none: use 'kappa'"
             )
         return self.calibrated[flag]
 
-    def behind(self, flag: str) -> tuple[str, ...]:
+    def components(self, flag: str) -> tuple[str, ...]:
         """The scores that a flag is made of here."""
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
-        """The score of new items; they are flagged where it is above a threshold of `known(flag)`.
+        """The score of new items; they are flagged where it is above a threshold of `conformal_scores(flag)`.
 
         Args:
             flag: which score.
@@ -121,10 +121,10 @@ class OodDetector:
             (Q,) scores, float64, on their device.
 
         Raises:
-            ValueError: as `known`; for a score that is missing; or NaN.
+            ValueError: as `conformal_scores`; for a score that is missing; or NaN.
         """
-        self.known(flag)
-        names = self.behind(flag)
+        self.conformal_scores(flag)
+        names = self.components(flag)
         if missing := [name for name in names if name not in scores]:
             raise ValueError(f"flag {flag!r} needs {_evidence(names)} of every query: there is no {missing[0]!r}")
         for name in names:
@@ -141,44 +141,44 @@ def needs_reference(flag: str) -> bool:
 
 def needs_input(flag: str) -> bool:
     """Whether a flag is made of more of a query than its mean and κ."""
-    return "variance" in scores_behind(flag) or _is_made_from(flag, "features", "parts")
+    return "variance" in components_of(flag) or _is_made_from(flag, "features", "parts")
 
 
-def without_input(flag: str, behind: Sequence[str] = ()) -> str:
+def without_input(flag: str, components: Sequence[str] = ()) -> str:
     """The flag in its place for queries that are only a mean and a κ: one that hits give.
 
     Args:
         flag: in force.
-        behind: the scores that it is made of; all that it may be made of by default.
+        components: the scores that it is made of; all that it may be made of by default.
     """
-    return "mean_cosine" if any(map(needs_input, behind or scores_behind(flag))) else flag
+    return "mean_cosine" if any(map(needs_input, components or components_of(flag))) else flag
 
 
-def without_hits(flag: str, behind: Sequence[str] = (), known: Container[str] = SCORES) -> str:
+def without_hits(flag: str, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
     """The flag in its place for queries that found nothing; arguments as of `without_input`.
 
     It is κ, or in place of several scores the k-NN distance, where that is among the known ones.
     """
-    if not any(_is_made_from(name, "cosines", "labels") for name in behind or scores_behind(flag)):
+    if not any(_is_made_from(name, "cosines", "labels") for name in components or components_of(flag)):
         return flag
     return "knn" if flag == COMBINED and "knn" in known else "kappa"
 
 
-def without_labels(flag: str, behind: Sequence[str] = ()) -> str:
+def without_labels(flag: str, components: Sequence[str] = ()) -> str:
     """The flag in its place where hits have no labels: of one that labels decide the mean cosine of the hits."""
-    names = behind or scores_behind(flag)
+    names = components or components_of(flag)
     looks = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
     return "mean_cosine" if looks else flag
 
 
-def scores_behind(flag: str) -> tuple[str, ...]:
+def components_of(flag: str) -> tuple[str, ...]:
     """The scores that a flag is made of."""
-    return ONE_WAY if flag == COMBINED else (flag,)
+    return MONOTONE_SCORES if flag == COMBINED else (flag,)
 
 
 def _is_made_from(flag: str, *evidence: str) -> bool:
     """Whether any of this is what a flag is made from; see `lam.retrieval.metrics.registry.Score`."""
-    return any(need in evidence for name in scores_behind(flag) for need in SCORES[name].needs)
+    return any(need in evidence for name in components_of(flag) for need in SCORES[name].needs)
 
 
 def _evidence(names: tuple[str, ...]) -> str:

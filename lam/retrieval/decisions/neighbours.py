@@ -20,7 +20,7 @@ from lam.utils.checks import check_length
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
 """By score, how many neighbours it may look at for each item that a class has. Far hits weigh little in
 `weighted_votes`, and tell how far the near ones are ahead; the spread of cosines compares near hits with far ones."""
-LEAST = 10
+MIN_QUERIES = 10
 """How many items there must be on either side for a number to be chosen by them."""
 _ROWS = 1000  # items of a reference that are held against all of it, at most
 
@@ -120,7 +120,7 @@ def _separation(
         correct = correct.to(values.device)
         more = [found for other in others if (found := _values(name, k, other)) is not None]
         inside, doubted = values[correct], torch.cat([values[~correct], *more])
-    return auroc(inside, doubted) if min(len(inside), len(doubted)) >= LEAST else 0.0
+    return auroc(inside, doubted) if min(len(inside), len(doubted)) >= MIN_QUERIES else 0.0
 
 
 def _own_and_other_neighbours(reference: Reference, k: int) -> tuple[Tensor, Tensor]:

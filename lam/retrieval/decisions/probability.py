@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.retrieval.metrics.uncertainty import CalibrationBins
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_finite, check_length
 
 Scores = Mapping[str, Float[Tensor, " N"]]
@@ -19,9 +19,9 @@ Scores = Mapping[str, Float[Tensor, " N"]]
 
 FOLDS = 5
 """Parts of a cross-validation."""
-LEAST = 10
+MIN_PER_OUTCOME = 10
 """How many right and how many wrong first hits it takes to learn from more than one score."""
-FEWEST = "cosine"
+SINGLE_SCORE = "cosine"
 """That one, where it is there."""
 
 LOGISTIC_COUNTS = 300
@@ -280,8 +280,8 @@ class Correctness:
 
         right, n = correct.cpu(), len(correct)
         names = tuple(scores)
-        if min(int(right.sum()), int((~right).sum())) < LEAST:
-            names = (FEWEST if FEWEST in names else names[0],)
+        if min(int(right.sum()), int((~right).sum())) < MIN_PER_OUTCOME:
+            names = (SINGLE_SCORE if SINGLE_SCORE in names else names[0],)
         ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
         x = torch.stack([rank(scores[name].detach().cpu()) for rank, name in zip(ranks, names, strict=True)], 1)
         unseen = {penalty: _unseen_sums(x, right, penalty) for penalty in _PENALTIES}
@@ -356,7 +356,7 @@ def random_order(n: int) -> Int[Tensor, " N"]:
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
-def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> CalibrationBins:
+def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> ReliabilityBins:
     """Sort answers by their probability into ten equal bins, closed on the right: a reliability diagram and its ECE.
 
     Args:
@@ -380,7 +380,7 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
         index = int(outside[0])
         raise ValueError(f"probability must lie in [0, 1], got {float(probability[index])} at index {index}")
     in_bin = ((probability.double() * _BINS).ceil().long() - 1).clamp(min=0)
-    return CalibrationBins.of(in_bin, probability, correct, bins=_BINS)
+    return ReliabilityBins.of(in_bin, probability, correct, bins=_BINS)
 
 
 def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls, flat
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index.entries import NORM_TOLERANCE, Ids
+from lam.retrieval.index.checks import NORM_TOLERANCE, Ids
 from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
@@ -77,7 +77,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedIdentities:
     """G identities, each fused from its images, in rising order of identity.
 
     Attributes:
@@ -94,7 +94,7 @@ class Fused:
     uncapped: Float[Tensor, " G"]
 
 
-def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: float = 1.0) -> Fused:
+def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: float = 1.0) -> FusedIdentities:
     """Fuse the images of each identity by the product of their densities, with a cap on κ for what errors they share.
 
     mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the cap is derived above.
@@ -151,4 +151,4 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         (total(embeddings.variance) / counts.to(group.device)).to(dtype),
         mean_samples=embeddings.mean_samples,
     )
-    return Fused(fused, distinct, counts, sums.uncapped.to(dtype))
+    return FusedIdentities(fused, distinct, counts, sums.uncapped.to(dtype))

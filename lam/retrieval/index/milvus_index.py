@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.retrieval.index.entries import Ids, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
 from lam.utils.extras import install_command

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
-from lam.retrieval.metrics.uncertainty import CalibrationBins, ausc, sparsification
+from lam.retrieval.metrics.uncertainty import ReliabilityBins, ausc, sparsification
 from lam.utils.checks import check_finite
 from lam.utils.files import write_atomically
 
@@ -69,8 +69,8 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     _finish(figure, axes, path, legend="best")
 
 
-def plot_calibration(
-    path: str | Path, bins: CalibrationBins, *, confidence: str = "share of samples that agree"
+def plot_reliability(
+    path: str | Path, bins: ReliabilityBins, *, confidence: str = "share of samples that agree"
 ) -> None:
     """Draw accuracy against confidence, with the number of queries in each bin below.
 
@@ -99,7 +99,7 @@ def plot_calibration(
     _finish(figure, axes, path, legend="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)  # bars may be anywhere
 
 
-def plot_calibration_curves(path: str | Path, bins: Mapping[str, CalibrationBins]) -> None:
+def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
     """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
 
     Args:

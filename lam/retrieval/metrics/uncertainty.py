@@ -105,7 +105,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 @dataclass(frozen=True)
-class CalibrationBins:
+class ReliabilityBins:
     """What a reliability diagram shows: B equal bins of confidence.
 
     Attributes:
@@ -121,7 +121,7 @@ class CalibrationBins:
     @classmethod
     def of(
         cls, in_bin: Int64[Tensor, " Q"], confidence: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, bins: int
-    ) -> "CalibrationBins":
+    ) -> "ReliabilityBins":
         """Sort Q queries into B bins, which are counted from 0."""
         count = torch.bincount(in_bin, minlength=bins)
         zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
@@ -147,7 +147,7 @@ class CalibrationBins:
 
         Example:
             >>> half = torch.zeros(100, dtype=torch.int64), torch.full((100,), 0.5), torch.ones(100, dtype=torch.bool)
-            >>> CalibrationBins.of(*half, bins=1).error_by_chance  # 1.96 · 0.5/√100, in hundredths
+            >>> ReliabilityBins.of(*half, bins=1).error_by_chance  # 1.96 · 0.5/√100, in hundredths
             0.1
         """
         of, n = self.count > 0, int(self.count.sum())
@@ -193,7 +193,7 @@ class Votes:
         right = (self.agree.double() + 0.5) / (self.n_samples + 1)
         return -torch.where(self.correct, right, 1 - right).log()
 
-    def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> CalibrationBins:
+    def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
         """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
 
         Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
@@ -222,7 +222,7 @@ class Votes:
         in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
         inside = in_bin < bins
         confidence = self.agree[inside].double() / self.n_samples
-        return CalibrationBins.of(in_bin[inside], confidence, self.correct[inside], bins=bins)
+        return ReliabilityBins.of(in_bin[inside], confidence, self.correct[inside], bins=bins)
 
 
 def majority_votes(

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.answer import Answer
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
+from lam.retrieval.decisions.match_probability import MatchProbability
 
 NAMES = "kappa", "cosine", "knn"
 
@@ -60,12 +60,12 @@ class World:
         asked = {name: torch.where(has_match, scores[name], without[name]) for name in NAMES}
         fold = folds_of(torch.arange(n))
         evidence = Evidence(
-            asked=asked,
+            queries=asked,
             has_match=has_match,
             right=right & has_match,
             no_match=without,
             strangers=self.strangers(classes, generator),
-            asked_fold=fold,
+            query_fold=fold,
             no_match_fold=fold,
             stranger_fold=folds_of(classes),
         )
@@ -93,13 +93,13 @@ def rates(
         The rate of each event, by what decides and by target; and what decides by default.
     """
     evidence, classes = world.evidence(n, generator)
-    answers: list[Answer] = []
+    answers: list[MatchProbability] = []
 
-    def fit(part: Evidence) -> Answer:
-        answers.append(Answer.fit(part))
+    def fit(part: Evidence) -> MatchProbability:
+        answers.append(MatchProbability.fit(part))
         return answers[-1]
 
-    def fit_again() -> Callable[[Evidence], Answer]:
+    def fit_again() -> Callable[[Evidence], MatchProbability]:
         learnt = iter(answers)  # of the same parts, in the same order
         return lambda _: next(learnt)
 
@@ -114,11 +114,11 @@ def rates(
             options = {"of_strangers": event == STRANGERS, "classes": classes}
             by = None if accept == DEFAULT else accept
             learnt, _ = Acceptance.fit(evidence, fit_again(), accept=by, **options)
-            statistic = learnt.statistic(queries, learnt.answer(queries))
+            statistic = learnt.statistic(queries, learnt.match_probability(queries))
             found |= {(event, accept, at): _share_above(statistic, learnt.false_accepts, at) for at in targets}
     detector = OodDetector.fit(evidence)
     ood_score = detector.ood_score(COMBINED, asked)
-    found |= {(FLAGS, COMBINED, at): _share_above(ood_score, detector.known(COMBINED), at) for at in targets}
+    found |= {(FLAGS, COMBINED, at): _share_above(ood_score, detector.conformal_scores(COMBINED), at) for at in targets}
     return found, chosen
 
 

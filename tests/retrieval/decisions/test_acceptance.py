@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
-from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores, least_rate
 from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.reference import Reference
@@ -56,7 +56,7 @@ def test_whatever_decides_the_rates_are_kept_on_average_of_many_sets(world: str,
 
 
 def _fit(evidence: Evidence, accept: str | None = None) -> Acceptance:
-    return Acceptance.fit(evidence, Answer.fit, accept=accept)[0]
+    return Acceptance.fit(evidence, MatchProbability.fit, accept=accept)[0]
 
 
 def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
@@ -65,28 +65,30 @@ def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
     for name in NAMES:
         learnt = _fit(evidence, name)
         assert torch.equal(learnt.false_accepts.scores, (-evidence.no_match[name]).sort().values)
-        of_strangers, _ = Acceptance.fit(evidence, Answer.fit, accept=name, of_strangers=True, classes=classes)
+        of_strangers, _ = Acceptance.fit(
+            evidence, MatchProbability.fit, accept=name, of_strangers=True, classes=classes
+        )
         assert torch.equal(of_strangers.false_accepts.scores, (-evidence.strangers[name]).sort().values)
         assert of_strangers.false_accepts.n_units == 50
         none = torch.full((50,), torch.nan, dtype=torch.float64)
-        assert torch.equal(learnt.statistic(evidence.asked, none), -evidence.asked[name])
-        right = torch.where(evidence.right, -evidence.asked[name], -torch.inf)[evidence.has_match]
+        assert torch.equal(learnt.statistic(evidence.queries, none), -evidence.queries[name])
+        right = torch.where(evidence.right, -evidence.queries[name], -torch.inf)[evidence.has_match]
         assert torch.equal(learnt.right_hits, right.sort().values)
         assert name in learnt.evidence
 
 
 def test_the_probability_is_that_of_the_answer_and_its_scores_are_out_of_fold() -> None:
     evidence, _ = WORLDS["useful"].evidence(60, torch.Generator().manual_seed(0))
-    learnt, right = Acceptance.fit(evidence, Answer.fit, accept=PROBABILITY)
+    learnt, right = Acceptance.fit(evidence, MatchProbability.fit, accept=PROBABILITY)
     without, of_known = torch.empty(60, dtype=torch.float64), torch.empty(60, dtype=torch.float64)
     for fold in range(5):
-        answer, held = Answer.fit(evidence.without(fold)), evidence.asked_fold == fold
+        answer, held = MatchProbability.fit(evidence.without(fold)), evidence.query_fold == fold
         without[held] = answer({name: values[held] for name, values in evidence.no_match.items()})
-        of_known[held] = answer.right({name: values[held] for name, values in evidence.asked.items()})
+        of_known[held] = answer.right({name: values[held] for name, values in evidence.queries.items()})
     assert torch.equal(learnt.false_accepts.scores, without.sort().values)
     assert torch.equal(right, of_known[evidence.has_match])
-    assert learnt.answer == Answer.fit(evidence)
-    assert learnt.evidence == learnt.answer.evidence
+    assert learnt.match_probability == MatchProbability.fit(evidence)
+    assert learnt.evidence == learnt.match_probability.evidence
 
 
 def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence:
@@ -117,7 +119,7 @@ def test_where_all_tell_the_same_the_first_cosine_decides_of_few() -> None:
     evidence = _split(9, "knn", apart=30.0)
     kinds = {
         kind: {**getattr(evidence, kind), "cosine": getattr(evidence, kind)["knn"]}
-        for kind in ("asked", "no_match", "strangers")
+        for kind in ("queries", "no_match", "strangers")
     }
     assert _fit(replace(evidence, **kinds)).accept == "cosine"
 
@@ -201,7 +203,7 @@ def test_of_few_queries_nothing_fails_and_nothing_breaks_off() -> None:
         for seed in range(4):
             calibration = _people(n, seed)
             assert calibration.flag != "kappa"
-            assert len(calibration.detector.known(calibration.flag)) == n
+            assert len(calibration.detector.conformal_scores(calibration.flag)) == n
             decisions = calibration.decide(hits, queries, **more)
             assert decisions.probability.isfinite().all()
             shares.append(float((right & (decisions.codes == 0)).double().mean()))
@@ -251,7 +253,7 @@ def test_through_calibrate_false_accepts_of_classes_never_seen_are_those_promise
 
         teachers, later = queries(given), queries(new)
         found = _hits(teachers)
-        strangers = Searched(
+        strangers = OtherQueries(
             teachers, found.scores, GALLERY_LABELS[found.ids], teachers.mean, torch.arange(20).repeat_interleave(6)
         )
         calibration = _people(60, seed, strangers=strangers)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from lam.retrieval.decisions.abstention import DECISIONS, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
-from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import (
     Calibration,
     Histogram,
@@ -17,7 +18,6 @@ from lam.retrieval.decisions.calibration import (
     credible_cosine,
 )
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.decisions import DECISIONS, SearchDecisions, decision_codes
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.decisions.verification import Verifier
@@ -136,7 +136,7 @@ def test_strangers_are_less_known_than_known_queries_whoever_taught_it() -> None
     _, asked, gallery = _searches()
     strangers, hits = _strangers(gallery)
     of_known = _hits(asked, gallery)
-    given = Searched(strangers[:100], hits.scores[:100])
+    given = OtherQueries(strangers[:100], hits.scores[:100])
     for teachers in (None, given):
         made = _calibration(strangers=teachers, of_strangers=False)
         known, foreign = made.decide(of_known, asked), made.decide(hits, strangers)
@@ -152,7 +152,7 @@ def test_false_accepts_are_promised_of_the_strangers_where_that_is_asked_for() -
     _, _, gallery = _searches()
     strangers, hits = _strangers(gallery)
     classes = torch.arange(100) // 5
-    given = Searched(strangers[:100], hits.scores[:100], classes=classes)
+    given = OtherQueries(strangers[:100], hits.scores[:100], classes=classes)
     promised, learnt_from = (_calibration(strangers=given, of_strangers=of) for of in (True, False))
     assert (promised.false_accepts.n_units, len(promised.false_accepts)) == (20, 100)
     assert promised.false_accepts.rate(promised.accept_above) <= 0.05
@@ -165,13 +165,13 @@ def test_false_accepts_are_promised_of_the_strangers_where_that_is_asked_for() -
 def test_a_mixture_of_strangers_alone_tells_nothing_and_the_next_teach() -> None:
     _, _, gallery = _searches()
     strangers, hits = _strangers(gallery)
-    given = Searched(strangers[:100], hits.scores[:100])
-    opposite = Searched(strangers[:100], torch.full_like(hits.scores[:100], -1.0))
+    given = OtherQueries(strangers[:100], hits.scores[:100])
+    opposite = OtherQueries(strangers[:100], torch.full_like(hits.scores[:100], -1.0))
     plain, of_mixture = (
         _calibration(strangers=given, share=0.2),
         _calibration(strangers=given, mixture=opposite, share=0.2),
     )
-    assert of_mixture.answer == plain.answer
+    assert of_mixture.match_probability == plain.match_probability
     assert of_mixture.facts["share_of_strangers"][2] == 1  # the estimate is kept, and teaches nothing
 
 
@@ -188,8 +188,8 @@ def test_thresholds_of_a_slider_stand_above_those_in_force() -> None:
         with pytest.raises(ValueError, match=f"{threshold} must be a number, got NaN"):
             calibration.decide(hits, asked, **{threshold: math.nan})
     assert calibration.false_accepts.rate(calibration.accept_above) <= 0.05
-    assert calibration.detector.known(calibration.flag).rate(calibration.flag_above) <= 0.1
-    assert calibration.detector.known("kappa").rate(-calibration.kappa_below) <= 0.1
+    assert calibration.detector.conformal_scores(calibration.flag).rate(calibration.flag_above) <= 0.1
+    assert calibration.detector.conformal_scores("kappa").rate(-calibration.kappa_below) <= 0.1
     low, high = calibration.false_accepts.interval(1.0)
     assert low == 0 < calibration.false_accepts.rate(1.0) == 1 / 401 < high
 
@@ -353,7 +353,7 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     labels = stored[found.hits]
     known: dict[str, Any] = {"features": asked.mean, "reference": Reference.of(gallery.mean)}
     calibration = _calibration(gallery_labels=stored, **known)
-    of_all, of_vectors, unlabelled = (set(one.answer.evidence) for one in calibration.acceptances)
+    of_all, of_vectors, unlabelled = (set(one.match_probability.evidence) for one in calibration.acceptances)
     distances = {"knn", "mahalanobis", "global_mahalanobis", "radial_mahalanobis", "mahalanobis_knn"}
     assert of_all - of_vectors == {"variance", "norm", *distances}
     assert of_vectors - unlabelled == {"votes", "weighted_votes"}
@@ -367,7 +367,7 @@ def test_the_probability_rests_on_what_there_is_of_a_query() -> None:
     for probability, one, scores in zip(
         (everything, vectors, without), calibration.acceptances, (labelled, labelled, bare), strict=True
     ):
-        assert torch.equal(probability, one.answer(scores))
+        assert torch.equal(probability, one.match_probability(scores))
     some = labels.clone()
     some[::2, 7] = -1
     mixed = calibration.decide(hits, asked, labels=some).probability
@@ -474,7 +474,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     assert read.detector.combined == made.detector.combined
     assert read.detector.ranking == made.detector.ranking
     for own, other in zip(read.acceptances, made.acceptances, strict=True):
-        assert (own.accept, own.answer) == (other.accept, other.answer)
+        assert (own.accept, own.match_probability) == (other.accept, other.match_probability)
         assert torch.equal(own.false_accepts.scores, other.false_accepts.scores)
         assert torch.equal(own.right_hits, other.right_hits)
     assert read.reliability.expected_error == made.reliability.expected_error
@@ -492,7 +492,9 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     assert len(columns) == 10
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in columns)
     for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):
-        assert read.detector.known(flag).threshold(0.1) == made.detector.known(flag).threshold(0.1)
+        assert read.detector.conformal_scores(flag).threshold(0.1) == made.detector.conformal_scores(flag).threshold(
+            0.1
+        )
 
 
 def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ def _means(part: Evidence) -> Callable[[Scores], Tensor]:
 
 
 def test_each_is_held_against_what_the_other_folds_taught(evidence: Evidence) -> None:
-    kinds = ("asked", "no_match", "strangers")
-    numbers = (evidence.asked_fold, evidence.no_match_fold, evidence.stranger_fold)
+    kinds = ("queries", "no_match", "strangers")
+    numbers = (evidence.query_fold, evidence.no_match_fold, evidence.stranger_fold)
     for kind, fold_of, found in zip(kinds, numbers, evidence.out_of_fold(_means)[:3], strict=True):
         values = getattr(evidence, kind)["knn"]
         assert found.shape == (len(values), 2)
         for row, fold in enumerate(fold_of.tolist()):
-            known = evidence.asked["knn"][evidence.has_match & (evidence.asked_fold != fold)].mean()
+            known = evidence.queries["knn"][evidence.has_match & (evidence.query_fold != fold)].mean()
             strangers = evidence.strangers["knn"][evidence.stranger_fold != fold].mean()
             torch.testing.assert_close(found[row], values[row] - torch.stack([known, strangers]))
 
@@ -37,34 +37,34 @@ def test_each_is_held_against_what_the_other_folds_taught(evidence: Evidence) ->
 def test_where_a_kind_is_empty_so_is_what_is_said_of_it(evidence: Evidence) -> None:
     none = {name: torch.zeros(0).double() for name in NAMES}
     alone = Evidence(
-        evidence.asked,
+        evidence.queries,
         evidence.has_match,
         evidence.right,
         none,
         none,
-        evidence.asked_fold,
+        evidence.query_fold,
         folds_of(torch.arange(0)),
         folds_of(torch.arange(0)),
     )
     asked, no_match, strangers, made = alone.out_of_fold(lambda part: lambda scores: scores["knn"][None])
-    assert torch.equal(asked[:, 0], evidence.asked["knn"])
+    assert torch.equal(asked[:, 0], evidence.queries["knn"])
     assert no_match.shape == strangers.shape == made.shape == (0, 1)
 
 
 def test_a_fold_is_left_out_of_every_kind_unless_no_query_with_a_match_were_left(evidence: Evidence) -> None:
     part = evidence.without(2)
-    kept = evidence.asked_fold != 2
-    assert torch.equal(part.asked["cosine"], evidence.asked["cosine"][kept])
+    kept = evidence.query_fold != 2
+    assert torch.equal(part.queries["cosine"], evidence.queries["cosine"][kept])
     assert torch.equal(part.right_if_known, evidence.right[kept & evidence.has_match])
-    assert not any((fold == 2).any() for fold in (part.asked_fold, part.no_match_fold, part.stranger_fold))
+    assert not any((fold == 2).any() for fold in (part.query_fold, part.no_match_fold, part.stranger_fold))
     one = WORLDS["useful"].evidence(1, torch.Generator().manual_seed(0))[0]
     assert one.without(0) is one
 
 
 def test_some_of_the_scores_of_all_kinds(evidence: Evidence) -> None:
     few = evidence.only({"cosine", "votes"})
-    assert [list(scores) for scores in (few.asked, few.no_match, few.strangers)] == [["cosine"]] * 3
-    assert torch.equal(few.known["cosine"], evidence.asked["cosine"][evidence.has_match])
+    assert [list(scores) for scores in (few.queries, few.no_match, few.strangers)] == [["cosine"]] * 3
+    assert torch.equal(few.known["cosine"], evidence.queries["cosine"][evidence.has_match])
 
 
 def test_items_of_a_unit_are_in_one_fold_and_folds_are_as_large_as_can_be() -> None:

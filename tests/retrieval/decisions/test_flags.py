@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lam.retrieval.decisions.contrast import ONE_WAY
+from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES
 from lam.retrieval.decisions.evidence import Evidence, folds_of
 from lam.retrieval.decisions.flags import (
     COMBINED,
@@ -65,7 +65,7 @@ def test_the_false_flag_rate_is_the_target_on_average(
 ) -> None:
     rates = []
     for detector, items in detectors:
-        is_flagged = detector.ood_score(flag, items) > detector.known(flag).threshold(0.1)
+        is_flagged = detector.ood_score(flag, items) > detector.conformal_scores(flag).threshold(0.1)
         rates.append(float(is_flagged.double().mean()))
     rate = torch.tensor(rates)
     error = float(rate.std()) / math.sqrt(len(rates))
@@ -81,7 +81,10 @@ def test_the_combination_learns_which_score_tells_strangers(score: str) -> None:
     assert min(detector.ranking[score], detector.ranking[COMBINED]) > 0.88
     assert all(area < 0.6 for name, area in detector.ranking.items() if name not in (score, COMBINED))
     one = {name: torch.tensor([6.0 if name == score else 0.0, 0.0]) for name in weights}
-    assert (detector.ood_score(COMBINED, one) > detector.known(COMBINED).threshold(0.05)).tolist() == [True, False]
+    assert (detector.ood_score(COMBINED, one) > detector.conformal_scores(COMBINED).threshold(0.05)).tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_the_combination_is_the_doubt_of_being_known_out_of_fold() -> None:
@@ -89,19 +92,19 @@ def test_the_combination_is_the_doubt_of_being_known_out_of_fold() -> None:
     detector = OodDetector.fit(evidence)
     whole = OodDetector.fit(evidence).combined
     assert whole is not None
-    assert torch.equal(detector.ood_score(COMBINED, evidence.asked), whole.doubt(evidence.asked))
+    assert torch.equal(detector.ood_score(COMBINED, evidence.queries), whole.doubt(evidence.queries))
     twin = torch.empty(50, dtype=torch.float64)
     for fold in range(5):
-        held = evidence.asked_fold == fold
+        held = evidence.query_fold == fold
         part = OodDetector.fit(evidence.without(fold))
-        twin[held] = part.ood_score(COMBINED, {name: values[held] for name, values in evidence.asked.items()})
-    assert torch.equal(detector.known(COMBINED).scores, twin.sort().values)
+        twin[held] = part.ood_score(COMBINED, {name: values[held] for name, values in evidence.queries.items()})
+    assert torch.equal(detector.conformal_scores(COMBINED).scores, twin.sort().values)
 
 
 def test_the_flag_is_what_tells_strangers_best() -> None:
     assert OodDetector.fit(_told_by("cosine", "knn")).best == COMBINED
     generator = torch.Generator().manual_seed(3)
-    known, strangers = ({name: torch.randn(12, generator=generator) for name in ONE_WAY} for _ in range(2))
+    known, strangers = ({name: torch.randn(12, generator=generator) for name in MONOTONE_SCORES} for _ in range(2))
     strangers["norm"], known["norm"] = torch.full((12,), 9.0), torch.zeros(12)  # which `combined` does not look at
     detector = OodDetector.fit(_evidence(known, strangers))
     assert detector.ranking["norm"] == 1 > detector.ranking[COMBINED]
@@ -117,7 +120,7 @@ def test_of_few_queries_the_flag_is_never_kappa_where_kappa_is_at_chance(n: int)
     for seed in range(5):
         detector = OodDetector.fit(_told_by("knn", n=n, others=n, apart=4.0, seed=seed))
         assert detector.best != "kappa"
-        assert len(detector.known(COMBINED)) == n
+        assert len(detector.conformal_scores(COMBINED)) == n
 
 
 def test_without_strangers_each_score_flags_by_itself() -> None:
@@ -125,7 +128,7 @@ def test_without_strangers_each_score_flags_by_itself() -> None:
     detector = OodDetector.fit(evidence)
     assert (detector.best, detector.combined, detector.ranking) == ("kappa", None, {})
     with pytest.raises(ValueError, match="flag 'combined' needs .*, and this calibration had none: use 'kappa'"):
-        detector.known(COMBINED)
+        detector.conformal_scores(COMBINED)
 
 
 def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
@@ -150,7 +153,7 @@ def test_items_may_come_by_turns_of_their_classes() -> None:
     known = {name: torch.randn(2000, generator=generator) + level for name in names}
     strangers = {name: torch.randn(500, generator=generator) + 8 for name in names}
     detector = OodDetector.fit(_evidence(known, strangers))
-    threshold = detector.known(COMBINED).threshold(0.1)
+    threshold = detector.conformal_scores(COMBINED).threshold(0.1)
     new = {name: torch.randn(2000, generator=generator) + level for name in known}
     flagged = detector.ood_score(COMBINED, new) > threshold
     assert 0.06 < float(flagged.double().mean()) < 0.14
@@ -162,7 +165,7 @@ def test_items_that_are_all_alike_are_never_flagged() -> None:
         for flag in detector.calibrated:
             ood_score = detector.ood_score(flag, dict.fromkeys(SCORES, torch.ones(3)))
             margin = 1e-9 if flag == COMBINED else 0.0  # each fold's own optimum, up to rounding
-            assert not (ood_score > detector.known(flag).threshold(0.2) + margin).any(), flag
+            assert not (ood_score > detector.conformal_scores(flag).threshold(0.2) + margin).any(), flag
 
 
 def test_what_needs_training_features_is_known_by_name() -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lam.retrieval import Index
-from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.abstention import MATCH, SearchDecisions
+from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets
-from lam.retrieval.decisions.decisions import MATCH, SearchDecisions
 from lam.retrieval.index.recall import Recall
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.searches import search_open_set
@@ -53,7 +53,7 @@ def _calibration(accept: str | None, flag: str | None) -> Calibration:
     strangers, _ = _items(500, 5, first=CLASSES)
     hits = _index("Flat", None).search(strangers, N_HITS)
     settings = {"accept": accept, "flag": flag, "targets": Targets(far=FAR, ood=0.05), "gallery_labels": LABELS}
-    given = Searched(strangers, hits.scores, labels=LABELS[hits.ids])
+    given = OtherQueries(strangers, hits.scores, labels=LABELS[hits.ids])
     return calibrated(searches, queries, strangers=given, **settings)
 
 

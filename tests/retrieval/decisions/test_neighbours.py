@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lam.retrieval.decisions.neighbours import LEAST, candidates_of, choose_nearest, nearest_of
+from lam.retrieval.decisions.neighbours import MIN_QUERIES, candidates_of, choose_nearest, nearest_of
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import SCORES, scores_of
@@ -99,8 +99,8 @@ def test_of_too_little_the_largest_candidate_serves() -> None:
     queries, correct, others, of_gallery = calibration()
     candidates = candidates_of(of_gallery, of_gallery)
     largest = {name: numbers[0] for name, numbers in candidates.items()}
-    few = {**{name: part[: LEAST - 1] for name, part in queries.items() if name != "reference"}}
-    assert choose_nearest(candidates, few, torch.ones(LEAST - 1, dtype=torch.bool), others) == largest
+    few = {**{name: part[: MIN_QUERIES - 1] for name, part in queries.items() if name != "reference"}}
+    assert choose_nearest(candidates, few, torch.ones(MIN_QUERIES - 1, dtype=torch.bool), others) == largest
     all_right = {name: part for name, part in queries.items() if name != "reference"}
     assert choose_nearest(candidates, all_right, torch.ones_like(correct)) == largest
     assert choose_nearest(candidates, {}, correct, others) == largest

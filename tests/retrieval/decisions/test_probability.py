@@ -12,7 +12,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from lam.retrieval.decisions.probability import (
-    LEAST,
+    MIN_PER_OUTCOME,
     Correctness,
     RankOdds,
     cross_validated,
@@ -109,10 +109,10 @@ def test_the_order_stays_where_the_levels_do_not_tell() -> None:
 
 def test_with_few_mistakes_one_score_is_what_can_be_learnt_from() -> None:
     scores, correct = _searches(200, seed=5, shift=9.0)
-    correct[: LEAST - 1] = False
+    correct[: MIN_PER_OUTCOME - 1] = False
     assert Correctness.fit(scores, correct).evidence == ("cosine",)
     assert Correctness.fit({"norm": scores["norm"], "votes": scores["votes"]}, correct).evidence == ("norm",)
-    correct[LEAST - 1] = False
+    correct[MIN_PER_OUTCOME - 1] = False
     assert Correctness.fit(scores, correct).evidence == ("cosine", "votes", "norm")
 
 

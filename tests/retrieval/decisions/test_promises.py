@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from lam.retrieval.decisions.abstention import MATCH
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.calibrate import Searched
+from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets, label_key
-from lam.retrieval.decisions.decisions import MATCH
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -54,11 +54,11 @@ def _answered(calibration: Calibration, seed: int, n: int = 2000) -> tuple[int, 
 def test_a_target_of_wrong_answers_raises_the_threshold() -> None:
     plain, strict = _calibrated(0, wrong=None), _calibrated(0, wrong=0.2)
     acceptance = strict.acceptances[0]
-    risk = control_selective_risk(acceptance.asked, ~acceptance.is_right, target=0.2)
+    risk = control_selective_risk(acceptance.statistics, ~acceptance.is_right, target=0.2)
     assert risk is not None
     assert plain.accept_above == acceptance.false_accepts.threshold(0.5)
     assert strict.accept_above == max(risk.threshold, plain.accept_above) > plain.accept_above
-    assert len(acceptance.asked) == 300
+    assert len(acceptance.statistics) == 300
     assert acceptance.share_without_match == pytest.approx(1 - len(acceptance.right_hits) / 300)
     (all_answered, all_wrong), (few_answered, few_wrong) = (_answered(one, 77) for one in (plain, strict))
     assert all_wrong / all_answered > 0.2 >= few_wrong / few_answered
@@ -67,11 +67,11 @@ def test_a_target_of_wrong_answers_raises_the_threshold() -> None:
 
 def test_given_strangers_count_as_wrong_answers_and_made_ones_do_not() -> None:
     searches, strangers = _asked(60, 5, first=CLASSES)
-    given = Searched(strangers, searches.cosines)
+    given = OtherQueries(strangers, searches.cosines)
     calibration = _calibrated(0, wrong=0.5, strangers=given)
-    assert len(calibration.acceptances[0].asked) == 360
+    assert len(calibration.acceptances[0].statistics) == 360
     assert not calibration.acceptances[0].is_right[300:].any()
-    assert len(_calibrated(0, wrong=0.5).acceptances[0].asked) == 300
+    assert len(_calibrated(0, wrong=0.5).acceptances[0].statistics) == 300
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_promises_pass_through_a_file(tmp_path: Path) -> None:
     loaded = load_calibration(tmp_path, key="k")
     assert (loaded.targets, loaded.accept_above) == (saved.targets, saved.accept_above)
     for one, other in zip(loaded.acceptances, saved.acceptances, strict=True):
-        assert torch.equal(one.asked, other.asked)
+        assert torch.equal(one.statistics, other.statistics)
         assert torch.equal(one.is_right, other.is_right)
     assert loaded.unseen is not None
     assert torch.equal(loaded.unseen.labels, unseen.labels)

@@ -10,16 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.retrieval import CalibrationBins, ausc, majority_votes
+from lam.retrieval import ReliabilityBins, ausc, majority_votes
 from lam.retrieval.metrics.plots import (
     MOST,
     plot_bars,
-    plot_calibration,
-    plot_calibration_curves,
     plot_corruption,
     plot_extremes,
     plot_kappa,
     plot_precision_recall,
+    plot_reliability,
+    plot_reliability_curves,
     plot_roc,
     plot_sparsification,
     plot_tuning,
@@ -63,7 +63,7 @@ def test_what_is_best_possible_is_drawn_where_all_are_of_the_same_answers(
 def test_calibration(n_queries: int, tmp_path: Path) -> None:
     labels = torch.arange(n_queries) % 4
     predictions = torch.stack([labels.roll(shift) for shift in (0, 0, 1)])
-    plot_calibration(tmp_path / "plot.png", majority_votes(predictions, labels, labels[:, None]).binned())
+    plot_reliability(tmp_path / "plot.png", majority_votes(predictions, labels, labels[:, None]).binned())
     drawn(tmp_path / "plot.png")
 
 
@@ -71,8 +71,8 @@ def test_the_legend_of_a_calibration_covers_no_bar(tmp_path: Path, monkeypatch: 
     figures: list[Any] = []
     monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
     confidence = torch.linspace(0.05, 0.95, 10)
-    bins = CalibrationBins(confidence, torch.ones(10), torch.full((10,), 7))  # right however unsure
-    plot_calibration(tmp_path / "plot.png", bins, confidence="P(first hit is right)")
+    bins = ReliabilityBins(confidence, torch.ones(10), torch.full((10,), 7))  # right however unsure
+    plot_reliability(tmp_path / "plot.png", bins, confidence="P(first hit is right)")
     figures[0].draw_without_rendering()
     axes = figures[0].axes[0]
     legend = axes.get_legend().get_window_extent()
@@ -86,7 +86,7 @@ def test_calibration_of_several(tmp_path: Path) -> None:
     bins = {
         name: majority_votes(found, labels, labels[:, None]).binned() for name, found in (("a", sure), ("b", unsure))
     }
-    plot_calibration_curves(tmp_path / "plot.png", bins)
+    plot_reliability_curves(tmp_path / "plot.png", bins)
     drawn(tmp_path / "plot.png")
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 
-from lam.retrieval.decisions.known import UNUSUAL, Known, is_evidence
+from lam.retrieval.decisions.one_class import UNUSUAL, OneClassModel, is_evidence
 from lam.retrieval.decisions.probability import RankOdds, folds
 from lam.retrieval.metrics.registry import SCORES
 
@@ -32,7 +32,7 @@ def _extended(values: np.ndarray, new: np.ndarray) -> np.ndarray:
 def test_p_known_is_that_of_a_slow_twin() -> None:
     scores, new = _scores(200, 0), {name: 2.5 * values for name, values in _scores(40, 1).items()}
     scores["mean_cosine"], new["mean_cosine"] = scores["knn"] + scores["norm"], new["knn"] + new["norm"]
-    known = Known.fit(scores)
+    known = OneClassModel.fit(scores)
     old, later = ({name: values.double().numpy() for name, values in of.items()} for of in (scores, new))
     x, z = (np.stack([_extended(old[name], of[name]) for name in known.evidence], 1) for of in (old, later))
 
@@ -54,13 +54,13 @@ def test_p_known_is_that_of_a_slow_twin() -> None:
 
 
 def test_queries_like_those_calibrated_on_are_known() -> None:
-    means = [float(Known.fit(_scores(300, seed))(_scores(300, 1000 + seed)).mean()) for seed in range(20)]
+    means = [float(OneClassModel.fit(_scores(300, seed))(_scores(300, 1000 + seed)).mean()) for seed in range(20)]
     assert sum(means) / len(means) > 1 - UNUSUAL / 2 - 0.003
 
 
 def test_whichever_way_a_score_goes_it_is_unusual_and_so_is_what_breaks_their_relation() -> None:
     scores = _scores(500, 0)
-    known = Known.fit(scores)
+    known = OneClassModel.fit(scores)
     middle = {name: values.median() for name, values in scores.items()}
     for name, value in (("norm", 30.0), ("norm", -30.0), ("knn", 30.0), ("knn", -30.0), ("kappa", 1e6)):
         assert float(known({**_row(middle), name: torch.tensor([value])})) < 0.2, (name, value)
@@ -75,7 +75,7 @@ def _row(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_of_few_queries_what_is_far_is_unknown_and_what_is_constant_does_no_harm() -> None:
     scores = {**_scores(30, 0), "variance": torch.ones(30)}
-    known = Known.fit(scores)
+    known = OneClassModel.fit(scores)
     assert float(known({**_scores(300, 1), "variance": torch.ones(300)}).mean()) > 0.95
     middle = _row({name: values.median() for name, values in scores.items()})
     of_knn = [float(known({**middle, "knn": torch.tensor([value])})) for value in (0.0, 10.0, 100.0, 1e4, 1e8)]
@@ -83,7 +83,7 @@ def test_of_few_queries_what_is_far_is_unknown_and_what_is_constant_does_no_harm
     assert of_knn == sorted(of_knn, reverse=True)
     assert of_knn[-1] < 0.2
     one = {name: values[:1] for name, values in scores.items()}
-    assert ((p := Known.fit(one)({name: 1e6 * values for name, values in scores.items()})) > 0).all()
+    assert ((p := OneClassModel.fit(one)({name: 1e6 * values for name, values in scores.items()})) > 0).all()
     assert (p <= 1).all()
 
 
@@ -91,9 +91,9 @@ def test_what_labels_say_and_what_the_first_hit_decides_is_no_evidence() -> None
     none = {"margin", "votes", "weighted_votes", "cosine", "cosine_spread"}
     assert {name for name in SCORES if not is_evidence(name)} == none
     scores = {**_scores(60, 0), "votes": torch.rand(60)}
-    assert Known.fit(scores).evidence == ("kappa", "norm", "knn")
+    assert OneClassModel.fit(scores).evidence == ("kappa", "norm", "knn")
     with pytest.raises(ValueError, match="a score of the query itself, got votes"):
-        Known.fit({"votes": torch.rand(60)})
+        OneClassModel.fit({"votes": torch.rand(60)})
 
     with pytest.raises(ValueError, match=r"P\(known\) rests on kappa, norm, knn: norm, knn is missing"):
-        Known.fit(_scores(60, 0))({"kappa": torch.rand(3)})
+        OneClassModel.fit(_scores(60, 0))({"kappa": torch.rand(3)})

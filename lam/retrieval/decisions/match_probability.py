@@ -1,4 +1,4 @@
-"""`Answer`: P(the first hit is right) of a query that may have no match in the gallery."""
+"""`MatchProbability`: P(the first hit is right) of a query that may have no match in the gallery."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.retrieval.decisions.contrast import SHARE, Contrast
+from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
 from lam.retrieval.decisions.evidence import Evidence
-from lam.retrieval.decisions.known import Known
+from lam.retrieval.decisions.one_class import OneClassModel
 from lam.retrieval.decisions.probability import Correctness, Scores
 
 
 @dataclass(frozen=True)
-class Answer:
+class MatchProbability:
     """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
@@ -22,12 +22,12 @@ class Answer:
         contrast: P(known), learnt from queries without a match, or from unlabelled ones; None where there were none.
     """
 
-    usual: Known
+    usual: OneClassModel
     right: Correctness
-    contrast: Contrast | None = None
+    contrast: DensityRatio | None = None
 
     @classmethod
-    def fit(cls, evidence: Evidence, *, share: float = SHARE, mixture: Scores | None = None) -> "Answer":
+    def fit(cls, evidence: Evidence, *, share: float = SHARE, mixture: Scores | None = None) -> "MatchProbability":
         """Learn both factors.
 
         Args:
@@ -36,16 +36,18 @@ class Answer:
             mixture: scores of unlabelled queries; P(known) is learnt from these where they hold both kinds for certain.
 
         Raises:
-            ValueError: as `Correctness.fit` and `Contrast.from_strangers`.
+            ValueError: as `Correctness.fit` and `DensityRatio.from_strangers`.
         """
         right = Correctness.fit(evidence.known, evidence.right_if_known)
         contrast = None
         if mixture is not None:
-            contrast = Contrast.from_mixture(evidence.known, mixture)
+            contrast = DensityRatio.from_mixture(evidence.known, mixture)
         others = [evidence.no_match, *evidence.all_strangers]
-        if (contrast is None or not contrast.is_told) and (len(evidence.no_match_fold) or len(others) > 1):
-            contrast = Contrast.from_strangers(evidence.known, others, share=share)
-        return cls(Known.fit(evidence.known), right, None if contrast is None or not contrast.is_told else contrast)
+        if (contrast is None or not contrast.holds_both) and (len(evidence.no_match_fold) or len(others) > 1):
+            contrast = DensityRatio.from_strangers(evidence.known, others, share=share)
+        return cls(
+            OneClassModel.fit(evidence.known), right, None if contrast is None or not contrast.holds_both else contrast
+        )
 
     def p_known(self, scores: Scores) -> Float[Tensor, " N"]:
         """P(known): the lesser of how usual a query is and of how unlike those without a match."""

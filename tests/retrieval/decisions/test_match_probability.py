@@ -7,10 +7,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from lam.retrieval.decisions.answer import Answer
-from lam.retrieval.decisions.contrast import Contrast
+from lam.retrieval.decisions.density_ratio import DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, folds_of
-from lam.retrieval.decisions.known import Known
+from lam.retrieval.decisions.match_probability import MatchProbability
+from lam.retrieval.decisions.one_class import OneClassModel
 from lam.retrieval.decisions.probability import Correctness
 
 CORRECT = torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.7
@@ -31,40 +31,40 @@ def _evidence(scores: dict[str, torch.Tensor], right: torch.Tensor, strangers: d
 
 def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:
     scores, new = _scores(300, 0), _scores(50, 1)
-    answer = Answer.fit(_evidence(scores, CORRECT, _scores(0, 2)))
+    answer = MatchProbability.fit(_evidence(scores, CORRECT, _scores(0, 2)))
     assert answer.contrast is None
-    assert torch.equal(answer(new), Known.fit(scores)(new) * Correctness.fit(scores, CORRECT)(new))
+    assert torch.equal(answer(new), OneClassModel.fit(scores)(new) * Correctness.fit(scores, CORRECT)(new))
     assert answer.evidence == {"kappa", "knn"}
-    assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
+    assert TypeAdapter(MatchProbability).validate_json(json.dumps(asdict(answer))) == answer
 
 
 def test_what_looks_like_strangers_is_no_more_known_than_they_are() -> None:
     scores, new = _scores(300, 0), _scores(50, 1, shift=2.0)
     strangers = _scores(200, 2, shift=2.0)
-    answer = Answer.fit(_evidence(scores, CORRECT, strangers), share=0.3)
-    contrast = Contrast.from_strangers(scores, [strangers], share=0.3)
+    answer = MatchProbability.fit(_evidence(scores, CORRECT, strangers), share=0.3)
+    contrast = DensityRatio.from_strangers(scores, [strangers], share=0.3)
     assert answer.contrast == contrast
-    assert torch.equal(answer.p_known(new), torch.minimum(Known.fit(scores)(new), contrast(new)))
-    assert float(answer.p_known(new).mean()) < 0.5 < float(Known.fit(scores)(new).mean())
-    assert TypeAdapter(Answer).validate_json(json.dumps(asdict(answer))) == answer
+    assert torch.equal(answer.p_known(new), torch.minimum(OneClassModel.fit(scores)(new), contrast(new)))
+    assert float(answer.p_known(new).mean()) < 0.5 < float(OneClassModel.fit(scores)(new).mean())
+    assert TypeAdapter(MatchProbability).validate_json(json.dumps(asdict(answer))) == answer
 
 
 def test_unlabelled_queries_teach_where_they_hold_both_kinds_and_strangers_where_they_do_not() -> None:
     scores, far = _scores(300, 0), _scores(200, 2, shift=6.0)
     evidence = _evidence(scores, CORRECT, far)
     mixed = {name: torch.cat([values, far[name]]) for name, values in _scores(200, 3).items()}
-    taught = Answer.fit(evidence, mixture=mixed).contrast
-    assert taught == Contrast.from_mixture(scores, mixed)
-    of_known_alone = Answer.fit(evidence, share=0.2, mixture=_scores(200, 3)).contrast
-    assert of_known_alone == Contrast.from_strangers(scores, [far], share=0.2)
-    assert Answer.fit(_evidence(scores, CORRECT, _scores(0, 2)), mixture=_scores(200, 3)).contrast is None
+    taught = MatchProbability.fit(evidence, mixture=mixed).contrast
+    assert taught == DensityRatio.from_mixture(scores, mixed)
+    of_known_alone = MatchProbability.fit(evidence, share=0.2, mixture=_scores(200, 3)).contrast
+    assert of_known_alone == DensityRatio.from_strangers(scores, [far], share=0.2)
+    assert MatchProbability.fit(_evidence(scores, CORRECT, _scores(0, 2)), mixture=_scores(200, 3)).contrast is None
 
 
 def test_answering_below_a_cost_is_the_cheapest_of_all_rules() -> None:
     """Against every threshold of the probability, on queries whose probabilities are those of the model."""
     scores = _scores(300, 0)
     evidence = _evidence(scores, scores["knn"] < 1.0, _scores(200, 2, shift=2.0))
-    answer = Answer.fit(evidence, share=0.3)  # right and known are told by two scores
+    answer = MatchProbability.fit(evidence, share=0.3)  # right and known are told by two scores
     foreign = _scores(2000, 4, shift=2.0)
     queries = {name: torch.cat([values, foreign[name]]) for name, values in _scores(4000, 3).items()}
     known, right = answer.p_known(queries), answer.right(queries)

@@ -22,13 +22,13 @@ from lam.retrieval.metrics.registry import SCORES
 UNUSUAL = 0.02
 """Where P(known) begins to fall: at the most unusual share of the calibration queries."""
 
-TOGETHER = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
+STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that outsiders of some kind raise: what features say, and what was found."""
 _OF_THE_FIRST = "cosine", "cosine_spread"
 
 
 @dataclass(frozen=True)
-class Known:
+class OneClassModel:
     """P(known) = min(1, p/0.02), p the conformal p-value of how unusual a query is beside the calibration queries.
 
     Beyond the most unusual of N of them, where it is 1/(N + 1), p falls on as the odds do, so that what is far from
@@ -64,7 +64,7 @@ class Known:
     unusual: tuple[float, ...]
 
     @classmethod
-    def fit(cls, scores: Scores) -> "Known":
+    def fit(cls, scores: Scores) -> "OneClassModel":
         """Learn from the scores of N known queries: each is held against what was learnt of the other folds.
 
         Raises:
@@ -73,7 +73,7 @@ class Known:
         evidence = tuple(name for name in scores if is_evidence(name))
         if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
-        together = tuple(name for name in TOGETHER if name in scores) or evidence
+        together = tuple(name for name in STRANGER_SCORES if name in scores) or evidence
         columns = {name: scores[name].detach().cpu() for name in (*evidence, *together)}
         ranks = {name: RankOdds.of(values) for name, values in columns.items()}
         x = ExtendedOdds(tuple(ranks[name] for name in evidence))([columns[name] for name in evidence]).T

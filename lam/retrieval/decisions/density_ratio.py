@@ -1,6 +1,6 @@
 """P(known) learnt from queries that the gallery cannot answer: from known examples, or from an unlabelled mixture.
 
-How far a query is from those of the calibration (`lam.retrieval.decisions.known`) tells nothing of the directions in
+How far a query is from the calibration queries (`lam.retrieval.decisions.one_class`) says nothing of the directions in
 which strangers lie; examples of strangers do. An unlabelled mixture, such as what a service is asked, does as well: the
 ratio of its density to that of known queries has the same order.
 
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
-from lam.retrieval.decisions.known import is_evidence
+from lam.retrieval.decisions.one_class import is_evidence
 from lam.retrieval.decisions.probability import (
     Correctness,
     MonotoneRegression,
@@ -31,7 +31,7 @@ OtherScores = Mapping[str, Float[Tensor, "..."]]
 SHARE = 0.5
 """The share of queries without a match that is expected, where nobody says another: as many as have one."""
 
-ONE_WAY = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
+MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that a stranger raises. Chosen on validation data of photographs, faces, characters and texts."""
 
 _TOPS = (0.25, 0.5, 0.75)
@@ -39,7 +39,7 @@ _TOPS = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
-class Contrast:
+class DensityRatio:
     """P(known) of a query, by a regression that tells queries with a match in the gallery from others.
 
     With r the ratio of the densities of known queries and of others and π the share of others, P(known) is
@@ -62,11 +62,11 @@ class Contrast:
     @classmethod
     def from_strangers(
         cls, known: Scores, others: Sequence[Mapping[str, Tensor]], *, share: float = SHARE
-    ) -> "Contrast":
+    ) -> "DensityRatio":
         """Learn from N known queries and one or more kinds of others; each kind weighs as much as the next.
 
         Args:
-            known: scores of the known, by name; of these `ONE_WAY` are looked at.
+            known: scores of the known, by name; of these `MONOTONE_SCORES` are looked at.
             others: the same scores of queries without a match in the gallery.
             share: π of the queries to come, in (0, 1).
 
@@ -74,10 +74,10 @@ class Contrast:
             ValueError: for a share outside (0, 1), no query without a match, or none of the scores.
         """
         check_share("the share of queries without a match", share)
-        return cls(one_way(known, others), 1.0, share)
+        return cls(monotone_regression(known, others), 1.0, share)
 
     @classmethod
-    def from_mixture(cls, known: Scores, mixture: OtherScores) -> "Contrast":
+    def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
         """Learn from N known queries and O unlabelled ones, whose share of strangers is estimated.
 
         Where A is a set of queries, P(A | mixture) ≥ (1 − π) P(A | known), so that π is at least one minus the least
@@ -95,7 +95,7 @@ class Contrast:
         return cls(Correctness.fit(both, is_known), _odds(is_known), share, is_mixture=True, interval=interval)
 
     @property
-    def is_told(self) -> bool:
+    def holds_both(self) -> bool:
         """Whether the queries say that there are both: strangers for certain, and known ones for certain."""
         return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
 
@@ -110,8 +110,8 @@ class Contrast:
         return ratio.clamp(max=1) if self.is_mixture else ratio / (ratio + self.share)
 
 
-def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
-    """P(known) by `ONE_WAY`, where others weigh as much as known queries, and each kind of others as the next.
+def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
+    """P(known) by `MONOTONE_SCORES`, where others weigh as much as known queries, and each kind of others as the next.
 
     The margin counts only where hits have labels: without labels, the margin of a thing that is stored twice is zero.
 
@@ -124,7 +124,7 @@ def one_way(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     sizes = [len(next(iter(group.values()))) for group in groups]
     share = [1.0] + [1 / (len(groups) - 1)] * (len(groups) - 1)
     weight = torch.cat([torch.full((size,), part / size) for size, part in zip(sizes, share, strict=True)])
-    names = [name for name in ONE_WAY if name in known and (name != "margin" or "votes" in known)]
+    names = [name for name in MONOTONE_SCORES if name in known and (name != "margin" or "votes" in known)]
     both = {name: torch.cat([group[name].cpu() for group in groups]) for name in names}
     return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 

@@ -469,7 +469,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     made = replace(_calibration(**known), key="of a run", facts={"gallery": "held-out"})
     save_calibration(tmp_path, made)
     read = load_calibration(tmp_path, key="of a run")
-    for one in ("targets", "flag", "accept", "answer", "depth", "nearest", "facts", "kappa"):
+    for one in ("targets", "flag", "accept", "match_probability", "depth", "nearest", "facts", "kappa"):
         assert getattr(read, one) == getattr(made, one), one
     assert read.detector.combined == made.detector.combined
     assert read.detector.ranking == made.detector.ranking

@@ -184,9 +184,9 @@ def test_what_needs_training_features_is_known_by_name() -> None:
 def test_what_is_refused() -> None:
     alone = OodDetector.of({"kappa": torch.ones(5)})
     with pytest.raises(ValueError, match="flag must be one of kappa, .*, combined, got 'length'"):
-        alone.known("length")
+        alone.conformal_scores("length")
     with pytest.raises(ValueError, match="'knn' needs features and reference features of known items, .* use 'kappa'"):
-        alone.known("knn")
+        alone.conformal_scores("knn")
     with pytest.raises(ValueError, match="at least one calibration score, got none"):
         OodDetector.of(_pair(torch.ones(0), torch.ones(0)))
     with pytest.raises(ValueError, match="must hold those of 'kappa', got none"):

@@ -19,8 +19,8 @@ from timing import write
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lam.retrieval import auroc, precision_recall_curve
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.ood import auroc, precision_recall_curve
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run

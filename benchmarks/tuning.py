@@ -29,7 +29,7 @@ from lam.datasets.base import stratified_split
 from lam.pairs.relevance import LabelRelevance
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.reliability import SampledAnswers, answers_of
+from lam.retrieval.metrics.votes import SampledAnswers, answers_of
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run

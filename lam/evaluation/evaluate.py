@@ -21,8 +21,8 @@ from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure, scores_of
-from lam.retrieval.metrics.reliability import answers_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
+from lam.retrieval.metrics.votes import answers_of
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10

@@ -1,38 +1,20 @@
-"""Retrieval: index and exact ranking, decisions at stated error rates, and what shows whether certainty can be trusted.
+"""Retrieval on tensors: index and exact ranking, decisions at stated error rates, metrics of rankings and of certainty.
 
-Tensors in, tensors out: nothing here knows of networks, data sets or configuration. Plots and the report are imported
-from their own modules, `lam.retrieval.metrics.plots` and `lam.runs.html`.
+Nothing here depends on networks, data sets or configuration. Plots are in `lam.retrieval.metrics.plots`.
 """
 
-from lam.retrieval.decisions.abstention import Decision, Decisions
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.fusion import FusedIdentities, fuse_identities
+from lam.retrieval.index.fusion import fuse_identities
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
-from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
-from lam.retrieval.metrics.open_set import OpenSet, open_set_metrics
-from lam.retrieval.metrics.ranking import (
-    RelevantRanks,
-    map_at_k,
-    mean_reciprocal_rank,
-    precision_at_k,
-    r_precision,
-    recall_at_k,
-    relevant_ranks,
-)
+from lam.retrieval.metrics.ood import auprc, auroc
+from lam.retrieval.metrics.ranking import map_at_k, precision_at_k, recall_at_k
 from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score
-from lam.retrieval.metrics.searches import Searches, search_open_set
-from lam.retrieval.metrics.uncertainty import (
-    ReliabilityBins,
-    Votes,
-    ausc,
-    majority_votes,
-    sparsification,
-)
+from lam.retrieval.metrics.uncertainty import ausc, sparsification
 
 __all__ = [
     "METRICS",
@@ -41,39 +23,22 @@ __all__ = [
     "Calibration",
     "CalibrationData",
     "Choices",
-    "Decision",
-    "Decisions",
-    "FusedIdentities",
     "Hits",
     "Index",
     "Metric",
-    "OpenSet",
-    "RelevantRanks",
-    "ReliabilityBins",
     "Score",
-    "Searches",
     "Targets",
-    "Votes",
     "auprc",
     "auroc",
     "ausc",
     "calibrate",
     "fuse_identities",
     "load_calibration",
-    "majority_votes",
     "map_at_k",
-    "mean_reciprocal_rank",
-    "open_set_metrics",
     "precision_at_k",
-    "precision_recall_curve",
-    "prevalence",
-    "r_precision",
     "rank",
     "recall_at_k",
-    "relevant_ranks",
-    "roc_curve",
     "sampled_nearest",
     "save_calibration",
-    "search_open_set",
     "sparsification",
 ]

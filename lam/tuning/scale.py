@@ -15,7 +15,7 @@ from lam.pairs.relevance import Relevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.registry import METRICS, Metric
-from lam.retrieval.metrics.reliability import answers_of
+from lam.retrieval.metrics.votes import answers_of
 from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 

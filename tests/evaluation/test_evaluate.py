@@ -16,7 +16,7 @@ from lam.retrieval.metrics.hit_scores import N_HITS, margin
 from lam.retrieval.metrics.probing import clustering, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.registry import METRICS, SCORES, Metric, Score, describe, scores_of
-from lam.retrieval.metrics.reliability import answers_of
+from lam.retrieval.metrics.votes import answers_of
 from tests.encoders.small import fit, make_batches
 
 KEYS = {"recall@1", "map@1", "map@5", "map@10", "ece", "ece_below_one", "ausc"}

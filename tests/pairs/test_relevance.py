@@ -4,7 +4,7 @@ import torch
 
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance, relevance_of
-from lam.retrieval.metrics.reliability import answers_of
+from lam.retrieval.metrics.votes import answers_of
 
 
 @pytest.mark.parametrize("apart", [False, True])

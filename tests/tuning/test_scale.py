@@ -15,7 +15,7 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, PlaceRelevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.reliability import answers_of
+from lam.retrieval.metrics.votes import answers_of
 from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, calibrate_scale, complaint, replaced_by_best
 from lam.utils.notes import Note
 from tests.encoders.small import fit, make_batches

@@ -1,22 +1,23 @@
-"""Checks of vectors, κ and ids before any index takes them, whatever searches for it.
+"""Checks of vectors, κ and ids before any index takes them.
 
-FAISS accepts NaN and checks dimensions with `assert`; a server says what is wrong too late, or in words of its own.
+FAISS accepts NaN and checks dimensions with `assert`; a server reports errors late, or in words of its own.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings
 
 _BLOCK = 2048  # rows
-NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
 
 Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 """Integers ≥ 0, one an item."""
@@ -27,7 +28,7 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
 
     Args:
         embeddings: N unit vectors, of half precision or better, with κ ≥ 0.
-        dimension: D that they must have.
+        dimension: required dimension D.
 
     Raises:
         ValueError: for another dimension, a mean that is no unit vector, or a κ that is negative or not finite.
@@ -36,19 +37,18 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu()
     norm, unit = mean.new_empty(len(mean), 1, dtype=torch.float64), mean.new_empty(mean.shape, dtype=torch.float32)
-    for start in range(0, len(mean), _BLOCK):  # in float64 all at once would take four times the memory, and the time
-        rows = slice(start, start + _BLOCK)
+    for rows in row_blocks(len(mean), 1, elements=_BLOCK):  # float64 all at once takes four times the memory and time
         wide = mean[rows].double()
         norm[rows] = wide.norm(dim=1, keepdim=True)
         unit[rows] = wide / norm[rows]
-    near_one = _within(norm, 1 - NORM_TOLERANCE, 1 + NORM_TOLERANCE)
+    near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
     if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
         _refuse_bad_rows(embeddings, norm[:, 0])
     return unit
 
 
 def _within(values: Tensor, least: float, greatest: float) -> bool:
-    """Whether all values are from least to greatest, which NaN is not."""
+    """Whether all values are from least to greatest; NaN is not."""
     if values.numel() == 0:
         return True
     low, high = values.aminmax()
@@ -62,8 +62,16 @@ def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     if len(negative):
         row = int(negative[0])
         raise ValueError(f"kappa must not be negative, got {float(embeddings.kappa[row])} at index {row}")
-    row = int(((norm - 1).abs() > NORM_TOLERANCE).nonzero()[0])
-    raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
+    check_unit_lengths(norm)
+
+
+def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | None = None) -> None:
+    """Require lengths near 1; rows in `exempt` may have any."""
+    wrong = (norm - 1).abs() > _NORM_TOLERANCE
+    rows = (wrong if exempt is None else wrong & ~exempt).nonzero()
+    if len(rows):
+        row = int(rows[0])
+        raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 
 def checked_ids(values: Any) -> Int64[Tensor, " N"]:
@@ -80,3 +88,10 @@ def checked_ids(values: Any) -> Int64[Tensor, " N"]:
     if len(distinct) < len(ids):
         raise ValueError(f"ids must differ, got {int(distinct[counts > 1][0])} twice")
     return ids
+
+
+def check_stored(ids: Sequence[int], stored: Container[int]) -> None:
+    """Require ids that are in the index."""
+    unknown = [item for item in ids if item not in stored]
+    if unknown:
+        raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")

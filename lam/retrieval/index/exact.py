@@ -1,7 +1,6 @@
-"""Exact nearest neighbours by cosine, on tensors, in blocks.
+"""Exact nearest neighbours by cosine, on tensors, in blocks: the ranking behind every metric.
 
-The ranking that every metric starts from, and its counterpart under sampled networks. Metrics of a ranking are in
-`lam.retrieval.metrics`; large and changing collections belong to `lam.retrieval.Index`.
+Large and changing collections belong to `lam.retrieval.Index`.
 """
 
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import positive_integer, unit_rows
 
 _BLOCK_ELEMENTS = 2**21  # similarities held at once: few enough to stay in cache
@@ -23,13 +23,13 @@ def rank(
 ) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
     """Rank the gallery by cosine for every query, exactly.
 
-    score_qn = q·g / (‖q‖‖g‖), in float64. Equal scores rank by the lower index. Without a gallery every query is ranked
-    against all the other queries: it is left out by its index, so that another item with the same vector stays.
+    score_qn = q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a gallery each query is ranked
+    against the other queries, by index, so that another item with the same vector stays.
 
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; by default the queries themselves, each without itself.
-        k: how many neighbours, at least 1; above the number of candidates it gives as many as there are.
+        k: number of neighbours, at least 1; all candidates where there are fewer.
 
     Returns:
         (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better).
@@ -43,9 +43,7 @@ def rank(
         tensor([1, 0, 1])
     """
     k = positive_integer("k", k)
-    check_one_dimension(queries, gallery)
-    unit_queries = unit_rows("queries", queries)
-    unit_gallery = unit_queries if gallery is None else unit_rows("gallery", gallery)
+    unit_queries, unit_gallery = _unit(queries, gallery)
     k = min(k, len(unit_gallery) - (gallery is None))
     if k < 1 or len(queries) == 0:
         empty = queries.new_empty(len(queries), max(k, 0))
@@ -58,19 +56,23 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """The cosines that `rank` sorts, for what needs more of a ranking than its first hits; arguments and errors alike.
+    """The cosines that `rank` sorts; arguments and errors are the same.
 
     Yields:
         (R,) queries and their (R, N) cosines with the gallery, float64; −∞ with itself, where there is no gallery.
     """
+    yield from _in_blocks(*_unit(queries, gallery), gallery is None)
+
+
+def _unit(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
     check_one_dimension(queries, gallery)
     unit = unit_rows("queries", queries)
-    yield from _in_blocks(unit, unit if gallery is None else unit_rows("gallery", gallery), gallery is None)
+    return unit, unit if gallery is None else unit_rows("gallery", gallery)
 
 
 def _in_blocks(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    for rows in torch.arange(len(queries)).split(max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))):
-        cosines = queries[rows] @ gallery.T
+    for block in row_blocks(len(queries), len(gallery), elements=_BLOCK_ELEMENTS):
+        cosines, rows = queries[block] @ gallery.T, torch.arange(block.start, block.stop)
         if excludes_itself:
             cosines[torch.arange(len(rows)), rows] = -torch.inf
         yield rows, cosines
@@ -82,8 +84,7 @@ def sampled_nearest(
 ) -> Int64[Tensor, "S Q"]:
     """Every query's nearest neighbour by cosine under each of S sampled networks.
 
-    Query and gallery are embedded by the same sampled network. Exact; where cosines are equal any of them may be taken,
-    the same one every time.
+    Exact; a tie is broken in any way, but the same every time.
 
     Args:
         samples: (S, Q, D) the queries under each network; finite, non-zero.
@@ -93,7 +94,7 @@ def sampled_nearest(
         (S, Q) indices into the gallery.
 
     Raises:
-        ValueError: where no candidate is left, dimensions or numbers of samples differ, or a row is not finite or zero.
+        ValueError: for no candidate, other dimensions or numbers of samples, or a row that is not finite or zero.
 
     Example:
         >>> samples = torch.tensor([[[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]])
@@ -148,7 +149,7 @@ def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool,
 
 
 def check_one_dimension(queries: Tensor, gallery: Tensor | None) -> None:
-    """Refuse a gallery of another dimension than that of the queries."""
+    """Require queries and gallery of the same dimension."""
     if gallery is not None and gallery.shape[-1] != queries.shape[-1]:
         raise ValueError(
             f"queries and gallery must have one dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"

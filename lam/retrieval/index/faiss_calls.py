@@ -1,13 +1,12 @@
-"""The calls to FAISS, made safe: known types, slots as labels, its errors as ValueError.
+"""Safe calls to FAISS: known types, slots as labels, its errors as ValueError.
 
-FAISS checks dimensions with `assert`, accepts NaN and pads with −1: `lam.retrieval.Index` validates before it comes
-here.
+FAISS checks dimensions with `assert`, accepts NaN and pads with −1; `lam.retrieval.Index` validates first.
 """
 
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ _SWITCHING = threading.Lock()
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as labels.
 
-    An IDMap around a type that keeps labels itself mixes them up once items are removed (FAISS 1.15), so it is put
-    around the others alone, and a factory that brings its own is refused.
+    An IDMap around a type that keeps labels itself mixes them up once items are removed (FAISS 1.15). So only the other
+    types get one, and a factory with its own is rejected.
 
     Raises:
         ValueError: for a factory or parameters that FAISS does not know, or a device that it cannot use.
@@ -45,8 +44,7 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
     """Set search parameters and move the index to its device.
 
     Raises:
-        ValueError: for parameters that the type does not have, a device that FAISS cannot use, or a type that has no
-            form there.
+        ValueError: for parameters unknown to the type, a device that FAISS cannot use, or a type that it lacks there.
     """
     import faiss
 
@@ -69,27 +67,25 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors; a ValueError where FAISS refuses, as it does for too few."""
+    """Train on (N, D) unit vectors; a ValueError where FAISS refuses, as for too few."""
     with _refusals(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
-    """Add (N, D) unit vectors under their slots; a ValueError where the type is built at once, by the first call."""
+    """Add (N, D) unit vectors under their slots; a ValueError for a type that takes only one addition."""
     with _refusals(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 
 
 def remove(index: Any, slots: np.ndarray) -> None:
-    """Remove slots from a type that can; one that cannot keeps them as tombstones."""
-    try:
+    """Remove slots; a type without removal keeps them as tombstones."""
+    with suppress(RuntimeError):
         index.remove_ids(slots)
-    except RuntimeError:
-        return
 
 
 def keep_only(index: Any, slots: np.ndarray) -> bool:
-    """Sweep the tombstones of a type that can remove, and say whether it can; `slots` are all that stay."""
+    """Remove all other slots; returns whether the type can remove."""
     import faiss
 
     stays = faiss.IDSelectorBatch(slots)
@@ -104,7 +100,7 @@ def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
     """(Q, k) candidate slots, −1 where the type finds none.
 
     Raises:
-        ValueError: where FAISS refuses, as it does on GPUs for more than some thousand candidates.
+        ValueError: where FAISS refuses, as on GPUs for more than some thousand candidates.
     """
     refusals = _refusals(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with refusals, matrix_product(len(vectors)):
@@ -112,24 +108,10 @@ def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
 
 
 def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) rows of highest cosine among those stored, which FAISS reads where they are, without an index."""
+    """(Q, k) rows of highest cosine among the stored ones, which FAISS reads in place, without an index."""
     import faiss
 
     return faiss.knn(vectors, stored, min(k, len(stored)), metric=faiss.METRIC_INNER_PRODUCT)[1]
-
-
-def threads() -> int:
-    """How many threads FAISS may use in this one."""
-    import faiss
-
-    return faiss.omp_get_max_threads()
-
-
-def use_threads(count: int) -> None:
-    """Let FAISS use so many threads in this one."""
-    import faiss
-
-    faiss.omp_set_num_threads(count)
 
 
 def empty_copy(index: Any, device: str) -> Any:
@@ -142,7 +124,7 @@ def empty_copy(index: Any, device: str) -> Any:
 
 
 def to_cpu(index: Any) -> Any:
-    """The index in the form that can be written to a file."""
+    """The index on the CPU, from where it can be written to a file."""
     import faiss
 
     return faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") else index
@@ -150,10 +132,10 @@ def to_cpu(index: Any) -> Any:
 
 @contextmanager
 def matrix_product(queries: int) -> Iterator[None]:
-    """Let FAISS compare a few queries with all items as one matrix product, as it does by itself for hundreds.
+    """Let FAISS compare four queries or more with all items as one matrix product, as it does by itself for hundreds.
 
-    Up to queries · D of 128,000 it goes through the items once for every query (FAISS 1.15): for 32 queries of 512
-    dimensions that takes 5 times as long, for 1 or 2 it is the faster way. Its switch is one for the whole process.
+    Up to queries · D of 128,000 it reads the items once for every query (FAISS 1.15): 5 times slower for 32 queries of
+    512 dimensions, but faster for 1 or 2. Its switch holds for the whole process.
     """
     import faiss
 
@@ -171,9 +153,9 @@ def matrix_product(queries: int) -> Iterator[None]:
 
 @contextmanager
 def _refusals(sentence: str) -> Iterator[None]:
-    """Turn an error of FAISS into a `ValueError`, with its reason but without the path of its own source.
+    """Turn an error of FAISS into a `ValueError` with its reason, without the path of its source.
 
-    A device that is out of memory is no mistake of the caller, and stays the `RuntimeError` that it was.
+    A device out of memory is no mistake of the caller and stays a `RuntimeError`.
     """
     try:
         yield

@@ -1,8 +1,7 @@
-"""A searchable collection of embeddings that carries their certainty, over any FAISS index type.
+"""A searchable collection of embeddings with their κ, over any FAISS index type.
 
-FAISS proposes candidates and this file decides: scores are cosines of the stored vectors whatever the
-type computes inside, ids and κ come from the store, and a query for which FAISS finds too few is searched exactly.
-Files belong to `lam.retrieval.index.files`.
+FAISS proposes candidates. Scores are cosines of the stored vectors, ids and κ come from the store, and a query with too
+few candidates is searched exactly. Files are in `lam.retrieval.index.files`.
 """
 
 import warnings
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls, flat
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.checks import Ids, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, check_stored, checked_ids, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall
@@ -33,25 +32,22 @@ if TYPE_CHECKING:
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are kept in float32, κ in float64; one of type Flat on the CPU keeps them once. One index is for one thread
-    at a time.
+    Vectors are kept in float32, κ in float64; type Flat on the CPU keeps them once. One thread at a time may use it.
 
     Args:
-        dimension: the number of embedding dimensions D, at least 1.
-        factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat". It must not contain "IDMap":
-            the index keeps ids itself.
-        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; by default those of
-            FAISS, but for HNSW, which searches wider.
-        device: "cpu", or "cuda" or "cuda:1" where faiss-gpu is installed. Where FAISS works; tensors may come from
-            anywhere.
+        dimension: embedding dimension D, at least 1.
+        factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
+        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; the defaults are FAISS's
+            own, except that HNSW searches wider.
+        device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: as `Embeddings` have it: S where the vectors are mean directions of S samples, with which queries
-            must be embedded too; None where they are directions of the network's own, or for an empty index.
+        mean_samples: S where the vectors are mean directions of S samples, as queries must then be; None where they are
+            the network's own directions, or for an empty index.
 
     Raises:
-        ValueError: for a dimension below 1, a factory, parameters or device that FAISS does not know, or a type that it
-            cannot keep on that device.
+        ValueError: for a dimension below 1, a factory, parameters or device unknown to FAISS, or a type that it cannot
+            keep on that device.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -87,20 +83,19 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether vectors of removed items are still in memory, and in what `save` writes: types without removal keep
-        them until they are built anew."""
+        """Whether removed vectors are still held and saved, as by types without removal until they are rebuilt."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
     def is_trained(self) -> bool:
-        """Whether items can be added: types that quantise or cluster must be trained first."""
+        """Whether items can be added; types that quantise or cluster must be trained first."""
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Let a type that clusters or quantises learn from typical embeddings; other types need none and ignore it.
+        """Train a type that clusters or quantises on typical embeddings, without adding them; others ignore it.
 
         Args:
-            embeddings: more than FAISS wants for the type, e.g. 39 for each cluster; they are not added.
+            embeddings: as many as FAISS requires for the type, e.g. 39 for each cluster.
 
         Raises:
             ValueError: for bad embeddings, too few of them, or an index that already holds items.
@@ -113,16 +108,16 @@ class Index:
         faiss_calls.train(self._faiss, vectors)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items; all of them, or none where an error is raised.
+        """Add items: all of them, or none where an error is raised.
 
         Args:
             embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
-            ids: (N,) a tensor, array or sequence of integers ≥ 0, one an item, none of them in the index already.
+            ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for a type that is not trained yet, another dimension, a mean that is no unit vector, means that
-                may not be compared with those in the index, a κ that is negative or not finite, ids that are negative,
-                repeated or taken, or what FAISS itself refuses.
+            ValueError: for an untrained type, another dimension, a mean that is no unit vector or of other samples than
+                the index, a κ that is negative or not finite, ids that are negative, repeated or taken, or a refusal of
+                FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -147,19 +142,19 @@ class Index:
         self.mean_samples = embeddings.mean_samples
 
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
-        """Remove items; all of them, or none where an error is raised.
+        """Remove items: all of them, or none where an error is raised.
 
-        Flat and types without removal keep tombstones, which never leave a search; at 20 % they are swept, for which
-        types without removal are built anew.
+        Flat and types without removal keep tombstones, which no search returns. At 20 % tombstones are swept, for which
+        types without removal are rebuilt.
 
         Args:
-            ids: (N,) ids that are in the index, none twice.
-            sweeps: build such a type anew when that is due; otherwise `sweep` does it.
+            ids: (N,) distinct ids in the index.
+            sweeps: rebuild such a type when that is due; otherwise `sweep` does it.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
         """
-        slots = self._store.slots_of(self._known_ids(ids))
+        slots = self._store.slots_of(self._stored_ids(ids))
         if len(slots) == 0:
             return
         self._store.remove(slots)
@@ -170,11 +165,11 @@ class Index:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """Build a type without removal anew, if a fifth of what it holds is removed.
+        """Rebuild a type without removal, if a fifth of its items is removed.
 
         Args:
-            lock: is held while the new structure takes the place of the old one. Until then others may search, and
-                nobody may change the index.
+            lock: held while the new structure replaces the old one. Until then others may search, but not change the
+                index.
         """
         if self._is_due:
             rebuilt = self._rebuilt()
@@ -183,27 +178,25 @@ class Index:
 
     @property
     def _is_due(self) -> bool:
-        """Whether removed items shall be swept."""
+        """Whether tombstones are many enough to be swept."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
-        """The k items of highest cosine for each query; hits of equal cosine stand in the order of adding.
+        """The k items of highest cosine for each query; hits of equal cosine are in the order of adding.
 
         Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
 
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
-            k: how many hits, at least 1; above the size of the index it gives as many as there are.
+            k: number of hits, at least 1.
             least_kappa: leave out items whose κ is below this.
 
         Returns:
-            min(k, N) hits a query, N the items that are not left out, on the device and in the precision of the
-            queries.
+            min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries.
 
         Raises:
-            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector,
-                means that may not be compared with those in the index, or a k beyond what FAISS can search for on a
-                GPU.
+            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or of
+                other samples than the index, or a k beyond FAISS's limit on a GPU.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -224,23 +217,21 @@ class Index:
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """How much a search finds of what an exact one finds, for items of the index, each without itself.
+        """Agreement with an exact search for items of the index, each without itself; None for fewer than two items.
 
         Queries that lie farther from all items than the items from each other may find less.
 
         Args:
-            n_queries: how many items are searched for, at least 1, drawn from all with a seed of their own.
-            k: how many neighbours of each, at least 1.
-            depth: how many hits are compared as a whole, at least 1.
-
-        Returns:
-            Both shares; None for fewer than two items.
+            n_queries: number of items to search for, at least 1, drawn with a fixed seed.
+            k: number of neighbours of each, at least 1.
+            depth: number of hits that are compared as a whole, at least 1.
 
         Raises:
             ValueError: for a number below 1.
         """
-        count, k = positive_integer("n_queries", n_queries), positive_integer("k", k)
-        depth = positive_integer("depth", depth)
+        count, k, depth = (
+            positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
+        )
         if len(self) < 2:
             return None
         ids = self._store.column("ids")
@@ -255,21 +246,15 @@ class Index:
         return Recall.of(self.factory, own, found, exact, k=k, depth=depth)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
-        """The concentration stored with each id.
-
-        Args:
-            ids: (N,) ids that are in the index, none twice.
-
-        Returns:
-            (N,) concentrations, float64.
+        """(N,) stored concentrations of N ids, float64.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
         """
-        return self._store.kappa_of(self._known_ids(ids))
+        return self._store.kappa_of(self._stored_ids(ids))
 
     def save(self, folder: str | Path) -> None:
-        """Write the index into a folder; whenever the process dies, the folder loads as the old index or the new one.
+        """Write the index into a folder; after a crash the folder loads as the old index or the new one.
 
         Args:
             folder: made where it does not exist. One process at a time may write to it.
@@ -281,11 +266,11 @@ class Index:
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
-        """The index at an address: a folder that `save` wrote, or a collection of a Milvus server that exists.
+        """The index in a folder that `save` wrote, or in an existing collection of a Milvus server.
 
         Args:
-            address: a folder; or `milvus://HOST[:PORT]/COLLECTION`, or `milvus:///FILE.db/COLLECTION`, as
-                `lam.retrieval.index.milvus_index.MilvusIndex` has them, which also makes new ones.
+            address: a folder; or an address of a `lam.retrieval.index.milvus_index.MilvusIndex`, which also makes new
+                collections.
             device: of an index in a folder.
 
         Raises:
@@ -302,28 +287,25 @@ class Index:
         """Read an index that `save` wrote.
 
         Where another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: where
-        its file is missing or altered it is built anew from the stored embeddings, with a warning. A type that must be
-        trained is then trained on those; where they are too few for it, the index becomes a Flat one.
+        its file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A type that needs
+        training is then trained on these; where they are too few, the index becomes Flat.
 
         Args:
-            folder: the folder of the index.
+            folder: of the index.
             device: as for a new index.
-
-        Returns:
-            The index as it was saved.
 
         Raises:
             CorruptFileError: naming a file of embeddings or metadata that is missing, truncated or altered.
-            ValueError: for a folder that a later version wrote.
+            ValueError: for a folder of a later version.
         """
         saved = index_files.load(folder)
         index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
         index._store, index.mean_samples = saved.store, saved.mean_samples
-        if saved.complaint is None:
+        if saved.problem is None:
             if index._faiss is not None:
                 index._faiss = faiss_calls.prepare(saved.faiss, saved.parameters, device)
             return index
-        warnings.warn(f"{saved.complaint}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{saved.problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
             index._retrain()
         index._rebuild()
@@ -338,7 +320,7 @@ class Index:
             self._faiss = self._structure()
 
     def _structure(self) -> Any:
-        """FAISS's part of the index; None where its rows are searched where they are."""
+        """A FAISS index; None for type Flat on the CPU, whose rows are searched in place."""
         if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
@@ -356,8 +338,7 @@ class Index:
     def _nearest(
         self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, k) places and scores; removed rows and those not allowed are dropped, queries that then lack hits are
-        searched exactly."""
+        """(Q, k) places and scores among the allowed rows; queries with too few candidates are searched exactly."""
         n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if least_kappa:
@@ -373,24 +354,22 @@ class Index:
             places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
         return places, scores.clip(-1, 1)
 
-    def _known_ids(self, ids: Any) -> Tensor:
+    def _stored_ids(self, ids: Any) -> Tensor:
         ids = checked_ids(ids)
-        unknown = [item for item in ids.tolist() if item not in self._store]
-        if unknown:
-            raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
+        check_stored(ids.tolist(), self._store)
         return ids
 
 
 def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
-    """The items of highest cosine for each query, as a Flat `Index` finds them, without two copies of their vectors.
+    """The items of highest cosine for each query, as a Flat `Index` finds them, without a copy of their vectors.
 
     Args:
-        items: N of them, at least one, in float32 as an index holds them: they are not checked.
+        items: N ≥ 1 items, in float32 as an index holds them; they are not checked.
         queries: Q of the same dimension.
-        k: how many hits each gets, at least 1.
+        k: number of hits, at least 1.
 
     Returns:
-        min(k, N) hits a query, whose ids are rows of `items`.
+        min(k, N) hits a query; their ids are rows of `items`.
 
     Raises:
         ValueError: for k below 1, another dimension, or a query that is no unit vector.

@@ -2,8 +2,7 @@
 
 index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
-search.faiss              the FAISS structure: a cache outside the manifest, which can be built from the embeddings; a
-                          Flat index has none
+search.faiss              the FAISS structure, except for Flat: a cache outside the manifest, rebuilt where it is lost
 """
 
 import errno
@@ -31,14 +30,14 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """Contents of an index's folder; where the cache must be built anew, `faiss` is None and `complaint` says why."""
+    """Contents of an index's folder; where the cache must be rebuilt, `faiss` is None and `problem` says why."""
 
     factory: str
     parameters: str | None
     mean_samples: int | None
     store: Store
     faiss: Any
-    complaint: str | None
+    problem: str | None
 
 
 def save(
@@ -47,7 +46,7 @@ def save(
     """Replace the contents of a folder by an index: rows, the FAISS structure over them, and its settings.
 
     Raises:
-        OSError: where it cannot be written; what the folder held stays.
+        OSError: where it cannot be written; the old contents stay.
     """
 
     def write(generation: Path) -> None:
@@ -67,8 +66,8 @@ def save(
 def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
-    Another process may delete that generation while it is read, having put a new one in its place: what fails is tried
-    again as long as the manifest is another one than before.
+    Another process may replace the generation while it is read. So a failed reading is repeated as long as the manifest
+    has changed.
 
     Raises:
         CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
@@ -79,7 +78,7 @@ def load(folder: str | Path) -> SavedIndex:
         manifest = _manifest(folder)
         with suppress(CorruptFileError, FileNotFoundError):
             saved = _read(folder)
-            if saved.complaint is None:
+            if saved.problem is None:
                 return saved
         if _manifest(folder) == manifest:  # nobody replaced the index: reading once more raises the error
             break
@@ -113,7 +112,7 @@ def _read(folder: Path) -> SavedIndex:
 
 
 def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:
-    """The FAISS structure, or None and what is wrong with its file; neither of an index that has none."""
+    """The FAISS structure, or None and the problem with its file; neither for an index without one."""
     import faiss
 
     if expected is None:

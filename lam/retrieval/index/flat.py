@@ -1,77 +1,76 @@
-"""Exact search of the rows of an index where they are, chunk by chunk, by as many threads as FAISS may use.
+"""Exact search of the rows of an index in place, chunk by chunk, by as many threads as FAISS may use.
 
-FAISS compares, and needs no second copy of the vectors, as its Flat type would hold.
+FAISS compares the vectors without the second copy that its Flat type would hold.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from itertools import chain, pairwise
+from functools import cache
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Chunk
+from lam.utils.blocks import row_blocks
 
 _SCORED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-_ALONE = 2**22  # coordinates that one thread goes through sooner than another is woken
+_ALONE = 2**22  # coordinates that one thread searches sooner than another is woken
 
-Part = tuple[Chunk, slice]
 Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.ndarray, "Q K"]]
 """Ids, cosines and κ, best first; hits of equal cosine in the order of adding."""
 
 
 def search(chunks: Sequence[Chunk], vectors: Float32[np.ndarray, "Q D"], k: int, least_kappa: float) -> Found:
-    """The k rows of highest cosine for each query among those whose κ is at least this.
+    """The k rows of highest cosine for each query among those of sufficient κ.
 
     Args:
         chunks: of the rows.
         vectors: unit vectors.
-        k: at least 1, and no more than there are.
+        k: from 1 to the number of these rows.
         least_kappa: not negative.
     """
+    import faiss
+
+    total = sum(chunk.size for chunk in chunks)
+    threads = 1 if total * vectors.shape[1] < _ALONE else faiss.omp_get_max_threads()
+    ends = [total * number // threads for number in range(threads + 1)]
+
+    def search_rows(start: int, end: int) -> list[Found]:
+        return [_search_chunk(*part, vectors, k, least_kappa) for part in _parts(chunks, start, end)]
+
     with faiss_calls.matrix_product(len(vectors)):
-        found = chain.from_iterable(_in_threads(chunks, vectors, k, least_kappa))
+        run = map if threads == 1 else _pool(threads).map
+        found = chain.from_iterable(run(search_rows, ends[:-1], ends[1:]))
         ids, scores, kappa = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     scores, ids, kappa = best(k, scores, ids, kappa)
     return ids, scores.clip(-1, 1), kappa
 
 
-def _in_threads(chunks: Sequence[Chunk], vectors: np.ndarray, k: int, least_kappa: float) -> Iterator[Sequence[Found]]:
-    """What is best in each part of the rows, which the threads share out evenly."""
-    sizes = [(chunk, chunk.size) for chunk in chunks]
-    total, threads = sum(size for _, size in sizes), faiss_calls.threads()
-    if total * vectors.shape[1] < _ALONE:
-        threads = 1
-    ends = [total * number // threads for number in range(threads + 1)]
-    shares = [[*_between(sizes, start, end)] for start, end in pairwise(ends)]
-    search = partial(_searched, vectors=vectors, k=k, least_kappa=least_kappa)
-    return map(search, shares) if threads == 1 else _pool(threads).map(search, shares)
-
-
-def _between(sizes: Sequence[tuple[Chunk, int]], start: int, end: int) -> Iterator[Part]:
-    """The parts of chunks that hold the rows from one to another."""
-    before = 0
-    for chunk, size in sizes:
-        first, last = max(start - before, 0), min(end - before, size)
-        if first < last:
-            yield chunk, slice(first, last)
-        before += size
-
-
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "lam flat", faiss_calls.use_threads, (1,))
+    import faiss
+
+    return ThreadPoolExecutor(threads, "lam flat", faiss.omp_set_num_threads, (1,))
 
 
-def _searched(parts: Sequence[Part], *, vectors: np.ndarray, k: int, least_kappa: float) -> list[Found]:
-    return [_near(*part, vectors, k, least_kappa) for part in parts]
+def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chunk, slice]]:
+    """The parts of chunks that hold the rows from `start` to `end`."""
+    before = 0
+    for chunk in chunks:
+        first, last = max(start - before, 0), min(end - before, chunk.size)
+        if first < last:
+            yield chunk, slice(first, last)
+        before += chunk.size
 
 
-def _near(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float) -> Found:
-    """The k best of some rows of a chunk. A removed one is a zero vector, which is above those opposite to the query:
-    where these are needed, rows are copied without it."""
+def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float) -> Found:
+    """The k best of some rows of a chunk.
+
+    A removed row is a zero vector, which ranks above rows opposite to the query. Where such rows are needed, the others
+    are copied without it.
+    """
     stored, kappa = chunk.vectors[rows], chunk.kappa[rows]
     allowed = kappa >= least_kappa if least_kappa or chunk.n_removed else None
     n_allowed = len(kappa) if allowed is None else int(allowed.sum())
@@ -89,32 +88,31 @@ def _near(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: f
 
 
 def none(queries: int) -> Found:
-    """What so many queries find where there is nothing."""
+    """No hit for each query."""
     return np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.empty((queries, 0))
 
 
 def scored(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Candidate rows, rising, and their cosines: −∞ where there is no row, which is one below 0.
+    """Candidate rows, rising, and their cosines; −∞ for a missing row, which is negative.
 
     One product a row, as a matrix product would round equal vectors to unequal scores.
 
     Args:
-        vectors_of: gives the vectors of rows.
+        vectors_of: maps rows to their vectors.
         vectors: (Q, D) of the queries.
-        rows: (Q, K) of the candidates of each.
+        rows: (Q, K) candidates of each query.
     """
     rows = np.sort(rows, axis=1)
-    block = max(1, _SCORED_ELEMENTS // max(1, rows.shape[1] * vectors.shape[1]))
     scores = np.empty(rows.shape, dtype=np.float32)
-    for part in (slice(start, start + block) for start in range(0, len(rows), block)):
+    for part in row_blocks(len(rows), rows.shape[1] * vectors.shape[1], elements=_SCORED_ELEMENTS):
         scores[part] = np.vecdot(vectors_of(rows[part].clip(min=0)), vectors[part, None])
     scores[rows < 0] = -np.inf
     return rows, scores
 
 
 def best(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """The k highest scores of each row, best first, equal ones as they stood, and what belongs to them."""
+    """The k highest scores of each row, best first, ties in their order, and the same places of other columns."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

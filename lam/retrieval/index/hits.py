@@ -16,7 +16,7 @@ class Hits:
     Attributes:
         ids: (Q, K) ids of the hits.
         scores: (Q, K) their cosines with the query; higher is better.
-        kappa: (Q, K) the concentration stored with each hit; small means uncertain.
+        kappa: (Q, K) their stored concentrations; small means uncertain.
     """
 
     ids: Int64[Tensor, "Q K"]
@@ -27,12 +27,12 @@ class Hits:
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> "Hits":
-        """Some of the queries, or of their hits, as a tensor is indexed: `hits[:, :k]` are the best k of each."""
+        """Some of the queries or hits, by the index of a tensor: `hits[:, :k]` are the best k of each query."""
         return Hits(self.ids[index], self.scores[index], self.kappa[index])
 
 
 def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
-    """(Q, K) labels of hits as numbers, equal where labels are; −1 for the empty label, which says nothing.
+    """(Q, K) labels of hits as numbers, equal where labels are; −1 for the empty label.
 
     Example:
         >>> label_numbers([["cat", ""], ["dog", "cat"]])

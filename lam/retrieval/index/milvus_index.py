@@ -1,9 +1,8 @@
-"""An index whose items live in a Milvus server, where one machine is not enough; Milvus Lite does the same in a file.
+"""An index in a Milvus server, for galleries beyond one machine, or in a file by Milvus Lite.
 
-A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, which is 0 for a network's own
-direction; the server filters by κ. Items are checked here before anything is sent, as by `lam.retrieval.Index`, whose
-interface this is. What an addition returned from is with the server, which keeps it durably: there is nothing to save.
-Names and labels of items are not kept here.
+A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, 0 for the network's own
+directions; the server filters by κ. Interface and checks are those of `lam.retrieval.Index`. The server
+keeps added items durably, so there is nothing to save.
 """
 
 import os
@@ -19,24 +18,24 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.retrieval.index.checks import Ids, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, check_stored, checked_ids, unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
 from lam.utils.extras import install_command
 from lam.vmf.embeddings import Embeddings, check_same_means
 
 Structure = Literal["FLAT", "HNSW"]
-"""How the server searches: by looking at every vector, or by a graph. Both give exact cosines."""
+"""How the server searches: all vectors, or along a graph. Both return exact cosines."""
 
 TOKEN = "LAM_MILVUS_TOKEN"
-"""The environment variable with the `user:password` or API key of the server, if it wants one."""
+"""Environment variable with the `user:password` or API key of the server, if it needs one."""
 
 TIMEOUT = 10.0
 MOST_HITS = 16384
-"""As many as a Milvus server gives."""
+"""Greatest number of hits that a Milvus server returns."""
 
 GREATEST_ID = 2**63 - 2
-"""A Milvus server stores an item of one id more, finds it in searches, and knows nothing of it when asked by id."""
+"""A Milvus server stores an item of the next id and finds it in searches, but not by its id."""
 
 _PORT = 19530
 _COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -51,9 +50,9 @@ class Address:
     """Address of a collection.
 
     Attributes:
-        uri: of the server, as pymilvus takes it; or the path of a file for Milvus Lite.
+        uri: of the server for pymilvus; or the path of a file for Milvus Lite.
         collection: its name.
-        server: host and port, or the file, as errors name it.
+        server: host and port, or the file, for error messages.
     """
 
     uri: str
@@ -62,10 +61,10 @@ class Address:
 
     @classmethod
     def parse(cls, address: str) -> "Address":
-        """Read an address; passwords have no place in it.
+        """Read an address.
 
         Raises:
-            ValueError: for another form, or a name that Milvus does not allow.
+            ValueError: for another form, a password, or a name that Milvus does not allow.
 
         Example:
             >>> Address.parse("milvus://db.example/items")
@@ -105,21 +104,20 @@ class Address:
 class MilvusIndex:
     """Items with unit vectors, κ and ids in a Milvus collection, searched by cosine.
 
-    Vectors are kept in float32, κ in float64. Several processes may use one collection: each sees what the others have
-    added. Hits of equal cosine stand in rising order of their ids.
+    Vectors are kept in float32, κ in float64. Several processes may share a collection and see each other's items. Hits
+    of equal cosine are in rising order of their ids.
 
     Args:
         address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
-            `milvus:///FILE.db/COLLECTION`, which is Milvus Lite on an absolute path, for one process at a time.
-        dimension: of a collection that shall be made where it does not exist; None where it must exist.
-        structure: how a collection that is made is searched.
-        timeout: the seconds that any answer of the server may take.
+            `milvus:///FILE.db/COLLECTION` for Milvus Lite on an absolute path, for one process at a time.
+        dimension: of a new collection; None where the collection must exist.
+        structure: search structure of a new collection.
+        timeout: greatest seconds for any answer of the server.
 
     Raises:
-        ValueError: for an address of another form, a collection that does not exist and has no dimension, one that
-            holds other fields or another dimension, or where pymilvus is not installed.
-        ConnectionError: where the file cannot be opened; and, as every method does, where the server does not answer or
-            refuses.
+        ValueError: for an address of another form, a missing collection without a dimension, a collection of other
+            fields or another dimension, or where pymilvus is not installed.
+        ConnectionError: where the file cannot be opened; in every method where the server does not answer or refuses.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class MilvusIndex:
 
     @property
     def ids(self) -> Int64[Tensor, " N"]:
-        """(N,) the ids, in rising order; all of them come over the network."""
+        """(N,) the ids, in rising order, read over the network."""
         with self._named_errors():
             batches = self._client.query_iterator(
                 self.address.collection, batch_size=MOST_HITS, output_fields=["id"], timeout=self.timeout
@@ -160,24 +158,24 @@ class MilvusIndex:
 
     @property
     def is_trained(self) -> bool:
-        """Always: neither structure needs training."""
+        """True: neither structure needs training."""
         return True
 
     def train(self, embeddings: Embeddings) -> None:
-        """Do nothing but check the embeddings, as an index does whose type needs no training."""
+        """Check the embeddings only, like an index of a type without training."""
         unit_vectors(embeddings, self.dimension)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items; where the server refuses some, those already sent are taken back, as far as it answers.
+        """Add items; where the server refuses some, those already sent are removed, as far as it answers.
 
         Args:
             embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
-            ids: (N,) a tensor, array or sequence of integers from 0 to `GREATEST_ID`, one an item, none of them in the
-                index already. Where another process adds the same id at the same moment, the later of the two stays.
+            ids: (N,) a tensor, array or sequence of integers from 0 to `GREATEST_ID` that are new to the index. Where
+                another process adds the same id at the same moment, the later item stays.
 
         Raises:
-            ValueError: for another dimension, a mean that is no unit vector, means not to be compared with those in
-                the index, a κ that is negative or not finite, or ids that are negative, too large, repeated or taken.
+            ValueError: for another dimension, a mean that is no unit vector or of other samples than the index, a κ
+                that is negative or not finite, or ids that are negative, too large, repeated or taken.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -186,28 +184,25 @@ class MilvusIndex:
         try:
             self._send(rows)
         except ConnectionError:
-            with suppress(ConnectionError):  # the first error is the one to be told
+            with suppress(ConnectionError):  # the first error is the one to report
                 self._delete(new_ids)
             raise
 
     def put(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items, or replace those whose id is there; done again after an error, it comes to the same.
+        """Add items, or replace those of known ids; repeating it after an error is safe.
 
         Args:
             embeddings: as for `add`.
-            ids: as for `add`, but that they may be in the index.
+            ids: as for `add`; they may be in the index.
 
         Raises:
-            ValueError: as `add`, but for ids that are taken.
-            ConnectionError: where the server does not answer or refuses; some items may then be there.
+            ValueError: as `add`, except for taken ids.
+            ConnectionError: where the server does not answer or refuses; some items may then be stored.
         """
         self._send(self._rows(embeddings, ids))
 
     def remove(self, ids: Ids) -> None:
-        """Remove items; where one is unknown, none is.
-
-        Args:
-            ids: (N,) ids that are in the index, none twice.
+        """Remove items; where one is unknown, none is removed.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -215,14 +210,11 @@ class MilvusIndex:
         self._delete(list(self._kappa_of_known(ids)))
 
     def discard(self, ids: Ids) -> None:
-        """Remove those items that are there; done again after an error, it comes to the same.
-
-        Args:
-            ids: (N,) ids, none twice.
+        """Remove the items that are in the index; repeating it after an error is safe.
 
         Raises:
             ValueError: for ids that are repeated.
-            ConnectionError: where the server does not answer or refuses; some items may then be gone.
+            ConnectionError: where the server does not answer or refuses; some items may then be removed.
         """
         self._delete(checked_ids(ids).tolist())
 
@@ -231,16 +223,16 @@ class MilvusIndex:
 
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
-            k: how many hits, from 1 to `MOST_HITS`.
-            least_kappa: leave out items whose κ is below this; the server does.
+            k: number of hits, from 1 to `MOST_HITS`.
+            least_kappa: leave out items whose κ is below this.
 
         Returns:
-            min(k, N) hits a query, N the items that are not left out, on the device and in the precision of the
-            queries. Where `HNSW` finds fewer for a query, all have as many as that one.
+            min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries. Where
+            `HNSW` finds fewer for a query, all queries have as few.
 
         Raises:
-            ValueError: for k out of range, a negative `least_kappa`, another dimension, a query that is no unit vector,
-                or means that may not be compared with those of its hits.
+            ValueError: for k out of range, a negative `least_kappa`, another dimension, or a query that is no unit
+                vector or of other samples than its hits.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
@@ -265,10 +257,7 @@ class MilvusIndex:
         return Hits(ids.to(mean.device), scores.clamp(-1, 1).to(mean), kappa.to(embeddings.kappa))
 
     def kappa_of(self, ids: Ids) -> Float64[Tensor, " N"]:
-        """The concentration stored with each id.
-
-        Args:
-            ids: (N,) ids that are in the index, none twice.
+        """(N,) stored concentrations of N ids.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -276,7 +265,7 @@ class MilvusIndex:
         return torch.tensor(list(self._kappa_of_known(ids).values()), dtype=torch.float64)
 
     def close(self) -> None:
-        """Let go of the connection; the items stay."""
+        """Close the connection; the items stay."""
         self._client.close()
 
     def _connect(self) -> Any:
@@ -354,7 +343,7 @@ class MilvusIndex:
             self._call("delete", ids=block)
 
     def _kappa_by_id(self, ids: list[int]) -> dict[int, float]:
-        """κ of those ids that are there."""
+        """κ of those ids that are in the index."""
         kappa: dict[int, float] = {}
         for block in _blocks(ids, _ASKED_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
@@ -362,12 +351,10 @@ class MilvusIndex:
         return kappa
 
     def _kappa_of_known(self, ids: Ids) -> dict[int, float]:
-        """κ of ids that are all there, in their order."""
+        """κ of ids in the index, in their order."""
         known = checked_ids(ids).tolist()
         kappa = self._kappa_by_id(known)
-        unknown = [item for item in known if item not in kappa]
-        if unknown:
-            raise ValueError(f"ids must be in the index, got {unknown[0]}, which is not")
+        check_stored(known, kappa)
         return {item: kappa[item] for item in known}
 
     def _call(self, name: str, **options: Any) -> Any:

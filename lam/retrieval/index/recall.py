@@ -1,4 +1,4 @@
-"""`Recall`: how much an approximate index finds of what an exact search finds, measured on items of its own."""
+"""`Recall`: how much an approximate index finds of an exact search, measured on items of its own."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ _ROUNDING = 1e-6  # by which one cosine may differ between two searches
 
 @dataclass(frozen=True)
 class Recall:
-    """How much is found of an exact search. The queries are items of the index, each without itself.
+    """Agreement with an exact search for items of the index, each without itself.
 
     Attributes:
         factory: the FAISS type.
-        n_queries: how many items were searched for.
-        k: how many neighbours of each were looked for.
-        share: of these nearest neighbours, how many are found, in [0, 1]; higher is better.
-        depth: how many hits are compared as a whole.
-        unchanged: the share of the queries whose first `depth` hits all have the cosines of the exact ones, in [0, 1].
+        n_queries: number of items that were searched for.
+        k: number of nearest neighbours.
+        share: share of these neighbours that are found, in [0, 1]; higher is better.
+        depth: number of hits that are compared as a whole.
+        unchanged: share of queries whose first `depth` hits all have the exact search's cosines, in [0, 1].
     """
 
     factory: str
@@ -45,15 +45,15 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare two searches for Q items; an item that is as near as an exact neighbour counts as that neighbour.
+        """Compare two searches for Q items; an item as near as an exact neighbour counts as that neighbour.
 
         Args:
             factory: the FAISS type.
             own: (Q,) ids of the items.
             found: (Q, K) ids and cosines of the approximate search, best first, with 2 ≤ K.
-            exact: likewise of the exact one.
-            k: how many neighbours; at most K − 1 are looked at.
-            depth: how many hits; likewise.
+            exact: likewise of the exact search.
+            k: number of neighbours; at most K − 1 count.
+            depth: number of hits; at most K − 1 count.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -73,5 +73,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """The cosines of all hits but the query's own, best first; the last one goes where the query is not among them."""
+    """Cosines of the hits without the query's own, best first; without the last hit where the query is not found."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

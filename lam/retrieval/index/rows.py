@@ -1,10 +1,10 @@
-"""The rows behind an index: vectors, κ and ids, which grow, shrink and look up without FAISS.
+"""The rows of an index: vectors, κ and ids, without FAISS.
 
-Every row has a slot: a number given once, never given again and rising with the row. The search structure knows slots
-alone, so what it still holds of a removed row is recognised by a slot that is no longer here.
+Every row has a slot, a number that rises with the row and is never reused. FAISS knows slots alone, so a removed row
+that it still holds has a slot that is no longer here.
 
-Rows lie in chunks of some megabytes: the last one is filled, and one with many removed rows gives way to a copy
-without them. So neither an addition nor a removal takes longer the more rows there are.
+Rows lie in chunks of some megabytes. The last chunk is filled; one with many removed rows is copied without them. So
+additions and removals take no longer in a larger index.
 """
 
 import signal
@@ -21,19 +21,19 @@ _COLUMNS = ("vectors", "kappa", "ids", "slots")
 _CHUNK = 2**25  # bytes of its vectors
 _LEAST_ROOM = 256
 _REMOVED = -1.0  # in place of a removed row's κ, which is never negative
-TOMBSTONES = 0.2  # the share of removed rows at which they are swept
+TOMBSTONES = 0.2  # share of removed rows at which they are swept
 
 
 class Chunk:
-    """Up to `room` rows, of which some may be removed.
+    """Up to `room` rows, some of them removed.
 
     Attributes:
         vectors: (room, D) float32.
         kappa: (room,) float64; negative where a row was removed.
         ids: (room,) int64.
         slots: (room,) int64, rising.
-        size: how many rows are here, removed ones among them.
-        n_removed: how many of these.
+        size: number of rows, removed ones included.
+        n_removed: number of removed rows.
     """
 
     def __init__(self, room: int, dimension: int) -> None:
@@ -47,7 +47,7 @@ class Chunk:
         return self.size - self.n_removed
 
     def append(self, columns: Sequence[np.ndarray]) -> None:
-        """Add rows, by column, that fit."""
+        """Add rows, by column; they must fit."""
         end = self.size + len(columns[0])
         for name, rows in zip(_COLUMNS, columns, strict=True):
             getattr(self, name)[self.size : end] = rows
@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many rows are removed that they shall be swept."""
+        """Whether removed rows are many enough to be swept."""
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:
@@ -64,13 +64,7 @@ class Chunk:
 
 
 class Store:
-    """N unit vectors of dimension D with κ, id and slot.
-
-    In NumPy, whose calls cost a single query half of what torch's do.
-
-    Args:
-        dimension: the number of embedding dimensions D.
-    """
+    """N unit vectors of dimension D with κ, id and slot, in NumPy, whose calls cost a single query half of torch's."""
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
@@ -91,7 +85,7 @@ class Store:
         return np.concatenate([empty, *(getattr(chunk, name)[chunk.here()] for chunk in self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
-        """New slots; those of an addition that then fails are never used again."""
+        """New slots; slots of a failed addition are lost."""
         first, self._next_slot = self._next_slot, self._next_slot + count
         return np.arange(first, self._next_slot)
 
@@ -102,7 +96,7 @@ class Store:
         ids: Int64[np.ndarray, " N"],
         slots: Int64[np.ndarray, " N"],
     ) -> None:
-        """Add rows whose slots lie above all that are here."""
+        """Add rows with slots above all present ones."""
         start = 0
         while start < len(ids):
             if not self.chunks or self.chunks[-1].size == self._room:
@@ -114,20 +108,20 @@ class Store:
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
-        """Slots of ids that are all here."""
+        """Slots of ids, all of them present."""
         return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
-        """Drop the rows of these slots; the others keep their order and slots.
+        """Remove the rows of these slots; the others keep their order and slots.
 
-        A removed row is marked, and stays until a fifth of its chunk is removed. Ctrl-C waits until every row is whole.
+        A removed row is only marked until a fifth of its chunk is removed. Ctrl-C waits until every row is consistent.
         """
         places = self.places_of(slots)
         with _uninterrupted():
             for number, _, rows in self._by_chunk(places[places >= 0]):
                 chunk = self.chunks[number]
                 chunk.kappa[rows] = _REMOVED
-                chunk.vectors[rows] = 0  # which ranks behind every vector near a query
+                chunk.vectors[rows] = 0  # ranks behind every vector near a query
                 chunk.n_removed += len(rows)
                 for item in chunk.ids[rows].tolist():
                     del self._slot_of[item]
@@ -135,7 +129,7 @@ class Store:
                 self.chunks = tuple(self._swept())
 
     def _swept(self) -> list[Chunk]:
-        """The chunks, those with many removed rows copied without them, and joined to the one before where small."""
+        """The chunks without many removed rows: these are copied, and small copies join the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.is_due:
@@ -151,7 +145,7 @@ class Store:
         return kept
 
     def places_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
-        """Where the row of each slot is, for `take`; −1 where it is no longer here, or never was."""
+        """Places of the rows of slots, for `take`; −1 for a missing slot."""
         places = np.full(slots.shape, -1)
         if self.chunks:
             number = np.searchsorted([chunk.slots[0] for chunk in self.chunks], slots, side="right") - 1
@@ -164,7 +158,7 @@ class Store:
         return places
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
-        """The rows of a column at places, which are all here."""
+        """The rows of a column at places, none of them missing."""
         empty = getattr(Chunk(0, self._dimension), name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):
@@ -172,23 +166,19 @@ class Store:
         return taken
 
     def count(self, least_kappa: float) -> int:
-        """How many rows have a κ of at least this."""
+        """Number of rows with a κ of at least this."""
         if not least_kappa:
             return len(self)
         return sum(int((chunk.kappa[: chunk.size] >= least_kappa).sum()) for chunk in self.chunks)
 
     def places(self, least_kappa: float) -> Int64[np.ndarray, " N"]:
-        """Where the rows are whose κ is at least this, in the order of adding."""
-        return np.concatenate(
-            [np.empty(0, np.int64)]
-            + [
-                number * self._room + np.flatnonzero(chunk.kappa[: chunk.size] >= least_kappa)
-                for number, chunk in enumerate(self.chunks)
-            ]
-        )
+        """Places of the rows with a κ of at least this, in the order of adding."""
+        rows = (np.flatnonzero(chunk.kappa[: chunk.size] >= least_kappa) for chunk in self.chunks)
+        parts = [number * self._room + of_chunk for number, of_chunk in enumerate(rows)]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
     def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
-        """κ of ids that are all here."""
+        """κ of ids, all of them present."""
         return torch.from_numpy(self.take("kappa", self.places_of(self.slots_of(ids))))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -204,7 +194,7 @@ class Store:
         return store
 
     def _by_chunk(self, places: Int64[np.ndarray, "..."]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Of each chunk: its number, which of the places are in it, and their rows there."""
+        """For each chunk: its number, a mask of the places in it, and their rows there."""
         number, row = np.divmod(places, self._room)
         for each in np.unique(number).tolist():
             of_chunk = number == each
@@ -213,7 +203,7 @@ class Store:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C, which only ever reaches the main thread, wait until the block has ended."""
+    """Delay Ctrl-C, which only reaches the main thread, until the block has ended."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield

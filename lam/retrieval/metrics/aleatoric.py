@@ -12,10 +12,10 @@ from lam.utils.checks import check_finite
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
     """Spearman's rank correlation, ties at their mean rank; None where one of the two is constant.
 
-    Of κ with the severity of a corruption, or with the entropy of people's labels, it is at best −1.
+    At best −1 for κ against the severity of a corruption or the entropy of people's labels.
 
     Raises:
-        ValueError: for fewer than two values, or numbers that are not finite.
+        ValueError: for fewer than two values, another length, or a value that is not finite.
 
     Example:
         >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0]))
@@ -34,12 +34,12 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
 
 
 def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, " N"]) -> float:
-    """Share of images whose crop has a smaller κ than the whole; half where κ knows nothing of it, ties as half.
+    """Share of images whose crop has a smaller κ than the whole, ties counting half; 0.5 for an uninformative κ.
 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
 
     Raises:
-        ValueError: where there is no image, as many crops as there are images are not given, or a κ is not finite.
+        ValueError: for no image, another number of crops than of images, or a κ that is not finite.
 
     Example:
         >>> less_sure_of_crops(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 5.0]))
@@ -56,7 +56,7 @@ def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c.
 
     Raises:
-        ValueError: for rows that are no probabilities.
+        ValueError: for a row with a negative value or another sum than 1.
 
     Example:
         >>> label_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
@@ -66,7 +66,5 @@ def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     wrong = ((probabilities < 0).any(1) | ((sums - 1).abs() > 1e-3)).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])
-        raise ValueError(
-            f"probabilities must be at least 0 and add up to 1, got {float(sums[row])} in all at row {row}"
-        )
+        raise ValueError(f"probabilities must be at least 0 and add up to 1, got sum {float(sums[row])} at row {row}")
     return torch.special.entr(probabilities).sum(1)

@@ -1,7 +1,6 @@
-"""Doubt about an answer that is read off its first hits: their cosines, and their labels where items have any.
+"""Scores of doubt from the first hits of a search: from their cosines, and from their labels where items have any.
 
-Each costs nothing beside the search. A higher value means more doubt. Distances from training features are in
-`lam.retrieval.metrics.reference`.
+A higher value means more doubt. Distances from training features are in `lam.retrieval.metrics.reference`.
 """
 
 import torch
@@ -9,16 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 NEAREST = 10
-"""How many of the first hits are averaged and counted, unless another number is asked for."""
+"""How many of the first hits are averaged and counted, by default."""
 N_HITS = 50
-"""How many hits a query needs for all of these scores; where a gallery holds fewer, all of them are looked at."""
+"""How many hits a query needs for all of these scores; all hits where the gallery holds fewer."""
 
 
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
-    """−(cosine of the first hit − that of the first hit of another class); without labels, of the second hit.
+    """−(cosine of the first hit − cosine of the first hit of another class); without labels, of the second hit.
 
-    Where no hit is of another class it can be no nearer than the last hit, whose cosine counts; −1, the least there is,
-    for a second hit that is none.
+    Where all hits are of one class, the last hit's cosine bounds the other class. A missing second hit counts as −1.
 
     Args:
         cosines: (N, K) of the first hits, falling.
@@ -44,13 +42,13 @@ def mean_cosine(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Ten
 
 
 def cosine_spread(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tensor, " N"]:
-    """Standard deviation of the first k cosines: where it is large, few of the hits are near; 0 for a single hit."""
+    """Standard deviation of the first k cosines, large where few of the hits are near; 0 for a single hit."""
     centered = cosines[:, :k] - cosines[:, :k].mean(1, keepdim=True)
     return centered.square().mean(1).sqrt()
 
 
 def disagreement(labels: Int[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tensor, " N"]:
-    """Share of the first k hits whose label is not the first hit's.
+    """Share of the first k hits whose label differs from the first hit's.
 
     Example:
         >>> disagreement(torch.tensor([[3, 3, 1, 3]]))
@@ -62,10 +60,10 @@ def disagreement(labels: Int[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tenso
 def weighted_disagreement(
     cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"], *, k: int = N_HITS
 ) -> Float[Tensor, " N"]:
-    """Share of the first k hits whose label is not the first hit's, near hits counting more.
+    """Share of the first k hits whose label differs from the first hit's, near hits counting more.
 
     Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k), c the cosines; equal weights where all
-    cosines are one.
+    cosines are equal.
 
     Source: Dudani (1976), equation 1, with cosines in place of distances.
 

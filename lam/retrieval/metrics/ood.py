@@ -1,6 +1,6 @@
-"""How well a score tells out-of-distribution (OOD) items from the data that the network knows.
+"""How well a score tells out-of-distribution (OOD) items from in-distribution (ID) items.
 
-OOD is the positive class throughout, and a higher score means more OOD: give −κ, not κ. The counting is scikit-learn's.
+OOD is the positive class throughout, and a higher score means more OOD: pass −κ, not κ. scikit-learn does the counting.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,11 @@ from lam.utils.checks import check_finite
 
 
 def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Area under the ROC curve, the chance that an OOD item scores above an ID one; higher is better.
-
-    Ties count half.
+    """Area under the ROC curve: P(an OOD item scores above an ID item), ties counting half; higher is better.
 
     Args:
-        in_distribution: (N,) scores of ID items, higher meaning more OOD.
-        out_of_distribution: (O,) scores of OOD items, the positive class.
+        in_distribution: (N,) scores of ID items.
+        out_of_distribution: (O,) scores of OOD items.
 
     Returns:
         An area in [0, 1], 0.5 for a useless score; NaN where either set is empty.
@@ -38,19 +36,13 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Average precision of finding OOD items; higher is better, and `prevalence` is what a useless score gets.
+    """Average precision of finding OOD items; higher is better.
 
-    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation.
-
-    Args:
-        in_distribution: (N,) scores of ID items, higher meaning more OOD.
-        out_of_distribution: (O,) scores of OOD items, the positive class.
+    AP = Σ_t (recall_t − recall_(t−1)) precision_t over falling thresholds, without interpolation. Arguments and errors
+    as in `auroc`.
 
     Returns:
-        A mean in [0, 1]; NaN where either set is empty.
-
-    Raises:
-        ValueError: for a score that is not finite, with its index.
+        A mean in [0, 1], the `prevalence` for a useless score; NaN where either set is empty.
 
     Example:
         >>> auprc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
@@ -62,14 +54,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Share of OOD items among all, which is the AUPRC of a useless score.
-
-    Args:
-        in_distribution: (N,) scores of ID items.
-        out_of_distribution: (O,) scores of OOD items.
-
-    Returns:
-        A share in [0, 1]; NaN where both sets are empty.
+    """Share of OOD items among all, the AUPRC of a useless score; NaN where both sets are empty.
 
     Example:
         >>> prevalence(torch.zeros(3), torch.ones(1))
@@ -82,11 +67,7 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 def roc_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """ROC curve over all thresholds that matter.
-
-    Args:
-        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
-        out_of_distribution: (O,) scores of OOD items, the positive class; not empty.
+    """ROC curve over all thresholds that matter; arguments as in `auroc`.
 
     Returns:
         (T,) false positive rates, rising, and (T,) true positive rates, float64.
@@ -106,11 +87,7 @@ def roc_curve(
 def precision_recall_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Precision and recall of finding OOD items over all thresholds.
-
-    Args:
-        in_distribution: (N,) scores of ID items, higher meaning more OOD; not empty.
-        out_of_distribution: (O,) scores of OOD items, the positive class; not empty.
+    """Recall and precision of finding OOD items over all thresholds; arguments as in `auroc`.
 
     Returns:
         (T,) recalls, rising from 0 to 1, and (T,) precisions, float64.
@@ -136,10 +113,8 @@ def _area(metric: Callable[..., Any], in_distribution: Tensor, out_of_distributi
 def _curve(metric: Callable[..., Any], in_distribution: Tensor, out_of_distribution: Tensor) -> tuple[Tensor, Tensor]:
     target, scores = _target_and_scores(in_distribution, out_of_distribution)
     if not 0 < target.sum() < len(target):
-        raise ValueError(
-            "a curve needs items of both classes, got "
-            f"{len(in_distribution)} in distribution and {len(out_of_distribution)} out of distribution"
-        )
+        n, n_ood = len(in_distribution), len(out_of_distribution)
+        raise ValueError(f"a curve needs items of both classes, got {n} in distribution and {n_ood} out of it")
     first, second, _ = metric(target, scores)
     return torch.from_numpy(first), torch.from_numpy(second)
 

@@ -1,8 +1,7 @@
-"""How well a search tells what is in the gallery from what is not: open-set identification and selective answers.
+"""Open-set identification: how well a search tells queries with a match in the gallery from queries without one.
 
-A search gives a score to its first hit and answers where that is above a threshold. A mated search has a match in the
-gallery, a non-mated one has none; every figure depends on how many items were searched, so that `OpenSet` says that
-with each. Telling in-distribution queries from others by their κ is `lam.retrieval.metrics.ood`.
+A search scores its first hit and answers where the score is above a threshold. A mated search has a match in the
+gallery, a non-mated search has none. Every figure depends on the gallery's size.
 """
 
 from dataclasses import dataclass
@@ -21,16 +20,16 @@ class OpenSet:
     """Open-set metrics at one false-positive rate, with the gallery's size that they hold for.
 
     Attributes:
-        gallery_size: how many items were searched.
-        n_mated: how many searches had a match.
-        n_non_mated: how many had none.
-        fpir: the false-positive identification rate that was asked for.
-        threshold: the least score above which at most that share of non-mated searches lies.
+        gallery_size: number of items that were searched.
+        n_mated: number of searches with a match.
+        n_non_mated: number of searches without a match.
+        fpir: false-positive identification rate, as requested.
+        threshold: least score above which at most that share of non-mated searches lies.
         tpir: see `tpir_at_fpir`.
         dir: see `dir_at_far`.
         oscr: see `oscr`.
         aurc: see `aurc`, of the mated searches.
-        recall_at_full_precision: R@100P, see `recall_at_full_precision`, of mated and non-mated searches together.
+        recall_at_full_precision: R@100P of mated and non-mated searches together.
     """
 
     gallery_size: int
@@ -46,14 +45,14 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Measure every query twice, where it can be: with its matches in the gallery, and with all of them taken out.
+    """Measure every query with its matches in the gallery, where it has any, and with all of them taken out.
 
     Args:
-        searches: of Q queries; those without a match have non-mated searches alone.
-        fpir: the false-positive identification rate, in (0, 1).
+        searches: Q queries.
+        fpir: false-positive identification rate, in (0, 1).
 
     Returns:
-        Metrics, NaN where there is no search that they are of.
+        Metrics, NaN where there is no search of the kind.
 
     Raises:
         ValueError: for a rate outside (0, 1).
@@ -80,16 +79,13 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least score of a non-mated search above which at most a share `rate` of them lies.
+    """Least score of a non-mated search above which at most a share `rate` of them lies; NaN for no search.
 
-    It describes these searches; `ConformalScores.threshold` promises a rate for new ones.
+    It describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
 
     Args:
         non_mated: (O,) scores of the first hits.
         rate: in (0, 1).
-
-    Returns:
-        A score; NaN where there is no search.
 
     Raises:
         ValueError: for a rate outside (0, 1), or NaN.
@@ -107,7 +103,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
 
 
 def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, fpir: float) -> float:
-    """Share of mated searches whose match is above the threshold at a false-positive rate; higher is better.
+    """Share of mated searches whose match scores above the threshold at a false-positive rate; higher is better.
 
     TPIR = share of mated searches with a match of score > T, whatever its rank; FPIR = share of non-mated searches with
     any hit of score > T; T is the least with FPIR ≤ `fpir`.
@@ -138,7 +134,7 @@ def dir_at_far(
 ) -> float:
     """Detection and identification rate at rank one at a false-accept rate; higher is better.
 
-    DIR = share of mated searches whose first hit is a match and has a score > T, T as in `tpir_at_fpir`.
+    DIR = share of mated searches whose first hit is a match of score > T, with T as in `tpir_at_fpir`.
 
     Source: Phillips, Grother and Micheals (2011), Handbook of Face Recognition, chapter 21.
 
@@ -171,8 +167,8 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     """Area under the open-set classification rate curve; higher is better.
 
     The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
-    with one of score > T. Its area is the chance that a mated search is right and scores above a non-mated one, equal
-    scores counting half; at most the accuracy.
+    with a first hit of score > T. Its area is P(a mated search is right and scores above a non-mated one), equal scores
+    counting half; at most the accuracy.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
@@ -206,8 +202,8 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the risk-coverage curve; lower is better.
 
-    The risk at coverage n/Q is the share of wrong answers among the n most certain. The curve has a point for each
-    distinct uncertainty, as a threshold keeps or drops a tie as a whole. The area is of trapezoids between these; from
+    The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
+    a whole, so the curve has a point for each distinct uncertainty. The area is of trapezoids between these; from
     coverage 0 to the first point the risk is the first point's.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
@@ -218,7 +214,7 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
         uncertainty: (Q,) higher is more uncertain; infinities are allowed.
 
     Returns:
-        An area in [0, 1], the error rate itself for a constant uncertainty; NaN for no answer.
+        An area in [0, 1], the error rate for a constant uncertainty; NaN for no answer.
 
     Raises:
         ValueError: for NaN or another length.
@@ -235,16 +231,16 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
-    """R@100P, the greatest recall before the first wrong answer; higher is better.
+    """R@100P: share of searches with a match whose first hit is right and scores above every wrong one.
 
-    The share of the searches with a match whose first hit is right and scores above every wrong one.
+    Higher is better: it is the greatest recall before the first wrong answer.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 
     Args:
         score: (Q,) of the first hits of all searches, mated or not.
         correct: (Q,) whether they are matches.
-        n_answerable: how many of the searches have a match.
+        n_answerable: number of searches with a match.
 
     Returns:
         A share in [0, 1], 0 where the highest score is of a wrong hit; NaN where no search has a match.
@@ -258,10 +254,10 @@ def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, "
     """
     check_length("correct", correct, "the scores", len(score))
     check_no_nan("score", score)
-    if not int(correct.sum()) <= n_answerable <= len(score):
+    n_right = int(correct.sum())
+    if not n_right <= n_answerable <= len(score):
         raise ValueError(
-            f"n_answerable must be from the {int(correct.sum())} right hits to the {len(score)} searches, "
-            f"got {n_answerable}"
+            f"n_answerable must be from the {n_right} right hits to the {len(score)} searches, got {n_answerable}"
         )
     if n_answerable == 0:
         return float("nan")

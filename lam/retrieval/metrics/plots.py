@@ -1,8 +1,7 @@
 """Pictures of the metrics, as PNG files.
 
-Every function writes the file at `path` and computes what it draws from the same arrays as the metric of that name, so
-that figure and number cannot differ; nothing to draw is a ValueError. Matplotlib's object interface alone is used: no
-global figure, backend or style is touched.
+Every function writes the file at `path` and draws what the metric of that name computes, so that figure and number
+agree. It uses Matplotlib's object interface alone and touches no global figure, backend or style.
 """
 
 import warnings
@@ -31,22 +30,19 @@ _EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
 _CHARACTERS, _TEXT_LINES = 19, 8  # of a text in the place of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
-
 _LINES = ("-", "--", "-.", ":")
-
 MOST = len(_LINES) * len(_PALETTE)
-"""How many curves one picture tells apart: each colour in each kind of line."""
+"""Greatest number of curves in one picture: each colour in each kind of line."""
 Value = TypeVar("Value")
 
 
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Draw the accuracy of the queries that stay when the most uncertain are dropped, for each uncertainty.
+    """Draw the sparsification curve of each uncertainty.
 
-    Beside them are the best possible curve and that of dropping at random, where all are of the same answers.
+    Where all share the same answers, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: by name, (Q,) whether the first hit is relevant, of at least one query, and (Q,) how uncertain it is,
-            higher meaning more; at most 24.
+        ranked: by name, at most 24: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
@@ -72,11 +68,11 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
 def plot_reliability(
     path: str | Path, bins: ReliabilityBins, *, confidence: str = "share of samples that agree"
 ) -> None:
-    """Draw accuracy against confidence, with the number of queries in each bin below.
+    """Draw a reliability diagram: accuracy against confidence, with the number of queries in each bin below.
 
     Args:
-        bins: what `lam.retrieval.Votes.binned` returns.
-        confidence: what the confidence is.
+        bins: result of `lam.retrieval.metrics.votes.Votes.binned`.
+        confidence: label of the confidence.
     """
     figure = _blank(5.6, 5.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -100,11 +96,7 @@ def plot_reliability(
 
 
 def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
-    """Draw accuracy against confidence of several systems, a point for every bin that holds a query.
-
-    Args:
-        bins: by name, what `lam.retrieval.Votes.binned` returns; at most 24.
-    """
+    """Draw accuracy against confidence of several systems, at most 24 by name, a point for every filled bin."""
     _refuse_count("bins", bins)
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
@@ -122,8 +114,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        figures: by what a figure is called, its values in [0, 1] by system, None where it is undefined; the same
-            systems in each, at most 24.
+        figures: by name of the figure, values in [0, 1] or None by system; the same systems in each, at most 24.
 
     Raises:
         ValueError: for nothing to draw, or figures of different systems.
@@ -152,10 +143,10 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most 24.
+        scores: by name, at most 24: (N,) scores in distribution and (O,) scores out of it.
 
     Raises:
-        ValueError: for nothing to draw, or as `lam.retrieval.roc_curve`.
+        ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.roc_curve`.
     """
     _refuse_count("scores", scores)
     figure, axes = _figure()
@@ -173,11 +164,11 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        scores: by name, (N,) scores in distribution and (O,) out of it, higher meaning more OOD; at most 24.
-        positives: what the second ones are called.
+        scores: by name, at most 24: (N,) scores in distribution and (O,) scores out of it.
+        positives: label of the second ones.
 
     Raises:
-        ValueError: for nothing to draw, or as `lam.retrieval.precision_recall_curve`.
+        ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.precision_recall_curve`.
     """
     _refuse_count("scores", scores)
     figure, axes = _figure()
@@ -192,10 +183,10 @@ def plot_precision_recall(
 
 
 def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
-    """Draw how the concentration κ of each set is distributed, on a logarithmic axis.
+    """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: (N,) values ≥ 0 by name, in distribution first; at most 24 sets. Zero counts in the lowest bin.
+        kappa: (N,) values ≥ 0 by name, at most 24, in distribution first. Zero counts in the lowest bin.
 
     Raises:
         ValueError: for nothing to draw, an empty set, or a value that is not finite.
@@ -224,7 +215,7 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
 
     Args:
-        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; nothing where κ says nothing.
+        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; empty where the network has no κ.
         recall: (V,) recall@1 by kind.
     """
     _refuse_count("recall", recall)
@@ -256,15 +247,15 @@ def plot_tuning(
     interval: tuple[float, float],
     chosen: float,
 ) -> None:
-    """Draw the score and the calibration error of every likelihood scale that was tried, and which was chosen.
+    """Draw the log score and the ECE of every likelihood scale, and the chosen one.
 
     Args:
-        scales: every likelihood scale s that was tried, in rising order.
-        scores: the log score at each of them.
-        errors: the standard error of each score's difference from the best.
-        eces: the retrieval ECE at each.
-        interval: the least and the greatest scale within one standard error of the best.
-        chosen: the scale that was taken.
+        scales: likelihood scales s, rising.
+        scores: log score of each.
+        errors: standard error of each score's difference from the best.
+        eces: retrieval ECE of each.
+        interval: least and greatest scale within one standard error of the best.
+        chosen: the scale in use.
     """
     figure, axes = _figure()
     low, high = interval
@@ -286,19 +277,18 @@ def plot_extremes(
     query_image: Callable[[int], Tensor | str],
     hit_image: Callable[[int], Tensor | str],
 ) -> None:
-    """Show the least and the most certain queries, each with its κ, its first hit and what that is worth.
+    """Show the eight least and eight most certain queries, each with its κ, its first hit and the verdict on it.
 
-    Eight of each, or half of the queries where they are fewer than sixteen.
+    Of fewer than sixteen queries, each half is shown.
 
     Args:
-        kappa: (Q,) the concentration of each query.
-        verdict: says of a query, by its index, whether its first hit is right; or, of one that nothing answers, the
-            name of the set that it is of, which then stands above the query.
-        query_image: gives its image, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
-        hit_image: gives that of its first hit.
+        kappa: (Q,) concentrations of the queries.
+        verdict: whether the first hit of a query, by its index, is right; for a stranger the name of its data set.
+        query_image: image of a query, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
+        hit_image: image or text of its first hit.
 
     Raises:
-        ValueError: for no query, κ that is not finite, or something that is no image.
+        ValueError: for no query, κ that is not finite, or a tensor of another shape.
     """
     check_finite("kappa", kappa)
     if len(kappa) == 0:
@@ -330,7 +320,7 @@ def _log_edges(values: Any) -> Any:
 
 
 def _log_ticks(axes: Any, low: float, high: float) -> None:
-    """A logarithmic x axis with some eight labels at most, in plain digits: far enough apart wherever it begins."""
+    """A logarithmic x axis with at most eight or so labels in plain digits, which do not collide."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -343,7 +333,7 @@ def _log_ticks(axes: Any, low: float, high: float) -> None:
 
 
 def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: str, color: str) -> None:
-    """Put a picture, or a text, into the square below and right of a corner, with a frame and a title above it."""
+    """Draw a picture or a text in the square below and right of a corner, with a frame and a title above it."""
     from matplotlib.patches import Rectangle
 
     left, top = corner
@@ -354,20 +344,15 @@ def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: st
         Rectangle(place, width, height, fill=False, edgecolor=_GRID if plain else color, linewidth=1 if plain else 2)
     )
     if isinstance(image, str):
-        begin = left + 0.05 * _SIDE, top + 0.05 * _SIDE
-        text = axes.text(*begin, _beginning(image), fontsize=6, va="top", color=_INK, clip_on=True)
+        lines = wrap(image, width=_CHARACTERS, max_lines=_TEXT_LINES, placeholder="…")
+        words, inset = "\n".join(lines).replace("$", "\\$"), 0.05 * _SIDE
+        text = axes.text(left + inset, top + inset, words, fontsize=6, va="top", color=_INK, clip_on=True)
         text.set_clip_path(frame)  # letters of some scripts, and capitals, are wider than most
     axes.text(left + _SIDE / 2, place[1] - 0.04, title, fontsize=8.5, color=color, ha="center", va="bottom")
 
 
-def _beginning(text: str) -> str:
-    """As much of a text as fits into the place of a picture."""
-    lines = wrap(text, width=_CHARACTERS, max_lines=_TEXT_LINES, placeholder="…")
-    return "\n".join(lines).replace("$", "\\$")
-
-
 def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:
-    """Draw an image in the middle of a square, as large as fits, and give its width and height."""
+    """Draw an image in the middle of a square, as large as fits; returns its width and height."""
     pixels = image.detach().cpu().float()
     pixels = pixels[None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
@@ -384,7 +369,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure that is one plane, in inches from its upper left corner; axes for each picture take ten times longer."""
+    """A figure with one plane in inches from its upper left corner; axes of each picture take ten times longer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")
@@ -417,7 +402,7 @@ def _style(axes: Any) -> None:
 
 
 def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: Any) -> None:
-    """Style the axes and write the file; a legend of more curves than there are colours stands beside the axes."""
+    """Style the axes and write the file; a legend of more curves than colours stands beside the axes."""
     _style(axes)
     place["loc"] = legend
     if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:
@@ -447,7 +432,7 @@ def _short(value: float) -> str:
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
-    """Each with what tells it apart: solid lines in every colour, then dashed and dotted ones."""
+    """Each with its own line: solid lines in every colour, then dashed and dotted ones."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
         yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, name, value

@@ -1,4 +1,4 @@
-"""What features are worth to a simple classifier: how representations learned without labels are compared."""
+"""How well simple classifiers do on features, the usual comparison of representations learned without labels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ class Clustering:
     Attributes:
         nmi: normalised mutual information, in [0, 1].
         ari: adjusted Rand index, at most 1, 0 for clusters at random.
-        purity: share of items that are of the class which most items of their cluster are of.
+        purity: share of items in the most common class of their cluster.
     """
 
     nmi: float
@@ -32,14 +32,13 @@ class LinearProbe:
     """Multinomial logistic regression on standardised features, with scikit-learn's default penalty.
 
     Args:
-        features: (N, P) of the items that the classifier learns from.
+        features: (N, P) of the training items.
         labels: (N,) their classes, at least two.
 
     Raises:
-        ValueError: where items and labels are not as many, or labels are of one class.
+        ValueError: where items and labels differ in number, or labels are of one class.
 
     Example:
-        >>> import torch
         >>> probe = LinearProbe(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 7, 7]))
         >>> probe.predict(torch.tensor([[3.0], [-3.0]]))
         tensor([7, 0])
@@ -67,29 +66,25 @@ def linear_probe(
     test_features: Float[Tensor, "O P"],
     test_labels: Shaped[Tensor, " O"],
 ) -> float:
-    """Accuracy of `LinearProbe`.
+    """Accuracy of `LinearProbe`; higher is better.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", section 2.3.
 
     Args:
-        features: (N, P) of the items that the classifier learns from.
+        features: (N, P) of the training items.
         labels: (N,) their classes, at least two.
-        test_features: (O, P) of other items.
+        test_features: (O, P) of other items, at least one.
         test_labels: (O,) their classes.
 
-    Returns:
-        The share of the O items that are classified right; higher is better.
-
     Raises:
-        ValueError: where items and labels are not as many, or there is nothing to learn from or to test on.
+        ValueError: where items and labels differ in number, or there is nothing to learn from or to test on.
 
     Example:
-        >>> import torch
         >>> features, labels = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1])
         >>> linear_probe(features, labels, features, labels)
         1.0
     """
-    _check(features, labels, test_features, test_labels)
+    _check_rows("test_features", test_features, test_labels)
     predicted = LinearProbe(features, labels).predict(test_features)
     return float((predicted == test_labels.cpu()).double().mean())
 
@@ -102,28 +97,25 @@ def knn_accuracy(
     *,
     k: int = 20,
 ) -> float:
-    """Accuracy of the vote of the k nearest items by cosine; of a tie, the class with the smallest number wins.
+    """Accuracy of the vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie.
 
     Args:
-        features: (N, P) of the items that vote, N ≥ k.
+        features: (N, P) of the voting items.
         labels: (N,) their classes.
-        test_features: (O, P) of other items.
+        test_features: (O, P) of other items, at least one.
         test_labels: (O,) their classes.
-        k: how many vote, at least 1.
-
-    Returns:
-        The share of the O items that are classified right; higher is better.
+        k: number of voters, from 1 to N.
 
     Raises:
-        ValueError: where items and labels are not as many, there is nothing to test on, or k is below 1 or above N.
+        ValueError: where items and labels differ in number, there is nothing to test on, or k is out of range.
 
     Example:
-        >>> import torch
         >>> features, labels = torch.eye(2), torch.tensor([4, 7])
         >>> knn_accuracy(features, labels, torch.tensor([[1.0, 0.2]]), torch.tensor([4]), k=1)
         1.0
     """
-    _check(features, labels, test_features, test_labels)
+    _check_rows("features", features, labels)
+    _check_rows("test_features", test_features, test_labels)
     check_at_least("k", k, 1)
     if k > len(features):
         raise ValueError(f"k must be at most the number of items that vote, {len(features)}, got {k}")
@@ -137,22 +129,21 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """How far as many clusters as there are classes agree with these: Ward's, of unit vectors, with 4 N² bytes.
+    """Agreement of the classes with as many Ward clusters of unit vectors, in 4 N² bytes.
 
     Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
 
     Args:
         directions: (N, D) unit vectors.
-        classes: (N,) what the items are.
+        classes: (N,) of the items.
 
     Returns:
         None for fewer than two classes, or as many as items.
 
     Raises:
-        ValueError: where items and classes are not as many.
+        ValueError: where items and classes differ in number.
 
     Example:
-        >>> import torch
         >>> clustering(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).purity
         1.0
     """
@@ -170,11 +161,6 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
     purity = contingency_matrix(truth, clusters).max(0).sum() / len(truth)
     nmi, ari = normalized_mutual_info_score(truth, clusters), adjusted_rand_score(truth, clusters)
     return Clustering(float(nmi), float(ari), float(purity))
-
-
-def _check(features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor) -> None:
-    _check_rows("features", features, labels)
-    _check_rows("test_features", test_features, test_labels)
 
 
 def _check_rows(name: str, items: Tensor, classes: Tensor) -> None:

@@ -1,7 +1,6 @@
 """How good a ranking is: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
 
-Here live metrics of ranked lists. Which items are relevant is the caller's to say; lists of the first hits come from
-`lam.retrieval.rank`, and what needs the whole ranking from `relevant_ranks`, which keeps two numbers a query of it.
+Higher is better for all of them. Queries without a relevant item are left out; `n_without_relevant` counts them.
 """
 
 from dataclasses import dataclass
@@ -18,21 +17,19 @@ from lam.utils.checks import check_length, positive_integer
 
 
 def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Share of queries with a relevant item among their first k hits; higher is better.
-
-    Queries without any relevant item are left out; the metric `n_without_relevant` counts them.
+    """Share of queries with a relevant item among their first k hits.
 
     Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first. K below k is accepted only where the
-            lists hold every relevant item, as those of a gallery with fewer than k items do.
-        n_relevant: (Q,) how many items of the gallery are relevant to each query.
-        k: how many hits count, at least 1.
+        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only where the lists
+            hold every relevant item, as for a gallery of fewer than k items.
+        n_relevant: (Q,) number of relevant items in the gallery.
+        k: number of hits that count, at least 1.
 
     Returns:
         A share in [0, 1]; NaN where no query has a relevant item.
 
     Raises:
-        ValueError: for k below 1, lists too short for k, or more relevant hits than there are relevant items.
+        ValueError: for k below 1, lists too short for k, or more relevant hits than relevant items.
 
     Example:
         >>> relevance = torch.tensor([[False, True], [False, False]])
@@ -44,21 +41,12 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
 
 
 def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Mean over queries of the share of relevant items among the first k hits; higher is better.
+    """Mean over queries of the share of relevant items among the first k hits; arguments and errors as `recall_at_k`.
 
-    The share is of k, so that a query with fewer relevant items than k cannot reach 1. Queries without any relevant
-    item are left out; the metric `n_without_relevant` counts them.
-
-    Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first; see `recall_at_k`.
-        n_relevant: (Q,) how many items of the gallery are relevant to each query.
-        k: how many hits count, at least 1.
+    The share is of k, so a query with fewer than k relevant items cannot reach 1.
 
     Returns:
         A mean in [0, 1]; NaN where no query has a relevant item.
-
-    Raises:
-        ValueError: as `recall_at_k`.
 
     Example:
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
@@ -70,24 +58,14 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
 
 
 def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
-    """Mean over queries of the average precision of the first k hits; higher is better.
+    """Mean over queries of the average precision of the first k hits; arguments and errors as `recall_at_k`.
 
-    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant). Queries without any relevant item are left out; the metric
-    `n_without_relevant` counts them.
+    AP@k = Σ_(hits i ≤ k) precision@i / min(k, n_relevant), which is MAP@R for k = n_relevant.
 
-    Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation by what can be
-    reached; with k = n_relevant it is their MAP@R.
-
-    Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first; see `recall_at_k`.
-        n_relevant: (Q,) how many items of the gallery are relevant to each query.
-        k: how many hits count, at least 1.
+    Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation.
 
     Returns:
         A mean in [0, 1]; NaN where no query has a relevant item.
-
-    Raises:
-        ValueError: as `recall_at_k`.
 
     Example:
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=3)
@@ -102,12 +80,12 @@ def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k
 
 @dataclass(frozen=True)
 class RelevantRanks:
-    """Where the items that are relevant to each of Q queries stand in the ranking of the whole gallery.
+    """Ranks of the relevant items of Q queries in the ranking of the whole gallery.
 
     Attributes:
-        first: (Q,) rank of the first of them, counted from 1; 0 where nothing is relevant.
-        within_r: (Q,) how many of them are among the first R hits.
-        n_relevant: (Q,) R, how many there are.
+        first: (Q,) rank of the first relevant item, counted from 1; 0 where there is none.
+        within_r: (Q,) number of relevant items among the first R hits.
+        n_relevant: (Q,) R, the number of relevant items.
     """
 
     first: Int64[Tensor, " Q"]
@@ -123,8 +101,7 @@ def relevant_ranks(
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
-        matches: which items of the gallery are relevant to the queries at given positions; what it says of a query and
-            itself is of no effect.
+        matches: which gallery items are relevant to the queries at given positions; a query never matches itself.
 
     Returns:
         Ranks, on the CPU.
@@ -148,14 +125,9 @@ def relevant_ranks(
 
 
 def r_precision(ranks: RelevantRanks) -> float:
-    """Mean over queries of the precision of the first R hits, R being how many items are relevant; higher is better.
-
-    Queries without any relevant item are left out.
+    """Mean over queries of the precision of the first R hits, R being the number of relevant items.
 
     Source: Manning, Raghavan and Schütze (2008), Introduction to Information Retrieval, section 8.4.
-
-    Args:
-        ranks: of the queries.
 
     Returns:
         A mean in [0, 1]; NaN where no query has a relevant item.
@@ -169,14 +141,9 @@ def r_precision(ranks: RelevantRanks) -> float:
 
 
 def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
-    """Mean over queries of 1/rank of the first relevant item; higher is better.
-
-    Queries without any relevant item are left out.
+    """Mean over queries of 1/rank of the first relevant item.
 
     Source: Voorhees (1999), The TREC-8 Question Answering Track Report.
-
-    Args:
-        ranks: of the queries.
 
     Returns:
         A mean in (0, 1]; NaN where no query has a relevant item.
@@ -189,8 +156,8 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
 
 
 def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By places in the sorted cosines; whole rows are put in order only where equal cosines leave a place open."""
-    n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not answer itself
+    """Ranks by binary search in the sorted cosines; whole rows are ranked only where a tie leaves a rank open."""
+    n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not match itself
     n_relevant = relevant.sum(1)
     rising = torch.from_numpy(np.sort(cosines.numpy(), axis=1))  # ten times as fast as torch's
     best = cosines.masked_fill(~relevant, -torch.inf).amax(1, keepdim=True)
@@ -199,16 +166,17 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
     last = rising.gather(1, (n - n_relevant).clamp(max=n - 1)[:, None])  # the cosine at rank R
     reaching = n - torch.searchsorted(rising, last)[:, 0]
     first, within = above + 1, (relevant & (cosines >= last)).sum(1)
-    open_places = ((n_relevant > 0) & ((as_good > above + 1) | (reaching > n_relevant))).nonzero()[:, 0]
-    if len(open_places):
-        order = cosines[open_places].sort(dim=1, descending=True, stable=True).indices
-        ranked = relevant[open_places].gather(1, order)
-        first[open_places] = 1 + ranked.int().argmax(1)
-        within[open_places] = (ranked & (torch.arange(n) < n_relevant[open_places, None])).sum(1)
+    tied = ((n_relevant > 0) & ((as_good > above + 1) | (reaching > n_relevant))).nonzero()[:, 0]
+    if len(tied):
+        order = cosines[tied].sort(dim=1, descending=True, stable=True).indices
+        ranked = relevant[tied].gather(1, order)
+        first[tied] = 1 + ranked.int().argmax(1)
+        within[tied] = (ranked & (torch.arange(n) < n_relevant[tied, None])).sum(1)
     return first * (n_relevant > 0), within * (n_relevant > 0), n_relevant
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The first k hits of the queries with a relevant item, and how many relevant items these have."""
     check_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():

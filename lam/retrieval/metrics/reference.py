@@ -1,11 +1,10 @@
-"""How far features are from those of known items: `Reference`, and the distances to it.
+"""Distances of features to those of known items, a `Reference`; a higher value means more doubt.
 
-A higher value means more doubt. Features enter as unit vectors, except in `radial_mahalanobis`, where their lengths
-count as far as the known items say.
+Features enter as unit vectors, except in `radial_mahalanobis`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,18 +16,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.utils.autocast import without_autocast
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_at_least, check_finite, check_length
 
 NEIGHBOUR = 5
-"""The k of the k-NN score, unless another is asked for."""
+"""Default k of the k-NN score."""
+LAYER_NEIGHBOURS = 3
+"""Default k of `layer_change`."""
 COMPONENTS = 256
-"""To how many principal components wider features are reduced before a covariance is inverted."""
+"""Number of principal components to which wider features are reduced before a covariance is inverted."""
+EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Candidates for β of `radial_mahalanobis`, from unit vectors to raw features; the first wins a tie."""
 _BLOCK, _PRODUCTS = 512, 2**25  # items and cosines that are held at once, at most
 _RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
-LAYER_NEIGHBOURS = 3
-"""The k of `layer_change`, unless another is asked for."""
-EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
-"""Candidates for β of `radial_mahalanobis`, from unit vectors to features as they are; of equals the first serves."""
 _SAME_LENGTH = 1e-5  # a relative spread of lengths that is rounding
 _SAME_DIRECTION = 1e-5  # likewise of an embedding about its features
 
@@ -38,13 +38,11 @@ class Reference:
     """Features of O known items, as unit vectors and lengths.
 
     Attributes:
-        unit: (O, P) unit vectors; zeros stay zeros. `Reference.of` makes them.
+        unit: (O, P) unit vectors; zeros stay zeros.
         labels: (O,) their classes; None where they have none.
-        lengths: (O,) of the features; None where they are not known, and only directions count.
-        embeddings: (O, D) unit vectors of the same items after the network's last layer; None where they are not known,
-            or the last layer changes nothing.
-        excluded: (N,) the class that is left out for each of N items which are compared with these; None for none. See
-            `excluding`.
+        lengths: (O,) of the features; None where they are unknown, so that only directions count.
+        embeddings: (O, D) unit vectors after the network's last layer; None where unknown, or equal to `unit`.
+        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None for none.
     """
 
     unit: Float[Tensor, "O P"]
@@ -61,11 +59,10 @@ class Reference:
         *,
         embeddings: Float[Tensor, "_ D"] | None = None,
     ) -> "Reference":
-        """Take the directions and lengths of features, and the directions of embeddings.
+        """Directions and lengths of features, and directions of embeddings.
 
         Raises:
-            ValueError: for no item, features or embeddings that are not finite, or labels or embeddings of another
-                length.
+            ValueError: for no item, values that are not finite, or labels or embeddings of another length.
         """
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
@@ -85,22 +82,22 @@ class Reference:
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
         """The same items for comparison with N items, as if the class of each had never been seen.
 
-        Means and covariances stay those of all items; distances to the class itself, and to its items, are left out.
+        Distances to the class and to its items are left out; means and covariances stay those of all items.
 
         Args:
-            classes: (N,) of the items that will be compared, in the numbering of `labels`; others leave nothing out.
+            classes: (N,) of the items to compare, in the numbering of `labels`; others leave nothing out.
 
         Raises:
             ValueError: where these items have no labels.
         """
         if self.labels is None:
             raise ValueError("a class can be left out of reference items that have labels, and these have none")
-        excluding = copy(self)  # with the Gaussians, where they are known already
+        excluding = copy(self)  # with the cached Gaussians
         vars(excluding)["excluded"] = classes
         return excluding
 
     def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
-        """Which items are left out for some rows of the items that are compared; None for none."""
+        """Which items are left out for some rows of the compared items; None for none."""
         if self.excluded is None or self.labels is None:
             return None
         return self.excluded[rows, None].to(self.labels.device) == self.labels
@@ -110,11 +107,11 @@ class Reference:
 
     @property
     def nbytes(self) -> int:
-        """What its tensors take."""
+        """Bytes of its tensors."""
         return sum(part.nbytes for part in (self.unit, self.labels, self.lengths, self.embeddings) if part is not None)
 
     def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-        """(N, P) unit vectors of other items' features, to be compared with these.
+        """(N, P) unit vectors of other items' features.
 
         Raises:
             ValueError: for features of another width.
@@ -134,7 +131,7 @@ class Reference:
 
     @cached_property
     def exponent(self) -> float:
-        """β of `radial_mahalanobis`: 1 for lengths that are not known or all the same, and for fewer than 4 items."""
+        """β of `radial_mahalanobis`; 1 for lengths that are unknown or all the same, and for fewer than 4 items."""
         if self.lengths is None or len(self) < 4:
             return 1.0
         if float(self.lengths.std(correction=0)) <= _SAME_LENGTH * float(self.lengths.mean()):
@@ -152,7 +149,7 @@ class Reference:
         return self.unit * lengths.to(self.unit)[:, None] ** (1 - exponent)
 
     def _misfit(self, exponent: float, is_first: Tensor) -> float:
-        """|log| of how the distances of each half to the Gaussians of the other vary, over how χ²_q varies."""
+        """|log| of the relative variance of each half's distances to the other half's Gaussians, over 2/q of χ²_q."""
         x, ratios = self._scaled(exponent), []
         for half in (is_first, ~is_first):
             gaussians = Gaussians.of(x[half], None if self.labels is None else self.labels[half])
@@ -164,15 +161,15 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """A Gaussian for each class, of one covariance, and one for all items together, in q principal components.
+    """Gaussians of the classes with one covariance, and of all items together, in q principal components.
 
     Attributes:
         center: (P,) mean of all items.
         basis: (P, q) the components.
         classes: (C,) labels of the classes, rising.
         means: (C, q) of the classes, whitened by `within`.
-        within: (q, q) W with WWᵀ the inverse covariance of items about the means of their classes.
-        total: (q, q) the same about the mean of all.
+        within: (q, q) W with WWᵀ the inverse covariance about the class means.
+        total: (q, q) likewise about the mean of all items.
     """
 
     center: Float[Tensor, " P"]
@@ -184,10 +181,7 @@ class Gaussians:
 
     @classmethod
     def of(cls, unit: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Gaussians":
-        """Learn them from items; without labels all items are of one class.
-
-        Covariances are shrunk as Ledoit and Wolf (2004) have it, so that fewer items than components suffice.
-        """
+        """Fit to items, with covariances shrunk by Ledoit and Wolf (2004); without labels all are one class."""
         x = unit.detach().cpu().double()
         center = x.mean(0)
         basis = _principal_components(x - center)
@@ -202,9 +196,9 @@ class Gaussians:
     def distances(
         self, unit: Float[Tensor, "N P"], excluded: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """(N,) squared Mahalanobis distances of unit vectors to the nearest class, and (N,) to all items together.
+        """(N,) squared Mahalanobis distances to the nearest class not excluded, and (N,) to all items together.
 
-        The class that is excluded for a vector is not its nearest, unless there is no other.
+        With a single class, none is excluded.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)
@@ -216,21 +210,21 @@ class Gaussians:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine to the k-th nearest reference feature.
 
-    ½ ‖u − v‖² in float64 for unit vectors u and v, the neighbour v being found in the type of the features: 1 − cosine
-    has few digits where the cosine is near 1.
+    ½ ‖u − v‖² in float64 for unit vectors u and v, as 1 − cosine has few digits where the cosine is near 1. The
+    neighbour v is found in the type of the features.
 
     Source: Sun, Ming, Zhu and Li (2022).
 
     Args:
         features: (N, P) of the items.
-        reference: of O ≥ k known items.
-        k: which neighbour, counted from 1.
+        reference: O ≥ k known items.
+        k: rank of the neighbour, counted from 1.
 
     Returns:
         (N,) distances in [0, 2], in the type of the features.
 
     Raises:
-        ValueError: where k is below 1, or the reference holds fewer than k items, or is of another width.
+        ValueError: for k below 1, fewer than k reference items, or another width.
 
     Example:
         >>> reference = Reference.of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
@@ -245,8 +239,8 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
 def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to the nearest class: min_c (u − μ_c)ᵀ Σ⁻¹ (u − μ_c).
 
-    Σ is the covariance of the reference about the means of their classes; where the reference has no labels, all of it
-    is one class. More than 256 dimensions are reduced to as many principal components.
+    Σ is the covariance of the reference about the class means; without labels there is one class. More than 256
+    dimensions are reduced to 256 principal components.
 
     Source: Lee, Lee, Lee and Shin (2018); Mueller and Hein (2025) for the unit vectors (MDS++).
 
@@ -254,22 +248,16 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
         (N,) distances, in the type of the features.
 
     Raises:
-        ValueError: where the reference is of another width.
+        ValueError: for a reference of another width.
     """
     return reference.gaussians.distances(reference.directions_of(features), reference.excluded)[0].to(features)
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` less the squared distance to all of the reference as one Gaussian: what the classes alone explain.
+    """`mahalanobis` less `global_mahalanobis`: what the classes alone explain. Shape, type and errors are the same.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
-    (RMDS++).
-
-    Returns:
-        (N,) differences, in the type of the features.
-
-    Raises:
-        ValueError: where the reference is of another width.
+        (RMDS++).
     """
     nearest, together = reference.gaussians.distances(reference.directions_of(features), reference.excluded)
     return (nearest - together).to(features)
@@ -278,17 +266,11 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to all of the reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
 
-    μ is the mean of all reference items and Σ their covariance about it, so that no labels are needed. More than 256
-    dimensions are reduced to as many principal components.
+    μ is the mean of all reference items and Σ their covariance about it; labels are not needed. Shape, type and errors
+    as for `mahalanobis`.
 
     Source: Barkley, Culbertson and Fridovich-Keil (2026), arXiv 2605.05638; Mueller and Hein (2025) for the unit
-    vectors.
-
-    Returns:
-        (N,) distances, in the type of the features.
-
-    Raises:
-        ValueError: where the reference is of another width.
+        vectors.
 
     Example:
         >>> reference = Reference.of(torch.tensor([[3.0, 0.1], [2.0, -0.1], [1.0, 0.1], [1.0, -0.1]]))
@@ -300,22 +282,16 @@ def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 
 
 def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), from β = 0, features as they are, to β = 1.
+    """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), with β from 0 (raw features) to 1 (unit vectors).
 
-    β is chosen on the reference alone (`Reference.exponent`). Of Gaussian data in q dimensions the squared distances to
-    the own class follow χ²_q, whose variance is 2/q of the squared mean. Of the candidates 0, ¼, ½, ¾ and 1 that β is
-    taken for which the distances of each half of the reference, to the classes of the other half, come nearest to this
-    ratio. It has no unit, so that candidates can be compared.
+    β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, squared distances to
+    the own class follow χ²_q, whose variance is 2/q of the squared mean. Of 0, ¼, ½, ¾ and 1, β is the value for which
+    the distances of each half of the reference to the other half's classes come nearest to this unitless ratio. Without
+    reference lengths it is `mahalanobis`; shape, type and errors are the same.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
-    spectrum and the local dimension of the features; Mueller and Hein (2025), who show that lengths that vary spoil the
-    Gaussian, for the criterion here.
-
-    Returns:
-        (N,) distances, in the type of the features; where lengths of the reference are not known, `mahalanobis`.
-
-    Raises:
-        ValueError: where the reference is of another width.
+        spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
+        the Gaussian, for the criterion here.
 
     Example:
         >>> reference = Reference.of(torch.tensor([[3.0, 0.1], [2.0, -0.1], [1.0, 0.1], [1.0, -0.1]]))
@@ -336,27 +312,25 @@ def layer_change(
     *,
     k: int = LAYER_NEIGHBOURS,
 ) -> Float[Tensor, " N"]:
-    """How much the network's last layer changes what an item is near to.
+    """How much the network's last layer changes an item's neighbours.
 
-    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j), e being the item's embedding, e_j those of the reference, E the
-    k nearest items by embedding and F the k nearest by feature: what the neighbours before the last layer lack in
-    cosine after it. 0 where both layers agree on the neighbours; at most 2.
+    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) with e the item's embedding, e_j those of the reference, E the k
+    nearest items by embedding and F the k nearest by feature. 0 where both layers agree on the neighbours.
 
-    Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea: the representation of a good face image changes little
-    from layer to layer. They measure distances between layers of one width; here neighbours are compared, so that
-    layers may differ in width.
+    Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
+        little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
 
     Args:
         features: (N, P) inputs of the last layer.
         embeddings: (N, D) unit vectors after it.
-        reference: of O known items, with their embeddings.
-        k: how many neighbours; at most O are looked at.
+        reference: O known items, with their embeddings.
+        k: number of neighbours; at most O count.
 
     Returns:
         (N,) differences in [0, 2], in the type of the features.
 
     Raises:
-        ValueError: where k is below 1, or the reference has no embeddings or is of another width.
+        ValueError: for k below 1, or a reference without embeddings or of another width.
 
     Example:
         >>> reference = Reference.of(torch.eye(3), embeddings=torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
@@ -370,7 +344,7 @@ def layer_change(
         raise ValueError(f"the reference has embeddings of dimension {width}, these have {embeddings.shape[1]}")
     unit, k = reference.directions_of(features), min(k, len(reference))
     known, after, parts = reference.unit.to(unit), reference.embeddings.to(embeddings), []
-    for rows in blocks_of(len(unit), len(reference)):
+    for rows in row_blocks(len(unit), len(reference), elements=_PRODUCTS, most=_BLOCK):
         item, cosines, products = unit[rows], embeddings[rows] @ after.T, unit[rows] @ known.T
         if (excluded := reference.is_excluded(rows)) is not None:
             cosines, products = cosines.masked_fill(excluded, -1.0), products.masked_fill(excluded, -torch.inf)
@@ -381,17 +355,10 @@ def layer_change(
 
 
 def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Logarithm of the product of `mahalanobis` and `knn_distance`: a product has no scale to choose between the two.
+    """Logarithm of `mahalanobis` times `knn_distance` of the same items; a product needs no weight between the two.
 
     Source: Rajasekaran, Sajol, Berglind, Mukhopadhyay and Das (2024), CombOOD, for the idea to join a parametric and a
-    non-parametric distance.
-
-    Args:
-        to_class: (N,) `mahalanobis`.
-        to_item: (N,) `knn_distance` of the same items.
-
-    Returns:
-        (N,) logarithms, in the type of the distances.
+        non-parametric distance.
     """
     least = torch.finfo(torch.float64).tiny
     return (to_class.double().clamp(min=least).log() + to_item.double().clamp(min=least).log()).to(to_item)
@@ -405,13 +372,12 @@ def unit_knn_distance(
     k: int,
     is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
-    """1 − cosine of unit vectors of one type to the k-th nearest of the reference, in float64.
+    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 where fewer than k are left.
 
-    By products of matrices: for one vector as fast as FAISS, for many several times faster. Where fewer than k items
-    are left, the distance is 2, the greatest.
+    Matrix products are as fast as FAISS for one vector, and several times faster for many.
     """
     parts = []
-    for rows in blocks_of(len(features), len(reference)):
+    for rows in row_blocks(len(features), len(reference), elements=_PRODUCTS, most=_BLOCK):
         part, excluded = features[rows], is_excluded(rows)
         cosines = part @ reference.T
         cosines = cosines if excluded is None else cosines.masked_fill(excluded, -torch.inf)
@@ -423,21 +389,15 @@ def unit_knn_distance(
     return torch.cat(parts)
 
 
-def blocks_of(n: int, width: int) -> Iterator[slice]:
-    """Slices of N rows, so small that a matrix of their products with `width` others fits."""
-    size = max(1, min(_BLOCK, _PRODUCTS // width))
-    yield from (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
-
-
 def check_neighbours(k: int, reference: Float[Tensor, "O P"]) -> None:
-    """Refuse a k that is below 1, or a reference of fewer than k items."""
+    """Require k ≥ 1 and at least k reference items."""
     check_at_least("k", k, 1)
     if len(reference) < k:
         raise ValueError(f"the reference must hold at least k = {k} items, got {len(reference)}")
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) the directions of greatest variance; all where they are few, none that is rounding."""
+    """(P, q) directions of greatest variance: all of them up to 256, none below rounding."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)

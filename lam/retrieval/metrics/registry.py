@@ -1,12 +1,10 @@
-"""Every metric and every score by its name: how it is computed, what it needs, how it is read and where it is shown.
+"""Tables of all metrics and scores, which evaluation, report, command line, sweeps and comparisons read.
 
-A metric is one number of an evaluation. A score says of each item, or of the answer to it, how far it is to be doubted;
-from each score follow the metrics that are `by_score`. Evaluation, report, command line, sweeps and comparisons go by
-these two tables: what is entered here is computed, shown and held to the laws of `tests/retrieval/metrics/test_common`.
+A metric is one number of an evaluation. A score rates the doubt about each item, or about the answer to it; metrics
+with a `by_score` are computed from every score. The laws of `tests/retrieval/metrics/test_common` hold for every entry.
 
-`metrics.json` has flat keys: a metric's own, and of metrics by score `METRIC[_SCORE][@SET]`, such as `auroc`,
-`auprc_knn@digits_held_out`, `ausc_margin`. Without `_SCORE` it is by the metric's own score, without `@SET` against the
-first OOD set.
+`metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
+Without `_SCORE` the metric's own score is meant, without `@SET` the first OOD set.
 """
 
 import re
@@ -38,7 +36,7 @@ from lam.utils.checks import check_at_least, check_choice
 Direction = Literal["higher", "lower", "neither"]
 Place = Literal["tile", "table", "bars"]
 OWN = "own"
-"""The score that an encoder names as its own: `Encoder.ood_score`."""
+"""The encoder's own score, `Encoder.ood_score`."""
 DEPTHS = (1, 5, 10)
 """Each k of recall@k, precision@k and mAP@k."""
 
@@ -48,15 +46,14 @@ class Metric:
     """One number of an evaluation.
 
     Attributes:
-        name: as a reader knows it.
+        name: in the report.
         direction: which values are better.
-        meaning: one line on what it says.
-        function: of what it needs, in that order; None for a number that an encoder or a run says of itself.
-        needs: which evidence it is made from.
-        by_score: the score by which it is where its key names none; None where it is by no score.
-        shown: where it is shown beside `metrics.json` and the report's tables: a tile of the report, the table of a
-            comparison, or its bars.
-        costly: whether it is measured only where it is asked for.
+        meaning: one line for the reader.
+        function: of the evidence in `needs`, in that order; None for a number that an encoder or a run reports itself.
+        needs: names of its evidence.
+        by_score: its own score, meant where a key names none; None where it depends on no score.
+        shown: where it stands beside the report's tables: tiles of the report, table and bars of a comparison.
+        costly: whether it is measured on request only.
     """
 
     name: str
@@ -70,26 +67,26 @@ class Metric:
 
     @property
     def reading(self) -> str:
-        """Which values are better, with an arrow; nothing where neither is."""
+        """Which values are better, with an arrow; empty where neither is."""
         return {"higher": "↑ higher is better", "lower": "↓ lower is better", "neither": ""}[self.direction]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A number of each of N items by which it, or the answer to it, can be doubted.
+    """Doubt about each of N items, or about the answer to it.
 
     Attributes:
         name: in a table.
         short: beside a curve.
-        meaning: one line on what it says.
-        function: of what it needs, in that order; (N,) values, higher where there is more doubt.
-        needs: which of `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a `Reference`
-            of training items), `labelled` (the same, where its items have labels), `embedded` (the same, where they
-            have embeddings), `cosines` ((N, K) of the first hits) and `labels` ((N, K) of those) it is made from.
-        of_posterior: whether it says nothing where a network has no uncertainty.
-        uses: what it is made from too, where there is any.
-        k: how many neighbours it looks at, unless `scores_of` is told another number; None where it looks at none.
-        of: the scores before it that it is a function of, in place of what they need.
+        meaning: one line for the reader.
+        function: of the evidence in `needs`, in that order; (N,) values, higher where there is more doubt.
+        needs: names of its evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
+            `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
+            embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
+        of_posterior: whether it is constant for a network without uncertainty.
+        uses: optional evidence, passed by keyword.
+        of: earlier scores that are its arguments, in place of the evidence.
+        k: default number of neighbours; None where it has none.
     """
 
     name: str
@@ -128,11 +125,7 @@ SCORES: dict[str, Score] = {
         ("parts",),
     ),
     "p_known": Score(
-        "1 − p_known",
-        "p_known",
-        "I have not seen such a thing",
-        lambda parts: 1 - parts.p_known,
-        ("parts",),
+        "1 − p_known", "p_known", "I have not seen such a thing", lambda parts: 1 - parts.p_known, ("parts",)
     ),
     "variance": Score(
         "predictive variance, before normalisation",
@@ -278,19 +271,9 @@ METRICS: dict[str, Metric] = {
         for k in DEPTHS
     },
     "r_precision": Metric(
-        "R-precision",
-        "higher",
-        "mean precision of as many hits as there are relevant items",
-        r_precision,
-        ("ranks",),
+        "R-precision", "higher", "mean precision of as many hits as there are relevant items", r_precision, ("ranks",)
     ),
-    "mrr": Metric(
-        "MRR",
-        "higher",
-        "mean of 1 / rank of the first relevant item",
-        mean_reciprocal_rank,
-        ("ranks",),
-    ),
+    "mrr": Metric("MRR", "higher", "mean of 1 / rank of the first relevant item", mean_reciprocal_rank, ("ranks",)),
     "auroc": Metric(
         "AUROC",
         "higher",
@@ -309,13 +292,7 @@ METRICS: dict[str, Metric] = {
         OWN,
         ("tile", "table"),
     ),
-    "prevalence": Metric(
-        "prevalence",
-        "neither",
-        "share of OOD items, the AUPRC of a useless score",
-        prevalence,
-        _OOD,
-    ),
+    "prevalence": Metric("prevalence", "neither", "share of OOD items, the AUPRC of a useless score", prevalence, _OOD),
     "ausc": Metric(
         "AUSC",
         "higher",
@@ -468,7 +445,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Key(NamedTuple):
-    """A flat key in its parts: metric, score and OOD set, the last two empty where it is of the metric's own."""
+    """A flat key in its parts; `score` is empty for the metric's own, `ood_set` for the first."""
 
     metric: str
     score: str = ""
@@ -479,7 +456,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Key":
-        """The parts of a key; one that is of no metric here is its own metric.
+        """The parts of a key; an unknown key is its own metric.
 
         Example:
             >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))
@@ -487,13 +464,13 @@ class Key(NamedTuple):
         """
         if key in METRICS:
             return cls(key)
-        parted = [name for name, metric in METRICS.items() if metric.by_score or metric.needs == _OOD]
-        found = re.fullmatch(rf"({'|'.join(parted)})(?:_([^@]+))?(?:@(.+))?", key)
+        by_score_or_set = [name for name, metric in METRICS.items() if metric.by_score or metric.needs == _OOD]
+        found = re.fullmatch(rf"({'|'.join(by_score_or_set)})(?:_([^@]+))?(?:@(.+))?", key)
         return cls(key) if found is None else cls(*(part or "" for part in found.groups()))
 
 
 def _probed(probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor) -> float | None:
-    """A classifier's accuracy; None of no query, or where all it could learn from is of one class."""
+    """Accuracy of a classifier; None for no query, or training items of one class."""
     if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
         return None
     options: dict[str, Any] = {"k": min(20, len(reference))} if probe is knn_accuracy else {}
@@ -507,12 +484,11 @@ def measure(
     """Every metric that the evidence suffices for, by its flat key.
 
     Args:
-        evidence: what there is, by the names that metrics need it under. None for what a method does not have: metrics
-            of it are None as well.
-        score: the name of the score that the evidence is of.
+        evidence: by the names in `Metric.needs`; None for evidence that a method lacks makes its metrics None.
+        score: name of the score in the evidence.
         own: the encoder's own score.
-        ood_set: the OOD set that the evidence is of; empty for the first.
-        costly: measure what is costly too.
+        ood_set: the OOD set of the evidence; empty for the first.
+        costly: include costly metrics.
 
     Returns:
         Values, None where a metric is undefined.
@@ -527,8 +503,8 @@ def measure(
         if metric.function is None or (metric.costly and not costly) or not evidence.keys() >= set(metric.needs):
             continue
         by = own if metric.by_score == OWN else metric.by_score
-        given = [evidence[need] for need in metric.needs]
-        value = None if any(part is None for part in given) else metric.function(*given)
+        arguments = [evidence[need] for need in metric.needs]
+        value = None if any(argument is None for argument in arguments) else metric.function(*arguments)
         measured[str(Key(name, "" if by in (None, score) else score, ood_set))] = None if value != value else value
     return measured
 
@@ -537,12 +513,11 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
     """Every score that the evidence suffices for, by its name; higher means more doubt.
 
     Args:
-        evidence: what there is, by the names that scores need it under; None for what is missing.
-        nearest: by score, how many neighbours it looks at; `Score.k` where it is not named. See
-            `lam.retrieval.decisions.neighbours`.
+        evidence: by the names in `Score.needs`; None where it is missing.
+        nearest: by score, number of neighbours in place of `Score.k`; see `lam.retrieval.decisions.neighbours`.
 
     Raises:
-        ValueError: where `nearest` names a score that looks at no neighbours, or a number below 1.
+        ValueError: where `nearest` names a score without neighbours, or a number below 1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[7, 7, 8]])
@@ -565,16 +540,16 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
     scores: dict[str, Tensor] = {}
     for name, score in SCORES.items():
         if known.issuperset(score.needs):
-            given = [scores[one] for one in score.of] or [evidence[need] for need in score.needs]
+            arguments = [scores[one] for one in score.of] or [evidence[need] for need in score.needs]
             options = {use: evidence[use] for use in score.uses if use in known}
             if score.k is not None:
                 options["k"] = nearest.get(name, score.k)
-            scores[name] = score.function(*given, **options)
+            scores[name] = score.function(*arguments, **options)
     return scores
 
 
 def describe(key: str) -> Metric:
-    """The metric of a flat key, named by its score and OOD set too; a key that is not known is its own name.
+    """The metric of a flat key, its name with score and OOD set; an unknown key is its own name.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name
@@ -582,24 +557,22 @@ def describe(key: str) -> Metric:
     """
     name, score, ood_set = Key.parse(key)
     metric = METRICS.get(name, Metric(key.replace("_", " "), "neither", ""))
-    parts = [metric.name, f"by {describe_score(score).short}" if score else "", _set_in_words(name, ood_set)]
-    return replace(metric, name=", ".join(filter(None, parts)))
-
-
-def _set_in_words(name: str, of_set: str) -> str:
-    if not of_set:
-        return ""
-    return f"against {of_set}" if name in METRICS and set(_OOD) & set(METRICS[name].needs) else f"on {of_set}"
+    parts = [metric.name]
+    if score:
+        parts.append(f"by {describe_score(score).short}")
+    if ood_set:
+        parts.append(f"{'against' if set(_OOD) & set(metric.needs) else 'on'} {ood_set}")
+    return replace(metric, name=", ".join(parts))
 
 
 def describe_score(name: str) -> Score:
-    """The score of a name; one that is not known is called by it."""
+    """The score of a name; an unknown name is its own label."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))
 
 
 def shown_in(place: Place) -> list[str]:
-    """The keys of metrics that are shown somewhere, in order.
+    """Keys of the metrics that a place shows, in order.
 
     Example:
         >>> shown_in("bars")
@@ -609,7 +582,7 @@ def shown_in(place: Place) -> list[str]:
 
 
 def needs_posterior(key: str) -> bool:
-    """Whether a metric says nothing of a network without uncertainty, whose own score is one number for all."""
+    """Whether a metric is meaningless for a network without uncertainty, whose own score is constant."""
     name, score, _ = Key.parse(key)
     by = METRICS[name].by_score if name in METRICS else None
     return by is not None and (describe_score(score).of_posterior if score else by == OWN or SCORES[by].of_posterior)

@@ -1,7 +1,6 @@
-"""What queries find among the items that match them and among those that do not: what open-set calibration looks at.
+"""Searches with and without the matching items, the data of open-set metrics and of a calibration.
 
-A mated search is one in a gallery that holds a match, a non-mated search one from which every match was taken out. One
-pass gives both for each query. Which items match is the caller's to say.
+A mated search is in a gallery that holds a match, a non-mated search in one without any. One pass gives both.
 """
 
 from collections.abc import Callable
@@ -13,27 +12,28 @@ from torch import Tensor
 
 from lam.retrieval.index.exact import check_one_dimension
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import unit_rows
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
-"""Maps positions of queries to which items of the gallery match them."""
+"""Maps positions of queries to which gallery items match them."""
 
 _BLOCK_ELEMENTS = 2**22  # similarities held at once
 
 
 @dataclass(frozen=True)
 class Searches:
-    """What each of Q queries found in a gallery of N items.
+    """Results of Q queries in a gallery of N items.
 
     Attributes:
         hits: (Q, K) the items of highest cosine, best first: 50 of them, or all there are.
-        cosines: (Q, K) theirs.
+        cosines: (Q, K) their cosines.
         correct: (Q,) whether the nearest item matches.
-        mated: (Q,) the highest cosine of an item that matches; −∞ where none does.
-        other_hits: (Q, K) the items of highest cosine once all matches are taken out.
-        others: (Q, K) theirs; −∞ beyond the last of them.
+        mated: (Q,) the highest cosine of a matching item; −∞ where none matches.
+        other_hits: (Q, K) the items of highest cosine among those that do not match.
+        others: (Q, K) their cosines; −∞ beyond the last of them.
         rank: (Q,) the rank of the first match, counted from 1, after all others of its score; 0 where none matches.
-        gallery_size: how many items were searched, the query itself not among them.
+        gallery_size: number of searched items, without the query itself.
     """
 
     hits: Int64[Tensor, "Q K"]
@@ -76,17 +76,15 @@ class Searches:
 def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
     """Search exactly for the best match and the best of the rest.
 
-    Vectors are rounded to float32 as `lam.retrieval.Index` stores them, and so are the cosines, so that thresholds on
-    them mean the same there.
+    Vectors and cosines are rounded to float32 as `lam.retrieval.Index` stores them, so that thresholds mean the same.
 
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
-        matches: which items of the gallery match the queries at given positions; what it says of a query and itself is
-            of no effect.
+        matches: which gallery items match the queries at given positions; a query never matches itself.
 
     Returns:
-        What was found, scores in float32, on the CPU.
+        Results with scores in float32, on the CPU.
 
     Raises:
         ValueError: for a gallery without a candidate, another dimension, or a row that is not finite or all zero.
@@ -104,24 +102,25 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
     if size < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {size}")
     stored = [unit_rows(name, rows).float().double() for name, rows in (("queries", queries), ("gallery", items))]
-    blocks = torch.arange(len(queries)).split(max(1, _BLOCK_ELEMENTS // len(items)))
-    parts = [_searched(stored[0][rows], stored[1], rows, matches(rows).to(queries.device), gallery) for rows in blocks]
+    parts = []
+    for block in row_blocks(len(queries), len(items), elements=_BLOCK_ELEMENTS):
+        rows = torch.arange(len(queries))[block]
+        cosines = (stored[0][block] @ stored[1].T).clamp(-1, 1).float()
+        parts.append(_search_block(cosines, matches(rows).to(queries.device), rows if gallery is None else None))
     columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
     return Searches(*columns, gallery_size=size)
 
 
-def _searched(
-    queries: Tensor, items: Tensor, rows: Tensor, matching: Tensor, gallery: Tensor | None
-) -> tuple[Tensor, ...]:
-    similarity = (queries @ items.T).clamp(-1, 1).float()
-    if gallery is None:
-        own = torch.arange(len(rows), device=similarity.device), rows.to(similarity.device)
-        similarity[own] = -torch.inf
-        matching = matching.index_put(own, torch.tensor(False, device=matching.device))
-    cosines, hits = similarity.topk(min(N_HITS, similarity.shape[1] - (gallery is None)), dim=1)
+def _search_block(cosines: Tensor, matching: Tensor, own: Tensor | None) -> tuple[Tensor, ...]:
+    """Columns of `Searches` from (R, N) cosines; `own` are the positions of the queries among the items."""
+    if own is not None:
+        itself = torch.arange(len(own), device=cosines.device), own.to(cosines.device)
+        cosines[itself] = -torch.inf
+        matching = matching.index_put(itself, torch.tensor(False, device=matching.device))
+    scores, hits = cosines.topk(min(N_HITS, cosines.shape[1] - (own is not None)), dim=1)
     correct = matching.gather(1, hits[:, :1])[:, 0]
-    mated = similarity.masked_fill(~matching, -torch.inf).amax(1)
-    others = similarity.masked_fill(matching, -torch.inf)
+    mated = cosines.masked_fill(~matching, -torch.inf).amax(1)
+    others = cosines.masked_fill(matching, -torch.inf)
     rank = (1 + (others >= mated[:, None]).sum(1)) * matching.any(1)
-    nearest_others = others.topk(cosines.shape[1], dim=1)
-    return hits, cosines, correct, mated, nearest_others.indices, nearest_others.values, rank
+    nearest_others = others.topk(scores.shape[1], dim=1)
+    return hits, scores, correct, mated, nearest_others.indices, nearest_others.values, rank

@@ -1,8 +1,7 @@
-"""What an uncertainty is worth where some queries go unanswered: selective retrieval and abstention.
+"""What an uncertainty is worth where some queries stay unanswered: selective retrieval and abstention.
 
-Each metric looks at the order of the uncertainties alone. A tie is a straight line in every curve here: its members
-count by expectation over its orders. AUSC and its curve are in `lam.retrieval.metrics.uncertainty`, AURC in
-`lam.retrieval.metrics.open_set`.
+Each metric depends on the order of the uncertainties alone; members of a tie count by expectation over its orders.
+AUSC is in `lam.retrieval.metrics.uncertainty`, AURC in `lam.retrieval.metrics.open_set`.
 """
 
 import numpy as np
@@ -40,21 +39,15 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Chance of such an R-AUROC, or one as far from 0.5, if right and wrong first hits did not differ.
+    """P(such an R-AUROC, or one as far from 0.5) if right and wrong first hits did not differ.
 
-    That of the Mann-Whitney statistic, two-sided, by its normal approximation with ties.
+    Two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties. Arguments and errors as in
+    `r_auroc`.
 
     Source: Mann and Whitney (1947).
 
-    Args:
-        correct: (Q,) whether the first hit is relevant.
-        uncertainty: (Q,) finite, higher is more uncertain.
-
     Returns:
         A probability; NaN where all are right or all are wrong.
-
-    Raises:
-        ValueError: for an uncertainty that is not finite, or another length.
 
     Example:
         >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
@@ -62,7 +55,7 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
     """
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
-    if len(correct) == 0 or correct.all() or not correct.any():
+    if _is_one_sided(correct):
         return float("nan")
     if (uncertainty == uncertainty[0]).all():
         return 1.0
@@ -76,9 +69,8 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
     """Area under the generalized risk-coverage curve; lower is better.
 
     With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
-    the share of all queries that are answered, and wrongly. The points of the curve are coverage 0, of risk 0, and one
-    for each distinct uncertainty; the area is of trapezoids between them, over all coverages from 0 to 1. With accuracy
-    a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
+    the share of all queries that are answered, and wrongly. The area is of trapezoids between coverage 0, of risk 0,
+    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
@@ -103,8 +95,8 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
-    An item that is kept costs ½ where it is OOD, or known and its first hit wrong, and nothing otherwise. It depends on
-    the share of OOD items, which `prevalence` says.
+    A kept item costs ½ where it is OOD, or known with a wrong first hit, and nothing otherwise. The value depends on
+    the share of OOD items, the `prevalence`.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
 
@@ -131,8 +123,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under the accuracy at rates of abstention 0, 0.1 … 0.9, between that of a useless uncertainty (0) and of the
-    best possible one (1); higher is better, and it is negative where the order is worse than none.
+    """Area under accuracy at abstention rates 0, 0.1 … 0.9: 0 for a useless uncertainty, 1 for the best one.
+
+    Higher is better; an order worse than none is negative.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
 
@@ -151,11 +144,16 @@ def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"
         1.0
     """
     orders = [count_by_certainty(correct, by) for by in (uncertainty, (~correct).double())]
-    if len(correct) == 0 or correct.all() or not correct.any():
+    if _is_one_sided(correct):
         return float("nan")
     area, best = (np.trapezoid(_abstention_curve(n_correct), _ABSTENTION_RATES) for n_correct in orders)
     level = float(correct.double().mean()) * (_ABSTENTION_RATES[-1] - _ABSTENTION_RATES[0])
     return float((area - level) / (best - level)) if best != level else float("nan")
+
+
+def _is_one_sided(correct: Tensor) -> bool:
+    """Whether all answers are right or all are wrong, as for no answer."""
+    return bool(correct.all()) or not correct.any()
 
 
 def _abstention_curve(n_correct: Tensor) -> list[float]:

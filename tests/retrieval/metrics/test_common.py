@@ -18,7 +18,7 @@ from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import METRICS, OWN, SCORES, Key, describe, measure, needs_posterior, scores_of
-from lam.retrieval.metrics.uncertainty import Votes
+from lam.retrieval.metrics.votes import Votes
 from lam.vmf.embeddings import Embeddings
 
 N, D, S = 120, 8, 16

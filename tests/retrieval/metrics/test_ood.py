@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lam.retrieval import auprc, auroc, precision_recall_curve, prevalence, roc_curve
+from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
 
 
 def _scores(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

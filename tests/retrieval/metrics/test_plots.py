@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.retrieval import ReliabilityBins, ausc, majority_votes
 from lam.retrieval.metrics.plots import (
     MOST,
     plot_bars,
@@ -24,6 +23,8 @@ from lam.retrieval.metrics.plots import (
     plot_sparsification,
     plot_tuning,
 )
+from lam.retrieval.metrics.uncertainty import ReliabilityBins, ausc
+from lam.retrieval.metrics.votes import majority_votes
 
 INSIDE, OUTSIDE = torch.linspace(0, 1, 40), torch.linspace(0.5, 2, 30)
 

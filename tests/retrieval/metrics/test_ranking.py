@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from lam.pairs.relevance import LabelRelevance
-from lam.retrieval import (
-    METRICS,
+from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.ranking import (
     map_at_k,
     mean_reciprocal_rank,
     precision_at_k,
     r_precision,
-    rank,
     recall_at_k,
     relevant_ranks,
 )
+from lam.retrieval.metrics.registry import METRICS
 
 
 def _recall_slowly(relevance: list[list[bool]], n_relevant: list[int], k: int) -> float:

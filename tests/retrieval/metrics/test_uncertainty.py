@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 import torch
 
-from lam.retrieval import Votes, ausc, majority_votes, sparsification
+from lam.retrieval.metrics.uncertainty import ausc, sparsification
+from lam.retrieval.metrics.votes import Votes, majority_votes
 
 
 def _accuracy_slowly(correct: list[bool], order: list[int], kept: float) -> float:

@@ -1,0 +1,159 @@
+"""Votes of sampled networks on the answer to a query, and whether the agreement can be trusted as a confidence."""
+
+from dataclasses import dataclass
+from typing import Literal, SupportsIndex, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lam.pairs.relevance import LabelRelevance, Relevance
+from lam.retrieval.index.exact import sampled_nearest
+from lam.retrieval.metrics.uncertainty import ReliabilityBins
+from lam.utils.checks import check_choice, check_length, positive_integer
+
+Closed = Literal["right", "left"]
+
+
+@dataclass(frozen=True)
+class Votes:
+    """How many of S sampled networks agree with the prediction of each of Q queries, and whether it is right.
+
+    The confidence of a query is the share v/S of networks that agree.
+
+    Attributes:
+        agree: (Q,) number v of networks that agree, from 0 to S.
+        correct: (Q,) whether the prediction is right.
+        n_samples: S, at least 1.
+
+    Raises:
+        ValueError: for shapes that disagree, or no sampled network.
+    """
+
+    agree: Int[Tensor, " Q"]
+    correct: Bool[Tensor, " Q"]
+    n_samples: int
+
+    def __post_init__(self) -> None:
+        check_length("correct", self.correct, "votes", len(self.agree))
+        if self.n_samples < 1:
+            raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
+
+    @property
+    def log_score(self) -> Float[Tensor, " Q"]:
+        """(Q,) minus the log of the probability that the votes give to the outcome, float64; lower is better.
+
+        P(the prediction is right) = (v + ½)/(S + 1), so that finitely many votes never claim certainty.
+
+        Source: Krichevsky and Trofimov (1981); Good (1952): a proper score, no probability does better than the truth.
+        """
+        right = (self.agree.double() + 0.5) / (self.n_samples + 1)
+        return -torch.where(self.correct, right, 1 - right).log()
+
+    def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
+        """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
+
+        Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
+            do not name the ends of their bins; their code has `closed="left"`.
+
+        Args:
+            bins: number of bins B, at least 1.
+            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, no vote in the first. "left":
+                v/S is in bin ⌊B·v/S⌋ + 1, and confidence 1 in no bin, as in the authors' code.
+
+        Raises:
+            ValueError: for no bin, or another end.
+
+        Example:
+            >>> votes = Votes(torch.tensor([4, 3]), torch.tensor([True, True]), n_samples=4)
+            >>> votes.binned().expected_error, votes.binned(closed="left").expected_error
+            (0.125, 0.25)
+        """
+        bins = positive_integer("bins", bins)
+        check_choice("closed", closed, get_args(Closed))
+        scaled = self.agree * bins
+        in_bin = (scaled - 1).clamp(min=0) // self.n_samples if closed == "right" else scaled // self.n_samples
+        inside = in_bin < bins
+        confidence = self.agree[inside].double() / self.n_samples
+        return ReliabilityBins.of(in_bin[inside], confidence, self.correct[inside], bins=bins)
+
+
+def majority_votes(
+    predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
+) -> Votes:
+    """Votes of S sampled networks on the label of each query's nearest neighbour; most votes are the prediction.
+
+    Args:
+        predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
+        labels: (Q,) the true labels.
+        ranked_labels: (Q, K) labels of the hits, best first. The first here wins a tie, else the lowest label.
+
+    Raises:
+        ValueError: for no sample or shapes that disagree.
+    """
+    if len(predictions) == 0:
+        raise ValueError("predictions must hold at least one sampled network, got none")
+    check_length("labels", labels, "the queries in predictions", predictions.shape[1])
+    if len(ranked_labels) != len(labels):
+        raise ValueError(f"ranked_labels must have a row for each of {len(labels)} queries, got {len(ranked_labels)}")
+    mode, agree = _mode(predictions, ranked_labels)
+    return Votes(agree, mode == labels, len(predictions))
+
+
+def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The label with most votes and its votes, by comparing rows, so that the number of classes costs nothing."""
+    votes = torch.stack([(predictions == row).sum(0) for row in predictions])
+    never = ranked_labels.shape[1]
+    places = torch.full_like(votes, never)
+    for k in reversed(range(never)):
+        places = places.masked_fill(predictions == ranked_labels[:, k], k)
+    standing = votes * (never + 1) - places  # by votes, and among equal votes by place
+    wins = standing == standing.amax(0)
+    return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), votes.amax(0)
+
+
+@dataclass(frozen=True)
+class SampledAnswers:
+    """The nearest neighbour of every query under each of S sampled networks.
+
+    Attributes:
+        nearest: (S, Q) positions in the gallery.
+        hits: (Q, K) positions in the gallery, ranked by the mean direction.
+        relevance: which items answer which query.
+    """
+
+    nearest: Int[Tensor, "S Q"]
+    hits: Int[Tensor, "Q K"]
+    relevance: Relevance
+
+    def votes(self) -> Votes:
+        """Votes for the most common label; of tied labels the nearest hit's is the prediction.
+
+        Places have no labels to vote for: there the prediction is the first hit.
+        """
+        if isinstance(self.relevance, LabelRelevance):
+            labels, candidates = self.relevance.labels, self.relevance.candidates
+            predictions, ranked = labels[candidates[self.nearest]], labels[candidates[self.hits]]
+            return majority_votes(predictions, labels[self.relevance.queries], ranked)
+        return self.votes_for_first_hit()
+
+    def votes_for_first_hit(self) -> Votes:
+        """Votes for the first hit, by its label or by a place near it.
+
+        The first hit is the same for every posterior, so that votes of two posteriors can be compared.
+        """
+        agree = self.relevance.same_answer(self.nearest, self.hits[:, 0]).sum(0)
+        return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))
+
+
+def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[Tensor, "Q K"]) -> SampledAnswers:
+    """Search under S sampled networks.
+
+    Args:
+        samples: (S, N, E) unit vectors under each of them.
+        relevance: among the N items.
+        hits: (Q, K) positions in the gallery, ranked by the mean direction.
+    """
+    queries, gallery = relevance.queries.to(samples.device), relevance.gallery
+    searched = None if gallery is None else samples[:, gallery.to(samples.device)]
+    return SampledAnswers(sampled_nearest(samples[:, queries], searched).cpu(), hits.cpu(), relevance)

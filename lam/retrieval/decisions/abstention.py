@@ -1,4 +1,4 @@
-"""The answer to a query in one word: match, unknown or abstain. Where thresholds come from: `calibration`."""
+"""Answers to queries with the option to abstain: match, unknown or abstain."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -21,12 +21,12 @@ class Decisions:
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
-        probability: (Q,) that the first hit is right, or of pairs that the two match; 0 where there is no hit.
+        probability: (Q,) that the first hit is right, or that a pair matches; 0 where there is no hit.
         score: (Q,) cosine of the first hit; −∞ where there is none.
-        ood_score: (Q,) the OOD score that the flag looked at, higher meaning more OOD.
-        p_value: (Q,) share of the calibration data whose OOD score is as high.
-        flagged_by: Q names of that score: the flag in force, or what took its place for want of its evidence.
-        stale: whether the gallery's size has left the range that the thresholds were made for.
+        ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
+        p_value: (Q,) share of the calibration data with an OOD score as high.
+        flagged_by: Q names of that score: the flag in force, or its substitute where its evidence is missing.
+        stale: whether the gallery's size has left the range of the calibration.
     """
 
     codes: Int64[Tensor, " Q"]
@@ -41,14 +41,15 @@ class Decisions:
         return len(self.codes)
 
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
-        """These answers to some of the queries, and others to the rest."""
-        columns = {name: own for name, own in vars(self).items() if isinstance(own, Tensor)}
-        chosen: dict[str, Any] = {
-            name: torch.where(which.to(own.device), own, getattr(others, name)) for name, own in columns.items()
-        }
-        for name in (name for name, own in vars(self).items() if isinstance(own, tuple)):
-            pairs = zip(which.tolist(), getattr(self, name), getattr(others, name), strict=True)
-            chosen[name] = tuple(own if is_own else other for is_own, own, other in pairs)
+        """These answers for some of the queries, and others for the rest."""
+        chosen: dict[str, Any] = {}
+        for name, own in vars(self).items():
+            other = getattr(others, name)
+            if isinstance(own, Tensor):
+                chosen[name] = torch.where(which.to(own.device), own, other)
+            elif isinstance(own, tuple):
+                triples = zip(which.tolist(), own, other, strict=True)
+                chosen[name] = tuple(one if is_own else another for is_own, one, another in triples)
         return replace(self, **chosen)
 
     @property
@@ -71,11 +72,11 @@ class SearchDecisions(Decisions):
     """The answers to Q searches. Their probability is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) P(known), that the gallery holds a match, at the share of queries that is expected to have none.
+        p_known: (Q,) P(known), that the gallery holds a match, at the expected share of queries without one.
         right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
-        statistic: (Q,) what decides: the probability, or minus the score that `accept` names; −∞ where there is no hit.
-        false_accept: (Q,) share of calibration queries without a match for which the statistic is as high.
-        accept: Q names of what decides: `probability`, or a score.
+        statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ where there is no hit.
+        false_accept: (Q,) share of calibration queries without a match whose statistic is as high.
+        accept: Q names of the statistic: `probability`, or a score.
         accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
     """
 
@@ -90,12 +91,12 @@ class SearchDecisions(Decisions):
 def decision_codes(
     flagged: Bool[Tensor, " Q"], statistic: Float[Tensor, " Q"], *, accept_above: float
 ) -> Int64[Tensor, " Q"]:
-    """Abstain where the query is flagged; else a match where the statistic is above the threshold, or unknown.
+    """Abstain for a flagged query; else match where the statistic is above the threshold, or unknown.
 
     Args:
-        flagged: (Q,) which queries cannot be judged.
+        flagged: (Q,) queries that cannot be judged.
         statistic: (Q,) of the first hits; −∞ where there is none.
-        accept_above: a statistic equal to this is not accepted.
+        accept_above: an equal statistic is not accepted.
 
     Returns:
         (Q,) positions in `DECISIONS`.

@@ -1,13 +1,13 @@
-"""`Acceptance`: the one number that decides whether a first hit is accepted, and how often it accepts what is wrong.
+"""`Acceptance`: the statistic that decides whether a first hit is accepted, and how often it accepts a wrong one.
 
-A single score, such as the cosine of the first hit, is the same function whatever the calibration data: a threshold by
-counting is then exact (`lam.retrieval.decisions.conformal`). A learnt probability is not. Each calibration query is
-therefore scored by what the other folds taught, and new queries by what all taught. This is cross-conformal prediction:
-no half of the data is lost, and the rate is promised of scores that learning did not see. What holds for any
-distribution is twice the target, if each fold's own function is applied to a new query and the counts are added
-(Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for new queries, as here, the
-target itself holds as far as leaving out a fold changes no decision; `tests/retrieval/decisions/test_acceptance` draws
-2,000 calibration sets and finds no mean rate above it.
+A single score, such as the cosine of the first hit, is the same function for any calibration data, so a threshold by
+counting is exact (`lam.retrieval.decisions.conformal`). A learnt probability is not. Therefore each calibration query
+is scored by what the other folds taught, and new queries by what all taught. This is cross-conformal prediction: no
+half of the data is lost, and the promised rate is about scores that learning did not see. Twice the target holds for
+any distribution, if each fold's own function is applied to a new query and the counts are added (Vovk 2015; Barber,
+Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for new queries, as here, the target holds as far as
+leaving out a fold changes no decision; 2,000 simulated calibration sets in `tests/retrieval/decisions/test_acceptance`
+have no mean rate above it.
 """
 
 import math
@@ -30,7 +30,7 @@ from lam.retrieval.metrics.registry import SCORES
 PROBABILITY = "probability"
 """P(known) · P(right | known), see `lam.retrieval.decisions.match_probability`."""
 ACCEPTS = (PROBABILITY, *SCORES)
-"""By what a first hit can be accepted: the probability, or how little a score doubts."""
+"""Statistics that can accept a first hit: the probability, or minus a score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +40,10 @@ class Acceptance:
     Attributes:
         accept: the statistic: `probability`, or the name of a score, whose negative it is.
         match_probability: the two factors of the probability.
-        false_accepts: of the statistic, for queries without a match.
-        right_hits: (R,) of it for queries with a match, −∞ where the first hit is wrong, rising.
-        statistics: (S,) of it for all queries of the calibration as they came, and for the strangers that were given.
-        is_right: (S,) whether the first hit of each is right; never that of a stranger.
+        false_accepts: the statistic of queries without a match.
+        right_hits: (R,) the statistic of queries with a match, −∞ where the first hit is wrong, rising.
+        statistics: (S,) the statistic of all calibration queries as they are, and of given strangers.
+        is_right: (S,) whether the first hit of each is right; False for a stranger.
     """
 
     accept: str
@@ -64,69 +64,69 @@ class Acceptance:
         has_strangers: bool = False,
         classes: Int[Tensor, " O"] | None = None,
     ) -> tuple["Acceptance", Float[Tensor, " N"]]:
-        """Learn what decides.
+        """Learn the statistic.
 
         Args:
             evidence: of the calibration.
-            fit: learns an answer from a part of it.
-            accept: the statistic; by default the probability, unless a single score tells right hits from queries
-                without a match and from strangers better, by more than a standard error of its AUROC, or fewer than
-                10 first hits are right.
-            of_strangers: whether the rate is promised of the strangers, and not of queries without their matches.
-            has_strangers: whether the strangers were given, and are not the queries themselves once more.
-            classes: (O,) of the strangers, where the rate is promised of classes.
+            fit: learns a probability from a part of it.
+            accept: the statistic; by default the probability. A single score replaces it where the score separates
+                right hits from queries without a match and from strangers better, by more than a standard error of its
+                AUROC, or where fewer than 10 first hits are right.
+            of_strangers: promise the rate for strangers, and not for queries without their matches.
+            has_strangers: whether the strangers were given, and are not the queries themselves.
+            classes: (O,) of the strangers, where the rate is promised for classes.
 
         Returns:
-            What decides, and (N,) P(right | known) of the queries with a match, by cross-validation.
+            The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
 
         Raises:
-            ValueError: for a statistic without its evidence, or where there is nothing to promise the rate of.
+            ValueError: for a statistic without its evidence, or no query for which the rate could be promised.
         """
-        if accept is not None and accept != PROBABILITY and accept not in evidence.queries:
-            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.queries))}, got {accept!r}")
+        scores = evidence.queries.scores
+        if accept is not None and accept != PROBABILITY and accept not in scores:
+            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *scores))}, got {accept!r}")
 
-        def both(part: Evidence) -> Callable[[Scores], Tensor]:
-            learnt = fit(part)
-            return lambda scores: torch.stack([learnt(scores), learnt.right(scores)])
+        def both_factors(part: Evidence) -> Callable[[Scores], Tensor]:
+            probability = fit(part)
+            return lambda scores: torch.stack([probability(scores), probability.right(scores)])
 
-        asked, no_match, strangers, made = evidence.out_of_fold(both)
-        of_asked, of_no_match, of_stranger = (kind[:, 0] for kind in (asked, no_match, strangers))
-        accept = _best(evidence, of_asked, of_no_match, of_stranger, made[:, 0]) if accept is None else accept
-        if accept != PROBABILITY:
-            of_asked, of_no_match, of_stranger = (
-                -kind[accept] for kind in (evidence.queries, evidence.no_match, evidence.strangers)
-            )
-        unanswerable = of_stranger if of_strangers else of_no_match
+        columns = evidence.out_of_fold(both_factors)
+        accept = _best(evidence, *(column[:, 0] for column in columns)) if accept is None else accept
+        kinds = evidence.queries, evidence.no_match, evidence.strangers
+        queries, no_match, strangers = (
+            column[:, 0] if accept == PROBABILITY else -kind.scores[accept]
+            for column, kind in zip(columns, kinds, strict=False)
+        )
+        unanswerable = strangers if of_strangers else no_match
         if len(unanswerable) == 0:
             raise ValueError(
                 "no query has an item in the gallery that does not match it: there is no false accept to learn"
             )
-        right_hits = of_asked.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
-        false_accepts = ConformalScores.of(unanswerable, classes if of_strangers else None)
-        given = of_stranger if has_strangers else of_stranger[:0]
-        learnt = cls(
+        right_hits = queries.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
+        given = strangers if has_strangers else strangers[:0]
+        acceptance = cls(
             accept,
             fit(evidence),
-            false_accepts,
+            ConformalScores.of(unanswerable, classes if of_strangers else None),
             right_hits.sort().values,
-            statistics=torch.cat([of_asked, given]).double(),
+            statistics=torch.cat([queries, given]).double(),
             is_right=torch.cat([evidence.right, torch.zeros(len(given), dtype=torch.bool)]),
         )
-        return learnt, asked[:, 1][evidence.has_match]
+        return acceptance, columns[0][:, 1][evidence.has_match]
 
     def threshold(self, *, far: float, wrong: float | None = None) -> float:
-        """The least threshold that keeps all promises: the greater of two.
+        """The least threshold that keeps all promises.
 
         Args:
-            far: the share of queries without a match that may be accepted; see `ConformalScores.threshold`.
-            wrong: the share of wrong answers among the answers to these queries; see `control_selective_risk`. It
-                holds for queries with as many strangers. None promises nothing.
+            far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
+            wrong: share of wrong answers among the answers, for queries with the calibration's share of strangers; see
+                `control_selective_risk`. None promises nothing.
 
         Returns:
             The threshold; ∞ where none keeps the share of wrong answers, as too many of high statistic are wrong.
 
         Raises:
-            ValueError: where the calibration queries are too few for either.
+            ValueError: for too few calibration queries.
         """
         above = self.false_accepts.threshold(far)
         if wrong is None:
@@ -136,34 +136,30 @@ class Acceptance:
 
     @property
     def share_without_match(self) -> float:
-        """The share of these queries whose first hit cannot be right, as the gallery holds no match."""
+        """Share of the calibration queries and given strangers without a match in the gallery."""
         return 1 - len(self.right_hits) / len(self.statistics)
 
     @cached_property
     def evidence(self) -> frozenset[str]:
         """The scores that it needs."""
-        return (
-            self.match_probability.evidence
-            if self.accept == PROBABILITY
-            else self.match_probability.evidence | {self.accept}
-        )
+        return self.match_probability.evidence | ({self.accept} - {PROBABILITY})
 
     def statistic(self, scores: Scores, probability: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """What decides, of queries with a `probability`; a hit is accepted where it is above the threshold."""
+        """The statistic of queries with these scores and probabilities."""
         return probability if self.accept == PROBABILITY else -scores[self.accept]
 
 
 def _best(evidence: Evidence, *probability: Tensor) -> str:
-    """The statistic that best tells right first hits from queries without a match and from strangers."""
+    """The statistic that best separates right first hits from queries without a match and from strangers."""
 
-    def separation(asked: Tensor, *unanswerable: Tensor) -> float:
-        sides = [auroc(-asked[evidence.right], -kind) for kind in unanswerable if len(kind)]
+    def separation(queries: Tensor, *unanswerable: Tensor) -> float:
+        sides = [auroc(-queries[evidence.right], -kind) for kind in unanswerable if len(kind)]
         return sum(sides) / max(1, len(sides))
 
     if not evidence.right.any():
         return PROBABILITY
-    kinds = evidence.queries, evidence.no_match, *evidence.all_strangers
-    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.queries}
+    kinds = evidence.queries.scores, evidence.no_match.scores, *evidence.stranger_kinds
+    single = {name: separation(*(-kind[name] for kind in kinds)) for name in evidence.queries.scores}
     best = max(single, key=lambda name: (single[name], name == "cosine"))
     n_right, area = int(evidence.right.sum()), single[best]
     error = math.sqrt(area * (1 - area) / n_right)  # the best of many scores looks better than it is

@@ -1,7 +1,4 @@
-"""`calibrate` learns a `Calibration` from searches of held-out queries.
-
-Tensors in, a calibration out: `lam.runs.calibrate` chooses the data of a run.
-"""
+"""`calibrate` learns a `Calibration` from searches of held-out queries; `lam.runs.calibrate` chooses the data."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -16,7 +13,7 @@ from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.neighbours import candidates_of, choose_nearest
@@ -30,13 +27,13 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True, eq=False)
 class OtherQueries:
-    """Queries beside those calibrated on, and what they found in the same gallery.
+    """Queries beside the calibration queries, strangers or a mixture, and their hits in the same gallery.
 
     Attributes:
-        embeddings: O of them.
+        embeddings: O embeddings.
         cosines: (O, K) of their hits.
         labels: (O, K) of the hits; None where items have none.
-        features: (O, P) of the queries, where those of the calibration queries are given.
+        features: (O, P) of the queries, where the calibration queries have features.
         classes: (O,) of the queries, where their classes are known.
     """
 
@@ -55,14 +52,13 @@ class CalibrationData:
         searches: of Q queries of known classes.
         queries: their embeddings.
         features: (Q, P) of the queries.
-        classes: (Q,) of the queries, in the numbering of the reference. As made strangers, queries then count as if
-            their class were not in the reference either.
+        classes: (Q,) of the queries, in the numbering of the reference; as simulated strangers, queries then count as
+            if the reference did not hold their class.
         gallery_labels: (G,) of the items that were searched.
         reference: features of known items.
-        strangers: queries of classes that the gallery does not hold. By default the queries themselves take their
-            place, with their matches taken out.
-        mixture: unlabelled queries, known ones and strangers, from which P(known) is learnt, unless they may hold no
-            stranger or nothing else.
+        strangers: queries of classes that the gallery does not hold; by default the queries themselves, with their
+            matches taken out.
+        mixture: unlabelled queries, known ones and strangers, from which P(known) is learnt if they hold both.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.
@@ -85,95 +81,89 @@ class CalibrationData:
 
     @property
     def has_other(self) -> Bool[Tensor, " Q"]:
-        """(Q,) whether something is left of the gallery when the matches of a query are taken out."""
+        """(Q,) whether items remain in the gallery when the matches of a query are taken out."""
         return self.searches.non_mated.isfinite()
 
     @property
-    def without_match(self) -> tuple[Searches, Float[Tensor, "R K"]]:
-        """The searches of such queries, and the cosines of what they find without their matches."""
-        has_other = self.has_other
-        others = self.searches.others[has_other]
+    def cosines_without_match(self) -> Float[Tensor, "R K"]:
+        """Cosines of the hits of these queries without their matches."""
+        others = self.searches.others[self.has_other]
         width = max(1, int(others.isfinite().sum(1).min())) if len(others) else 1
-        return self.searches[has_other], others[:, :width]
+        return others[:, :width]
 
     def labels_of(self, hits: Int64[Tensor, "N K"]) -> Int64[Tensor, "N K"] | None:
         """Labels of hits, where items have any."""
         return None if self.gallery_labels is None else self.gallery_labels[hits]
 
-    def features_of(self, part: OtherQueries) -> Float[Tensor, "O P"] | None:
-        """Features of other queries, where those of the calibration queries are given too."""
-        return None if self.features is None else part.features
-
     def nearest(self) -> dict[str, int]:
-        """How many neighbours each score looks at: the number that ranks best in cross-validation."""
-        reference = self.reference
+        """Number of neighbours of each score, chosen by cross-validation."""
         return choose_nearest(
-            candidates_of(self.gallery_labels, None if reference is None else reference.labels),
+            candidates_of(self.gallery_labels, None if self.reference is None else self.reference.labels),
             {
                 "cosines": self.searches.cosines,
                 "labels": self.labels_of(self.searches.hits),
                 "features": self.features,
-                "reference": reference,
+                "reference": self.reference,
             },
             self.searches.correct,
-            [{"cosines": self.without_match[1]}],
+            [{"cosines": self.cosines_without_match}],
         )
 
     def evidence(self, nearest: dict[str, int], *, labelled: bool) -> Evidence:
         """All scores of the queries, of the queries without their matches, and of strangers.
 
         Args:
-            nearest: how many neighbours each score looks at.
+            nearest: number of neighbours of each score.
             labelled: whether scores may read labels of the hits.
         """
-        searches, has_other, query_fold = self.searches, self.has_other, folds_of(torch.arange(len(self.queries)))
-        no_match, without = self.without_match
-        reference = reference_of_made = self.reference
+        searches, reference, has_other = self.searches, self.reference, self.has_other
+        cosines = self.cosines_without_match
+        labels = other_labels = None
+        if labelled:
+            labels = self.labels_of(searches.hits)
+            other_labels = self.labels_of(searches.other_hits[has_other][:, : cosines.shape[1]])
+        without_own_class = reference
         if reference is not None and reference.labels is not None and self.classes is not None:
-            reference_of_made = reference.excluding(self.classes[has_other])
-        of_other: dict[str, Any] = {
-            "labels": self.labels_of(no_match.other_hits[:, : without.shape[1]]) if labelled else None,
-            "features": None if self.features is None else self.features[has_other],
-            "nearest": nearest,
-        }
-        made = query_scores(self.queries[has_other], without, reference=reference_of_made, **of_other)
-        evidence = Evidence(
-            queries=query_scores(
-                self.queries,
-                searches.cosines,
-                labels=self.labels_of(searches.hits) if labelled else None,
-                features=self.features,
-                reference=reference,
+            without_own_class = reference.excluding(self.classes[has_other])
+        features = None if self.features is None else self.features[has_other]
+        scores = query_scores(
+            self.queries, searches.cosines, features=self.features, labels=labels, reference=reference, nearest=nearest
+        )
+        no_match, simulated = (
+            query_scores(
+                self.queries[has_other],
+                cosines,
+                features=features,
+                labels=other_labels,
+                reference=known,
                 nearest=nearest,
-            ),
-            has_match=searches.has_mate,
-            right=searches.correct,
-            no_match=query_scores(self.queries[has_other], without, reference=reference, **of_other),
-            strangers=made,
-            query_fold=query_fold,
-            no_match_fold=query_fold[has_other],
-            stranger_fold=query_fold[has_other],
+            )
+            for known in (reference, without_own_class)
+        )
+        fold = folds_of(torch.arange(len(self.queries)))
+        as_strangers = Group(simulated, fold[has_other])
+        evidence = Evidence(
+            Group(scores, fold),
+            searches.has_mate,
+            searches.correct,
+            no_match=Group(no_match, fold[has_other]),
+            strangers=as_strangers,
         )
         if self.strangers is None:
             return evidence
         units = self.strangers.classes
         units = torch.arange(len(self.strangers.cosines)) if units is None else units
-        return replace(
-            evidence,
-            strangers=self.scores_of(self.strangers, nearest, labels=self.strangers.labels if labelled else None),
-            stranger_fold=folds_of(units),
-            simulated=made,
-            simulated_fold=query_fold[has_other],
-        )
+        scores = self.scores_of(self.strangers, nearest, labels=self.strangers.labels if labelled else None)
+        return replace(evidence, strangers=Group(scores, folds_of(units)), simulated=as_strangers)
 
     def scores_of(
-        self, part: OtherQueries, nearest: dict[str, int], labels: Int64[Tensor, "O K"] | None = None
+        self, others: OtherQueries, nearest: dict[str, int], labels: Int64[Tensor, "O K"] | None = None
     ) -> dict[str, Float[Tensor, " O"]]:
         """All scores of other queries."""
         return query_scores(
-            part.embeddings,
-            part.cosines,
-            features=self.features_of(part),
+            others.embeddings,
+            others.cosines,
+            features=None if self.features is None else others.features,
             labels=labels,
             reference=self.reference,
             nearest=nearest,
@@ -182,18 +172,17 @@ class CalibrationData:
 
 @dataclass(frozen=True)
 class Choices:
-    """What a calibration promises and decides by.
+    """Promises of a calibration and the scores that it decides by.
 
     Attributes:
         targets: the error rates.
-        flag: the score that flags queries, one of `lam.retrieval.decisions.flags.FLAGS`; by default the one that
-            separates strangers best in cross-validation.
-        accept: what decides, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default what separates right hits
-            best in cross-validation.
-        of_strangers: promise false accepts of the strangers, if the data hold any: of queries like them, or, where they
-            have classes, of a random item of such a class. Otherwise the promise is of queries like those of the
-            searches whose matches are taken out.
-        share: of strangers among future queries, used where no mixture tells it.
+        flag: the score that flags queries, one of `lam.retrieval.decisions.flags.FLAGS`; by default the best separator
+            of strangers in cross-validation.
+        accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
+            of right hits in cross-validation.
+        of_strangers: promise false accepts for the given strangers, or for a random item of such a class where they
+            have classes; otherwise for queries like the calibration queries without their matches.
+        share: expected share of strangers among future queries, unless a mixture tells it.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -216,50 +205,45 @@ def calibrate(
 
     Args:
         data: searches of held-out queries, and of strangers where there are any.
-        choices: targets and scores; by default the usual rates, and the scores that do best in cross-validation.
+        choices: targets and scores; by default the usual rates, and the best scores in cross-validation.
         key: of the run; see `Calibration`.
-        verifier: of pairs of images, to verify such pairs.
-        unseen: made of the gallery, with labels by `label_key`, rising, to recognise items of new classes.
+        verifier: of pairs of images.
+        unseen: of the gallery, with rising labels by `label_key`, to recognise items of new classes.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
-        ValueError: if the queries are too few to promise a target, with the number that it needs; or if the evidence of
-            the flag or of the accept score is missing.
+        ValueError: for too few queries for a target, with the number that it needs; or a flag or an accept score
+            without its evidence.
     """
     choices, facts = choices or Choices(), dict(facts or {})
     nearest, strangers, searches = data.nearest(), data.strangers, data.searches
     evidence = data.evidence(nearest, labelled=data.gallery_labels is not None)
     detector = OodDetector.fit(evidence)
     flag = detector.best if choices.flag is None else choices.flag
-    detector.conformal_scores(flag)
-    of_mixture = None
+    detector.conformal_scores(flag)  # raises for a flag without its evidence
+    mixture = None
     if data.mixture is not None:
-        of_mixture = data.scores_of(data.mixture, nearest)
-        from_mixture = DensityRatio.from_mixture(evidence.known, of_mixture)
-        facts["share_of_strangers"] = (from_mixture.share, *(from_mixture.interval or ()))
-        of_mixture = of_mixture if from_mixture.holds_both else None
-    of_vectors = [name for name in evidence.queries if not needs_input(name)]
+        scores = data.scores_of(data.mixture, nearest)
+        ratio = DensityRatio.from_mixture(evidence.known, scores)
+        facts["share_of_strangers"] = (ratio.share, *(ratio.interval or ()))
+        mixture = scores if ratio.holds_both else None
+    of_vectors = [name for name in _names(evidence) if not needs_input(name)]
     kinds = [evidence, evidence.only(of_vectors)]
     if data.gallery_labels is not None:
         kinds.append(data.evidence(nearest, labelled=False).only(of_vectors))
-    kinds = [
-        kind for place, kind in enumerate(kinds) if place == 0 or set(kind.queries) != set(kinds[place - 1].queries)
-    ]
-    fit = partial(MatchProbability.fit, share=choices.share, mixture=of_mixture)
-    learnt = [
+    kinds = [kind for place, kind in enumerate(kinds) if place == 0 or _names(kind) != _names(kinds[place - 1])]
+    fitted = [
         Acceptance.fit(
             kind,
-            fit,
-            accept=choices.accept if choices.accept in (None, PROBABILITY, *kind.queries) else PROBABILITY,
+            partial(MatchProbability.fit, share=choices.share, mixture=mixture),
+            accept=choices.accept if kind is evidence or choices.accept in (None, *_names(kind)) else PROBABILITY,
             of_strangers=strangers is not None and choices.of_strangers,
             has_strangers=strangers is not None,
             classes=None if strangers is None else strangers.classes,
         )
         for kind in kinds
     ]
-    acceptances, right_if_known = tuple(one for one, _ in learnt), learnt[0][1]
-    if choices.accept is not None and acceptances[0].accept != choices.accept:
-        raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *evidence.queries))}, got {choices.accept!r}")
+    acceptances, right_if_known = tuple(acceptance for acceptance, _ in fitted), fitted[0][1]
     correct, miss = searches.correct[searches.has_mate], choices.targets.conformal_miss
     calibration = Calibration(
         key=key,
@@ -286,7 +270,12 @@ def calibrate(
     return calibration
 
 
+def _names(evidence: Evidence) -> set[str]:
+    return set(evidence.queries.scores)
+
+
 def _check_promises(calibration: Calibration) -> None:
+    """Compute every threshold, so that a target without one is reported by its name."""
     targets, acceptance = calibration.targets, calibration.acceptances[0]
     promises = {
         "far": lambda: acceptance.threshold(far=targets.far),

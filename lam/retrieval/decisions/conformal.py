@@ -1,11 +1,8 @@
-"""Split conformal prediction: thresholds whose error rate on new data is promised by counting calibration scores.
+"""Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
-`ConformalScores` tells from calibration scores how often new ones exceed a threshold; flags and accept thresholds are
-both made of it.
-
-The one assumption is exchangeability: calibration scores and new ones come in an order that tells nothing, as draws of
-one source do. Data on which the network was trained, tuned or its epoch chosen are exchangeable with new data only
-nearly; data that drift are not.
+The one assumption is exchangeability: calibration scores and new ones come in an order that carries no information, as
+draws of one source do. Data on which the network was trained or tuned are only nearly exchangeable with new data; data
+that drift are not.
 """
 
 import math
@@ -19,7 +16,7 @@ from torch import Tensor
 from lam.utils.checks import check_length, check_no_nan, check_share
 
 LEVEL = 0.95
-"""The confidence of an interval, unless another is asked for."""
+"""Default confidence of an interval."""
 
 _RESAMPLES = 2000
 
@@ -28,8 +25,8 @@ _RESAMPLES = 2000
 class ConformalScores:
     """How often scores exceed a threshold, learnt from N of them.
 
-    Scores of one class are not independent. With `classes` C classes stand in the place of N scores, each as the
-    distribution of its scores, and the promise is of a random item of a new class; see `threshold`.
+    Scores of one class are not independent. With `classes`, C classes take the place of N scores, each as the
+    distribution of its scores, and the promise is about a random item of a new class; see `threshold`.
 
     Attributes:
         scores: (N,) calibration scores, rising, float64, higher meaning more to be flagged or accepted.
@@ -56,7 +53,7 @@ class ConformalScores:
 
     @classmethod
     def of(cls, scores: Float[Tensor, " N"], classes: Int64[Tensor, "..."] | None = None) -> "ConformalScores":
-        """Sort scores, with their classes; infinities have an order and may be among them."""
+        """Sort scores, with their classes; infinities are allowed."""
         if classes is not None:
             check_length("classes", classes, "the scores", len(scores))
         rising, order = scores.detach().cpu().double().sort(stable=True)
@@ -67,12 +64,12 @@ class ConformalScores:
 
     @cached_property
     def n_units(self) -> int:
-        """How many classes count, or scores where each counts by itself: so many are exchangeable with a new one."""
+        """Number of classes, or of scores without classes: the units that are exchangeable with a new one."""
         return len(self) if self.classes is None else len(self.classes.unique())
 
     @cached_property
     def _weights(self) -> Float[Tensor, " N"]:
-        """The share of a score in its class."""
+        """The share of each score in its class."""
         if self.classes is None:
             return torch.ones(len(self), dtype=torch.float64)
         _, position, counts = self.classes.unique(return_inverse=True, return_counts=True)
@@ -84,34 +81,34 @@ class ConformalScores:
         t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. A new
         score that is exchangeable with them has every rank among the N + 1 equally often, so that
         P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise is
-        of the mean over calibration sets: what one set brings is spread as `law` says.
+        about the mean over calibration sets; `law` is the spread over them.
 
         With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, F_c(t) being the share of the scores
         of class c above t. Let a new class C + 1 be exchangeable with the others, and G(t) = Σ_c F_c(t)/(C + 1) over
         all C + 1. The least t* with G(t*) ≤ target does not depend on their order, so that a random item of the new
         class exceeds it with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as F_(C+1) ≤ 1. Items of a class
-        may depend on each other in any way, and classes may be of any sizes. A class of one score each is the case
-        without classes. The promise is of the mean over new classes: some are exceeded far more often than others.
+        may depend on each other in any way, and classes may have any sizes. Classes of one score each are the case
+        without classes. The promise is about the mean over new classes: some are exceeded far more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
-        Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
-        Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
+            Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
+            Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
 
         Args:
-            target: the rate that is allowed, in (0, 1).
+            target: the allowed rate, in (0, 1).
 
         Raises:
-            ValueError: for a target outside (0, 1), or one that N scores cannot promise, with the N that could.
+            ValueError: for a target outside (0, 1), or below what N scores can promise, with the N that it needs.
         """
-        self._refuse_unpromised(target)
+        self._require_units(target)
         above = self._weights.sum() - self._weights.cumsum(0)
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:
         """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
-        Over calibration sets the rate is Beta(N + 1 − r, r) where scores have no ties, and lower where they have. Among
-        O new scores the number is Beta-binomial of the same a and b.
+        Over calibration sets the rate is Beta(N + 1 − r, r) for scores without ties, and lower with ties. Among O new
+        scores the number is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
 
@@ -120,28 +117,26 @@ class ConformalScores:
         """
         if self.classes is not None:
             raise ValueError("the rate of scores with classes follows no Beta law")
-        self._refuse_unpromised(target)
+        self._require_units(target)
         rank = min(math.ceil(round((len(self) + 1) * (1 - target), 6)), len(self))
         return len(self) + 1 - rank, rank
 
     def rate(self, threshold: float) -> float:
-        """The rate that a threshold promises: (1 + #{calibration scores > threshold})/(N + 1); see `threshold`.
+        """The promised rate of a threshold: (1 + #{calibration scores > threshold})/(N + 1), at least 1/(N + 1).
 
-        Never below 1/(N + 1): fewer cannot be promised. For a threshold above all scores and −∞ alike it is a bound.
         With classes the count is Σ_c F_c(threshold), and N the number of classes.
         """
         return (1 + self._count_above(threshold)) / (self.n_units + 1)
 
     def share_above(self, threshold: float) -> tuple[float, float, float]:
-        """The share of calibration scores above a threshold, with classes the mean over these, and its interval."""
+        """Share of calibration scores above a threshold, with classes the mean over these, and its interval."""
         return self._count_above(threshold) / self.n_units, *self.interval(threshold)
 
     def _count_above(self, threshold: float) -> float:
-        """How many scores, or shares of classes, are above a threshold."""
         return float(self._weights[len(self) - self.exceeding(threshold) :].sum())
 
     def exceeding(self, threshold: float) -> int:
-        """How many calibration scores are above a threshold.
+        """Number of calibration scores above a threshold.
 
         Raises:
             ValueError: for NaN.
@@ -154,13 +149,13 @@ class ConformalScores:
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
-        It holds the rate of a threshold that was fixed beforehand, and that of one learnt by `threshold`. With classes
-        it is a percentile interval of the mean of F_c over resampled classes, no narrower than the Clopper-Pearson
-        interval at the nearest whole numbers of classes, as resampling tells nothing where all or no scores exceed.
+        It holds for a threshold that was fixed beforehand or that `threshold` learnt. With classes it is a percentile
+        interval of the mean of F_c over resampled classes, no narrower than the Clopper-Pearson interval at the nearest
+        whole numbers of classes, as resampling is uninformative where all or no scores exceed.
 
         Args:
             threshold: any.
-            level: how often such intervals hold the rate, at least, in (0, 1).
+            level: least share of such intervals that hold the rate, in (0, 1).
 
         Raises:
             ValueError: for a level outside (0, 1), or a threshold that is NaN.
@@ -181,13 +176,10 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """Share of the calibration scores, the new one among them, that are as high: small means unusual.
+        """Share of the calibration scores, the new one included, that are as high: small means unusual.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1), with classes the count in shares as in `rate`. For
         exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α) where p ≤ α.
-
-        Args:
-            scores: (Q,) new scores.
 
         Returns:
             (Q,) values in (0, 1], float64, on the device of the scores.
@@ -209,7 +201,7 @@ class ConformalScores:
         """The smallest rate that can be promised."""
         return least_rate(self.n_units)
 
-    def _refuse_unpromised(self, target: float) -> None:
+    def _require_units(self, target: float) -> None:
         least = needed(target)
         if self.n_units < least:
             units = "calibration scores" if self.classes is None else "classes"
@@ -246,16 +238,16 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a rate of which `count` among `n` were seen: it holds any rate at least so often.
+    """Exact interval of a rate after `count` events among `n`; it holds any rate with at least the stated confidence.
 
-    Shorter intervals, Wilson's among them, hold some rates less often than they say (0.84 for 0.95).
+    Shorter intervals, such as Wilson's, hold some rates less often than stated (0.84 for 0.95).
 
     Source: Clopper and Pearson (1934).
 
     Args:
         count: from 0 to n.
         n: at least 1.
-        level: how often such intervals hold the rate, at least, in (0, 1).
+        level: the confidence, in (0, 1).
 
     Raises:
         ValueError: for a count or level outside these.
@@ -277,7 +269,7 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     """The smallest k such that the first k hits hold a match of a new query with probability 1 − target.
 
     k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold` for the promise
-    and what it assumes. It speaks of queries that have a match in the gallery.
+    and its assumption. It is about queries with a match in the gallery.
 
     Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
 

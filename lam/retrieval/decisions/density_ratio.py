@@ -1,8 +1,8 @@
-"""P(known) learnt from queries that the gallery cannot answer: from known examples, or from an unlabelled mixture.
+"""P(known) from the ratio of two densities: of known queries and of strangers, or of an unlabelled mixture of both.
 
-How far a query is from the calibration queries (`lam.retrieval.decisions.one_class`) says nothing of the directions in
-which strangers lie; examples of strangers do. An unlabelled mixture, such as what a service is asked, does as well: the
-ratio of its density to that of known queries has the same order.
+Distance from the calibration queries (`lam.retrieval.decisions.one_class`) says nothing of the directions in which
+strangers lie; examples of strangers do. An unlabelled mixture, such as the queries of a service, suffices: the ratio of
+its density to the density of known queries has the same order.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -26,28 +26,27 @@ from lam.retrieval.decisions.probability import (
 from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, "..."]]
-"""By name, one value for each of O queries that are not known to be known."""
+"""By name, one value for each of O queries that may be strangers."""
 
 SHARE = 0.5
-"""The share of queries without a match that is expected, where nobody says another: as many as have one."""
+"""Default share of queries without a match: as many as with one."""
 
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that a stranger raises. Chosen on validation data of photographs, faces, characters and texts."""
 
-_TOPS = (0.25, 0.5, 0.75)
-"""Shares of the known queries, those that look most known, among which the unlabelled ones are counted."""
+_TOPS = (0.25, 0.5, 0.75)  # shares of most known-looking known queries, among which unlabelled queries are counted
 
 
 @dataclass(frozen=True)
 class DensityRatio:
-    """P(known) of a query, by a regression that tells queries with a match in the gallery from others.
+    """P(known) of a query, by a regression that separates queries with a match in the gallery from others.
 
-    With r the ratio of the densities of known queries and of others and π the share of others, P(known) is
-    (1 − π)r/((1 − π)r + π) where the others have no match, and min(1, (1 − π)r) where they are a mixture of both.
+    With r the density of known queries over the density of others and π the share of strangers, P(known) is
+    (1 − π)r/((1 − π)r + π) where the others are strangers, and min(1, (1 − π)r) where they are a mixture.
 
     Attributes:
-        regression: P(of the known ones | scores) among the queries it was learnt from.
-        odds: how much others weighed against known ones there.
+        regression: P(known | scores) among the training queries.
+        odds: weight of the others over the weight of the known there.
         share: π.
         is_mixture: whether the others are unlabelled, known queries among them.
         interval: of π at 0.95, where it was estimated.
@@ -60,15 +59,13 @@ class DensityRatio:
     interval: tuple[float, float] | None = None
 
     @classmethod
-    def from_strangers(
-        cls, known: Scores, others: Sequence[Mapping[str, Tensor]], *, share: float = SHARE
-    ) -> "DensityRatio":
-        """Learn from N known queries and one or more kinds of others; each kind weighs as much as the next.
+    def from_strangers(cls, known: Scores, others: Sequence[OtherScores], *, share: float = SHARE) -> "DensityRatio":
+        """Learn from known queries and one or more kinds of strangers; each kind has equal weight.
 
         Args:
-            known: scores of the known, by name; of these `MONOTONE_SCORES` are looked at.
+            known: scores by name; those in `MONOTONE_SCORES` are used.
             others: the same scores of queries without a match in the gallery.
-            share: π of the queries to come, in (0, 1).
+            share: π of future queries, in (0, 1).
 
         Raises:
             ValueError: for a share outside (0, 1), no query without a match, or none of the scores.
@@ -78,25 +75,32 @@ class DensityRatio:
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
-        """Learn from N known queries and O unlabelled ones, whose share of strangers is estimated.
+        """Learn from known queries and O unlabelled ones, whose share of strangers is estimated.
 
-        Where A is a set of queries, P(A | mixture) ≥ (1 − π) P(A | known), so that π is at least one minus the least
-        such ratio, and equal to it where A holds no stranger. A is each of the parts that look most known to a
-        regression learnt from others of them. The interval's lower end is a bound, by Clopper and Pearson, with the
-        level shared out; its upper end holds where one of the parts is free of strangers.
+        For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π is at least one minus the ratio, with
+        equality where A holds no stranger. A is each share in 0.25, 0.5, 0.75 of queries that look most known to a
+        regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level divided
+        among the sets; its upper end holds where one of the sets is free of strangers.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
 
         Raises:
             ValueError: for no unlabelled query.
         """
-        both, is_known = _joined(known, mixture)
+        names = [name for name in known if is_evidence(name)]
+        n, m = len(known[names[0]]), len(mixture[names[0]])
+        if m == 0:
+            raise ValueError("P(known) is learnt from queries that are not known, got none")
+        order = random_order(n + m)
+        both = {name: torch.cat([known[name].cpu(), mixture[name].cpu()])[order] for name in names}
+        is_known = (torch.arange(n + m) < n)[order]
         share, interval = _share_of_strangers(cross_validated(both, is_known, fit=Correctness.fit), is_known)
-        return cls(Correctness.fit(both, is_known), _odds(is_known), share, is_mixture=True, interval=interval)
+        odds = float((~is_known).sum() / is_known.sum())
+        return cls(Correctness.fit(both, is_known), odds, share, is_mixture=True, interval=interval)
 
     @property
     def holds_both(self) -> bool:
-        """Whether the queries say that there are both: strangers for certain, and known ones for certain."""
+        """Whether the others certainly hold strangers, and a mixture certainly holds known queries too."""
         return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
@@ -111,9 +115,9 @@ class DensityRatio:
 
 
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
-    """P(known) by `MONOTONE_SCORES`, where others weigh as much as known queries, and each kind of others as the next.
+    """P(known) by `MONOTONE_SCORES`, where the others together weigh as much as the known, and each kind the same.
 
-    The margin counts only where hits have labels: without labels, the margin of a thing that is stored twice is zero.
+    The margin needs labels: without them, an item that is stored twice has a margin of zero.
 
     Raises:
         ValueError: for no other query, or none of the scores.
@@ -129,21 +133,6 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
     return MonotoneRegression.fit(both, torch.arange(sum(sizes)) < sizes[0], weight)
 
 
-def _joined(known: Scores, others: OtherScores) -> tuple[dict[str, Tensor], Tensor]:
-    """Scores of both in one fixed order, and which of them are known."""
-    names = [name for name in known if is_evidence(name)]
-    n, m = len(known[names[0]]), len(others[names[0]])
-    if m == 0:
-        raise ValueError("P(known) is learnt from queries that are not known, got none")
-    order = random_order(n + m)
-    both = {name: torch.cat([known[name].cpu(), others[name].cpu()])[order] for name in names}
-    return both, (torch.arange(n + m) < n)[order]
-
-
-def _odds(is_known: Tensor) -> float:
-    return float((~is_known).sum() / is_known.sum())
-
-
 def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, tuple[float, float]]:
     """π and its interval, from how known each query looks."""
     level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
@@ -155,7 +144,7 @@ def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, t
 
 
 def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "T 3"]:
-    """The share of values at or above each bound, with the ends of its interval."""
+    """Share of values at or above each bound, with the ends of its interval."""
     counts = [int((values >= bound).sum()) for bound in least]
     rows = [(count / len(values), *clopper_pearson(count, len(values), level=level)) for count in counts]
     return torch.tensor(rows, dtype=torch.float64)

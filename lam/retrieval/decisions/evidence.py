@@ -1,124 +1,112 @@
-"""`Evidence`: scores of calibration queries, with and without their matches, and of strangers, parted into folds."""
+"""`Evidence`: scores of calibration queries, with and without their matches, and of strangers, in folds."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lam.retrieval.decisions.probability import FOLDS, Scores, random_order
+from lam.retrieval.decisions.probability import FOLDS, Scores, random_order, rows_of
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """N searches of one kind.
+
+    Attributes:
+        scores: by name, (N,) of each search.
+        fold: (N,) the part of the data that each belongs to, from 0.
+    """
+
+    scores: Scores = field(default_factory=dict)
+    fold: Int[Tensor, " N"] = field(default_factory=lambda: torch.zeros(0).long())
+
+    def __len__(self) -> int:
+        return len(self.fold)
+
+    def __getitem__(self, rows: Tensor) -> "Group":
+        return Group(rows_of(self.scores, rows), self.fold[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What is learnt from: Q queries as they are, M of them without their matches, and O strangers.
+    """Data of a calibration: Q queries as they are, M of them without their matches, and O strangers.
+
+    A query is in one fold, with its matches and without; a class of strangers is in one fold.
 
     Attributes:
-        queries: (Q,) scores of the queries in the gallery as it is.
+        queries: Q queries in the gallery as it is.
         has_match: (Q,) whether the gallery holds a match.
-        right: (Q,) whether the first hit is one.
-        no_match: (M,) scores of queries whose matches were taken out of the gallery.
-        strangers: (O,) scores of queries whose class neither the gallery nor the reference holds.
-        simulated: (M,) scores of calibration queries as if their classes were unseen, beside strangers that were given;
-            empty where these are the strangers.
-        query_fold: (Q,) the part of the data that each belongs to, from 0.
-        no_match_fold: (M,) likewise; a query is in one part, with its matches and without.
-        stranger_fold: (O,) likewise; a class of strangers is in one part.
+        right: (Q,) whether the first hit is a match.
+        no_match: M queries with their matches taken out of the gallery.
+        strangers: O queries of classes that neither the gallery nor the reference holds.
+        simulated: M calibration queries as if their classes were unseen, beside strangers that were given; empty where
+            these are the strangers.
     """
 
-    queries: Mapping[str, Float[Tensor, " Q"]]
+    queries: Group
     has_match: Bool[Tensor, " Q"]
     right: Bool[Tensor, " Q"]
-    no_match: Mapping[str, Float[Tensor, " M"]]
-    strangers: Mapping[str, Float[Tensor, " O"]]
-    query_fold: Int[Tensor, " Q"]
-    no_match_fold: Int[Tensor, " M"]
-    stranger_fold: Int[Tensor, " O"]
-    simulated: Mapping[str, Float[Tensor, " M"]] = field(default_factory=dict)
-    simulated_fold: Int[Tensor, "..."] = field(default_factory=lambda: torch.zeros(0).long())
+    no_match: Group
+    strangers: Group
+    simulated: Group = field(default_factory=Group)
 
     @property
-    def all_strangers(self) -> list[Mapping[str, Float[Tensor, "..."]]]:
-        """Strangers of each kind that there is."""
-        kinds = (self.strangers, self.stranger_fold), (self.simulated, self.simulated_fold)
-        return [scores for scores, numbers in kinds if len(numbers)]
+    def stranger_kinds(self) -> list[Scores]:
+        """Scores of the strangers of each kind."""
+        return [group.scores for group in (self.strangers, self.simulated) if len(group)]
 
     @property
     def known(self) -> Scores:
-        """Scores of the queries that have a match."""
-        return {name: values[self.has_match] for name, values in self.queries.items()}
+        """Scores of the queries with a match."""
+        return rows_of(self.queries.scores, self.has_match)
 
     @property
     def right_if_known(self) -> Bool[Tensor, " N"]:
-        """Of these, whether the first hit is right."""
+        """Whether their first hit is right."""
         return self.right[self.has_match]
 
     def only(self, names: Collection[str]) -> "Evidence":
-        """Some of the scores."""
-        kinds = {
-            kind: {name: values for name, values in getattr(self, kind).items() if name in names}
-            for kind in ("queries", "no_match", "strangers", "simulated")
+        """The same with some of the scores."""
+        few = {
+            kind: replace(group, scores={name: values for name, values in group.scores.items() if name in names})
+            for kind, group in vars(self).items()
+            if isinstance(group, Group)
         }
-        return replace(self, **kinds)
+        return replace(self, **few)
 
     def without(self, fold: int) -> "Evidence":
-        """All but one fold; all, where no query with a match would be left."""
-        kept, no_match, strangers, simulated = (
-            numbers != fold
-            for numbers in (self.query_fold, self.no_match_fold, self.stranger_fold, self.simulated_fold)
-        )
+        """All but one fold; all where no query with a match would remain."""
+        kept = self.queries.fold != fold
         if not (self.has_match & kept).any():
             return self
-        return Evidence(
-            queries=_rows(self.queries, kept),
-            has_match=self.has_match[kept],
-            right=self.right[kept],
-            no_match=_rows(self.no_match, no_match),
-            strangers=_rows(self.strangers, strangers),
-            query_fold=self.query_fold[kept],
-            no_match_fold=self.no_match_fold[no_match],
-            stranger_fold=self.stranger_fold[strangers],
-            simulated=_rows(self.simulated, simulated),
-            simulated_fold=self.simulated_fold[simulated],
-        )
+        others = (group[group.fold != fold] for group in (self.no_match, self.strangers, self.simulated))
+        return Evidence(self.queries[kept], self.has_match[kept], self.right[kept], *others)
 
-    def out_of_fold(
-        self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]
-    ) -> tuple[Float[Tensor, "Q F"], Float[Tensor, "M F"], Float[Tensor, "O F"], Tensor]:
-        """What the other folds teach of each query, each query without its match, and each stranger, given or made.
+    def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
+        """Statistics of queries, queries without match, strangers and simulated strangers, learnt on the other folds.
 
         Args:
-            fit: learns statistics, (F, N) of the scores of N queries.
+            fit: learns F statistics, a function from the scores of N queries to (F, N) values.
         """
-        kinds = [
-            (self.queries, self.query_fold),
-            (self.no_match, self.no_match_fold),
-            (self.strangers, self.stranger_fold),
-            (self.simulated, self.simulated_fold),
-        ]
-        parts: list[list[Tensor]] = [[] for _ in kinds]
+        groups = self.queries, self.no_match, self.strangers, self.simulated
+        parts: list[list[Tensor]] = [[] for _ in groups]
         width = 0
         for fold in range(FOLDS):
-            held = [numbers == fold for _, numbers in kinds]
-            if not any(map(torch.any, held)):
-                continue
-            learnt = fit(self.without(fold))
-            for part, (scores, _), rows in zip(parts, kinds, held, strict=True):
-                if rows.any():
-                    part.append(learnt(_rows(scores, rows)).T)
-                    width = part[-1].shape[1]
+            in_fold = [group[group.fold == fold] for group in groups]
+            if any(map(len, in_fold)):
+                statistics = fit(self.without(fold))
+                for part, group in zip(parts, in_fold, strict=True):
+                    if len(group):
+                        part.append(statistics(group.scores).T)
+                        width = part[-1].shape[1]
         columns = [torch.cat(part) if part else torch.zeros(0, width, dtype=torch.float64) for part in parts]
-        orders = [numbers.argsort(stable=True).argsort() for _, numbers in kinds]
-        asked, no_match, strangers, simulated = (column[order] for column, order in zip(columns, orders, strict=True))
-        return asked, no_match, strangers, simulated
+        places = [group.fold.argsort(stable=True).argsort() for group in groups]
+        return [column[place] for column, place in zip(columns, places, strict=True)]
 
 
 def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The fold of each of N items: items of one unit, such as a class, are in one fold; units in a random order."""
+    """The fold of each of N items: items of one unit, such as a class, share a fold; units are in random order."""
     names, position = units.unique(return_inverse=True)
     return (random_order(len(names)).argsort() % FOLDS)[position]
-
-
-def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
-    return {name: values[rows] for name, values in scores.items()}

@@ -1,4 +1,4 @@
-"""A calibration as a folder of a run: `calibration/`, a sealed generation of JSON and safetensors.
+"""A calibration as a folder of a run, `calibration/`: a sealed generation of JSON and safetensors.
 
 calibration.json       key, targets, probabilities, histogram
 tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features
@@ -24,9 +24,8 @@ from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 
 FOLDER = "calibration"
 FORMAT = FolderFormat(9, "calibration.json", ("tables.safetensors",))
-_FLAG, _RELIABILITY = "flag_", "reliability_"
+_FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
 _OF_REFERENCE = ("labels", "lengths", "embeddings")
-_ACCEPT = "accept_"
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
 _RECORDS: dict[str, Any] = {
     "targets": Targets,
@@ -37,19 +36,20 @@ _RECORDS: dict[str, Any] = {
     "sameness": Correctness | None,
     "kappa": Histogram,
 }
-"""Of what type the other metadata are."""
+"""Types of the other metadata."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
-    """Write a calibration; a crash leaves what was there before, or all of this."""
+    """Write a calibration; a crash leaves the old one or all of this."""
+    detector, verifier, acceptances = calibration.detector, calibration.verifier, calibration.acceptances
     metadata: dict[str, Any] = {
         **{name: getattr(calibration, name) for name in _PLAIN},
         "targets": asdict(calibration.targets),
-        "combined": None if calibration.detector.combined is None else asdict(calibration.detector.combined),
-        "ranking": calibration.detector.ranking,
-        "accepts": [one.accept for one in calibration.acceptances],
-        "answers": [asdict(one.match_probability) for one in calibration.acceptances],
-        "sameness": None if calibration.verifier is None else asdict(calibration.verifier.sameness),
+        "combined": None if detector.combined is None else asdict(detector.combined),
+        "ranking": detector.ranking,
+        "accepts": [acceptance.accept for acceptance in acceptances],
+        "answers": [asdict(acceptance.match_probability) for acceptance in acceptances],
+        "sameness": None if verifier is None else asdict(verifier.sameness),
         "kappa": asdict(calibration.kappa),
     }
     FORMAT.write(Path(run) / FOLDER, metadata, _tables(calibration))
@@ -60,10 +60,10 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
     Args:
         run: the run's folder.
-        key: what the calibration must have been made for: the run's fingerprint.
+        key: the run's fingerprint.
 
     Raises:
-        ValueError: where the run has none, or it was made for another network, posterior or preprocessing.
+        ValueError: for a run without a calibration, or one of another network, posterior or preprocessing.
         CorruptFileError: naming the file that is missing, truncated or altered.
     """
     folder = Path(run) / FOLDER
@@ -78,10 +78,14 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     from pydantic import TypeAdapter  # a quarter of a second to import
 
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
+    _table(tables, f"{_FLAG}kappa")
+    flags = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
+    parts = {name: tables.get(f"reference_{name}") for name in _OF_REFERENCE}
+    sameness = records["sameness"]
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
         targets=records["targets"],
-        detector=OodDetector(_calibrated(tables), records["combined"], records["ranking"]),
+        detector=OodDetector(flags, records["combined"], records["ranking"]),
         acceptances=tuple(
             Acceptance(
                 accept,
@@ -95,8 +99,8 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(ReliabilityBins))
         ),
         kappa=records["kappa"],
-        reference=_reference(tables) if "reference" in tables else None,
-        verifier=_verifier(tables, records["sameness"]),
+        reference=Reference(tables["reference"], **parts) if "reference" in tables else None,
+        verifier=None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness),
         unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,
     )
 
@@ -119,19 +123,6 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
         rest = {name: getattr(calibration.reference, name) for name in _OF_REFERENCE}
         tables |= {f"reference_{name}": values for name, values in rest.items() if values is not None}
     return tables
-
-
-def _reference(tables: dict[str, Tensor]) -> Reference:
-    return Reference(tables["reference"], **{name: tables.get(f"reference_{name}") for name in _OF_REFERENCE})
-
-
-def _calibrated(tables: dict[str, Tensor]) -> dict[str, ConformalScores]:
-    _table(tables, f"{_FLAG}kappa")
-    return {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-
-
-def _verifier(tables: dict[str, Tensor], sameness: Correctness | None) -> Verifier | None:
-    return None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness)
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

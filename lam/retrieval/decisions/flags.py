@@ -1,4 +1,4 @@
-"""Which queries cannot be judged: a threshold on one score, or on several together, at a promised false-flag rate."""
+"""Flags for queries that cannot be judged: a threshold on one or several scores at a promised false-flag rate."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
-"""Several scores as one: how much they look like those of a stranger."""
+"""Several scores combined into one."""
 FLAGS = (*SCORES, COMBINED)
-"""By what a query can be flagged."""
-_AS_GOOD = 0.005  # of AUROC, by which a single score must be ahead of the combined one
+"""Scores that can flag a query."""
+_AS_GOOD = 0.005  # AUROC by which a single score must beat the combined one
 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
-    `combined` is a `MonotoneRegression` of strangers against known queries. The score of each calibration query is what
-    the other folds taught, so that none is lost; `lam.retrieval.decisions.acceptance` says what holds of its rate.
+    The combined score of each calibration query comes from the other folds, so that none is lost; see
+    `lam.retrieval.decisions.acceptance` for its rate.
 
     Attributes:
-        calibrated: by flag, the scores of the calibration items, among them `kappa`.
-        combined: P(known), whose `doubt` is the score; None where nothing was combined.
-        ranking: by flag, the AUROC of strangers against known queries, the highest first; empty without strangers.
+        calibrated: by flag, the scores of the calibration items, `kappa` included.
+        combined: regression of known queries against strangers, whose `doubt` is the combined score; None without one.
+        ranking: by flag, the AUROC of strangers against known queries, falling; empty without strangers.
     """
 
     calibrated: dict[str, ConformalScores]
@@ -41,13 +41,10 @@ class OodDetector:
 
     @classmethod
     def of(cls, scores: Scores) -> "OodDetector":
-        """Take each score of N in-distribution items as it is.
-
-        Args:
-            scores: of these items, by name, as `lam.retrieval.metrics.registry.scores_of` gives them.
+        """A detector from the scores of N in-distribution items, by name, without a combination.
 
         Raises:
-            ValueError: for no item, without −κ, NaN, or another length.
+            ValueError: for no item, missing `kappa`, NaN, or another length.
         """
         if "kappa" not in scores:
             raise ValueError(f"scores must hold those of 'kappa', got {', '.join(scores) or 'none'}")
@@ -58,36 +55,34 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """Learn to tell strangers from the queries that have a match, too.
+        """Learn a combination too, which separates strangers from queries with a match.
 
         Raises:
             ValueError: as `of`.
         """
-        single = cls.of(evidence.queries)
-        if not len(evidence.stranger_fold):
+        single = cls.of(evidence.queries.scores)
+        if not len(evidence.strangers):
             return single
 
         def doubt(part: Evidence) -> Any:
-            regression = monotone_regression(part.known, part.all_strangers or evidence.all_strangers)
+            regression = monotone_regression(part.known, part.stranger_kinds or evidence.stranger_kinds)
             return lambda scores: regression.doubt(scores)[None]
 
-        asked, _, *combined = (values[:, 0] for values in evidence.out_of_fold(doubt))
-        kinds = [{**kind, COMBINED: values} for kind, values in zip(evidence.all_strangers, combined, strict=False)]
-        ranks = {
+        queries, _, *strangers = (column[:, 0] for column in evidence.out_of_fold(doubt))
+        kinds = [{**kind, COMBINED: values} for kind, values in zip(evidence.stranger_kinds, strangers, strict=False)]
+        areas = {
             name: sum(auroc(inside[evidence.has_match], kind[name]) for kind in kinds) / len(kinds)
-            for name, inside in {**evidence.queries, COMBINED: asked}.items()
+            for name, inside in {**evidence.queries.scores, COMBINED: queries}.items()
         }
-        ranking = dict(sorted(ranks.items(), key=lambda rank: (-rank[1], rank[0] == "kappa")))  # of equals κ is last
         return cls(
-            {**single.calibrated, COMBINED: ConformalScores.of(asked)},
-            monotone_regression(evidence.known, evidence.all_strangers),
-            ranking,
+            {**single.calibrated, COMBINED: ConformalScores.of(queries)},
+            monotone_regression(evidence.known, evidence.stranger_kinds),
+            dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ is last of equals
         )
 
     @property
     def best(self) -> str:
-        """The flag that tells strangers best: `combined`, unless a single score is ahead by more than 0.005; κ without
-        strangers."""
+        """The flag of greatest AUROC, `combined` where it is within 0.005 of it; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))
@@ -107,21 +102,14 @@ class OodDetector:
         return self.calibrated[flag]
 
     def components(self, flag: str) -> tuple[str, ...]:
-        """The scores that a flag is made of here."""
+        """The scores of a flag in this detector."""
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
-        """The score of new items; they are flagged where it is above a threshold of `conformal_scores(flag)`.
-
-        Args:
-            flag: which score.
-            scores: of the items, by name.
-
-        Returns:
-            (Q,) scores, float64, on their device.
+        """(Q,) a flag's score of new items, float64, on their device, for a threshold of `conformal_scores(flag)`.
 
         Raises:
-            ValueError: as `conformal_scores`; for a score that is missing; or NaN.
+            ValueError: as `conformal_scores`; for a missing score; or NaN.
         """
         self.conformal_scores(flag)
         names = self.components(flag)
@@ -136,53 +124,50 @@ class OodDetector:
 
 def needs_reference(flag: str) -> bool:
     """Whether a flag compares with features of known items."""
-    return _is_made_from(flag, "reference", "labelled", "embedded")
+    return _needs(components_of(flag), "reference", "labelled", "embedded")
 
 
 def needs_input(flag: str) -> bool:
-    """Whether a flag is made of more of a query than its mean and κ."""
-    return "variance" in components_of(flag) or _is_made_from(flag, "features", "parts")
+    """Whether a flag needs more of a query than its mean and κ."""
+    return "variance" in components_of(flag) or _needs(components_of(flag), "features", "parts")
 
 
 def without_input(flag: str, components: Sequence[str] = ()) -> str:
-    """The flag in its place for queries that are only a mean and a κ: one that hits give.
+    """The flag, or its substitute by hits, for queries of a mean and a κ alone.
 
     Args:
         flag: in force.
-        components: the scores that it is made of; all that it may be made of by default.
+        components: its scores; by default all that it may have.
     """
     return "mean_cosine" if any(map(needs_input, components or components_of(flag))) else flag
 
 
 def without_hits(flag: str, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag in its place for queries that found nothing; arguments as of `without_input`.
-
-    It is κ, or in place of several scores the k-NN distance, where that is among the known ones.
-    """
-    if not any(_is_made_from(name, "cosines", "labels") for name in components or components_of(flag)):
+    """The flag, or its substitute for queries without hits: κ, or for `combined` the k-NN distance where known."""
+    if not _needs(components or components_of(flag), "cosines", "labels"):
         return flag
     return "knn" if flag == COMBINED and "knn" in known else "kappa"
 
 
 def without_labels(flag: str, components: Sequence[str] = ()) -> str:
-    """The flag in its place where hits have no labels: of one that labels decide the mean cosine of the hits."""
+    """The flag, or its substitute, the mean cosine, where it reads labels of the hits."""
     names = components or components_of(flag)
-    looks = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
-    return "mean_cosine" if looks else flag
+    reads_labels = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
+    return "mean_cosine" if reads_labels else flag
 
 
 def components_of(flag: str) -> tuple[str, ...]:
-    """The scores that a flag is made of."""
+    """All scores that a flag may have."""
     return MONOTONE_SCORES if flag == COMBINED else (flag,)
 
 
-def _is_made_from(flag: str, *evidence: str) -> bool:
-    """Whether any of this is what a flag is made from; see `lam.retrieval.metrics.registry.Score`."""
-    return any(need in evidence for name in components_of(flag) for need in SCORES[name].needs)
+def _needs(scores: Sequence[str], *evidence: str) -> bool:
+    """Whether any of the scores needs any of the evidence; see `lam.retrieval.metrics.registry.Score`."""
+    return any(need in evidence for name in scores for need in SCORES[name].needs)
 
 
 def _evidence(names: tuple[str, ...]) -> str:
-    """What these are made from, in words."""
+    """The evidence of scores, in words."""
     words = {
         "embeddings": "embeddings",
         "parts": "an encoder that has learnt ambiguity",

@@ -17,9 +17,9 @@ class MatchProbability:
     """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
-        usual: how usual the query is beside those calibrated on.
+        usual: P(known) by how usual the query is among calibration queries.
         right: P(right | known).
-        contrast: P(known), learnt from queries without a match, or from unlabelled ones; None where there were none.
+        contrast: P(known) learnt from queries without a match or from unlabelled ones; None without such queries.
     """
 
     usual: OneClassModel
@@ -32,25 +32,23 @@ class MatchProbability:
 
         Args:
             evidence: of the calibration queries.
-            share: of queries without a match among those to come, in (0, 1).
-            mixture: scores of unlabelled queries; P(known) is learnt from these where they hold both kinds for certain.
+            share: expected share of future queries without a match, in (0, 1).
+            mixture: scores of unlabelled queries; used where they hold known queries and strangers for certain.
 
         Raises:
             ValueError: as `Correctness.fit` and `DensityRatio.from_strangers`.
         """
         right = Correctness.fit(evidence.known, evidence.right_if_known)
-        contrast = None
-        if mixture is not None:
-            contrast = DensityRatio.from_mixture(evidence.known, mixture)
-        others = [evidence.no_match, *evidence.all_strangers]
-        if (contrast is None or not contrast.holds_both) and (len(evidence.no_match_fold) or len(others) > 1):
-            contrast = DensityRatio.from_strangers(evidence.known, others, share=share)
-        return cls(
-            OneClassModel.fit(evidence.known), right, None if contrast is None or not contrast.holds_both else contrast
-        )
+        contrast = None if mixture is None else DensityRatio.from_mixture(evidence.known, mixture)
+        if contrast is None or not contrast.holds_both:
+            contrast = None
+            if len(evidence.no_match) or evidence.stranger_kinds:
+                others = [evidence.no_match.scores, *evidence.stranger_kinds]
+                contrast = DensityRatio.from_strangers(evidence.known, others, share=share)
+        return cls(OneClassModel.fit(evidence.known), right, contrast)
 
     def p_known(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known): the lesser of how usual a query is and of how unlike those without a match."""
+        """P(known): the lesser of `usual` and `contrast`."""
         usual = self.usual(scores)
         return usual if self.contrast is None else torch.minimum(usual, self.contrast(scores))
 
@@ -61,15 +59,14 @@ class MatchProbability:
     def cost(self, scores: Scores, *, wrong: float, stranger: float) -> Float[Tensor, " N"]:
         """Expected cost of answering: wrong · P(known and wrong) + stranger · P(not known).
 
-        To answer where this is below the cost of not answering, and only there, is the best rule there is; it is linear
-        in P(wrong | known) and in the ratio of the densities of strangers and known queries.
+        The best rule answers exactly where this is below the cost of not answering.
 
         Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, theorem 1.
 
         Args:
             scores: of the queries.
-            wrong: what a wrong answer to a known query costs, not negative.
-            stranger: what any answer to a query without a match costs, not negative.
+            wrong: cost of a wrong answer to a known query, not negative.
+            stranger: cost of any answer to a query without a match, not negative.
 
         Raises:
             ValueError: for a cost that is negative or NaN.
@@ -81,6 +78,6 @@ class MatchProbability:
 
     @property
     def evidence(self) -> frozenset[str]:
-        """The scores that all need."""
+        """The scores that all parts need."""
         contrast = () if self.contrast is None else self.contrast.regression.evidence
         return frozenset((*self.usual.ranks, *self.right.evidence, *contrast))

@@ -1,7 +1,6 @@
-"""How many neighbours scores look at: no more than the items that a class has, chosen on calibration data.
+"""Numbers of neighbours of scores, chosen on calibration data: at most the number of items of a class.
 
-A score that averages ten hits where a person has four photos averages six of other people. What the numbers are used in
-is `lam.retrieval.metrics.registry.scores_of`.
+A score that averages ten hits where a person has four photos averages six of other people.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,17 @@ from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length
 
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
-"""By score, how many neighbours it may look at for each item that a class has. Far hits weigh little in
-`weighted_votes`, and tell how far the near ones are ahead; the spread of cosines compares near hits with far ones."""
+"""By score, greatest number of neighbours for each item of a class. Far hits weigh little in `weighted_votes`."""
 MIN_QUERIES = 10
-"""How many items there must be on either side for a number to be chosen by them."""
-_ROWS = 1000  # items of a reference that are held against all of it, at most
+"""Least number of items on either side for a choice."""
+_ROWS = 1000  # reference items that are compared with all of it, at most
 
 
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
-    """How many items a class has: the lower quartile over classes, so that three in four have as many or more.
+    """Number of items of a class: the lower quartile over classes, so that three in four have as many or more.
 
     Args:
-        labels: (N,) of the items of a gallery or a reference, negative where an item has none.
+        labels: (N,) of the items of a gallery or a reference, negative for an unlabelled item.
 
     Raises:
         ValueError: where no item has a label.
@@ -47,11 +45,11 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
 def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """By score, the numbers of neighbours to choose from: the most that it may look at, and its halves down to 1.
+    """By score, the numbers of neighbours to choose from: the greatest, and its halves down to 1.
 
     Args:
-        gallery: (N,) labels of the items that are searched; None where they have none.
-        reference: (O,) labels of the items that features are compared with; None where they have none.
+        gallery: (N,) labels of the searched items; None where they have none.
+        reference: (O,) labels of the reference items; None where they have none.
 
     Raises:
         ValueError: where no item of either has a label.
@@ -60,12 +58,12 @@ def candidates_of(
         >>> candidates_of(torch.arange(5).repeat(4))
         {'knn': (5, 2, 1), 'mean_cosine': (4, 2, 1), 'votes': (4, 2, 1), 'weighted_votes': (20, 10, 5, 2, 1)}
     """
-    found = {}
+    candidates = {}
     for name, per_item in PER_ITEM.items():
         labels, most = (reference if "reference" in SCORES[name].needs else gallery), SCORES[name].k or 1
         most = most if labels is None else min(most, per_item * nearest_of(labels))
-        found[name] = tuple(most >> halvings for halvings in range(most.bit_length()))
-    return found
+        candidates[name] = tuple(most >> halvings for halvings in range(most.bit_length()))
+    return candidates
 
 
 def choose_nearest(
@@ -74,20 +72,20 @@ def choose_nearest(
     correct: Bool[Tensor, " Q"],
     others: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, int]:
-    """By score, the number of neighbours for which it best tells right first hits from all that is to be doubted.
+    """By score, the number of neighbours that best separates right first hits from all others.
 
-    By the AUROC of queries whose first hit is right against those whose first hit is wrong and `others` together. This
-    choice looks at the queries: learn a threshold that is promised from different ones, or out of fold. A score that
-    compares with a reference of several classes needs no query: each reference item is held against all others, and
-    against those of other classes alone, as if its own class were not known.
+    It maximises the AUROC of queries with a right first hit against those with a wrong one and `others` together. The
+    choice depends on the queries, so a promised threshold needs other queries, or cross-validation. A score that
+    compares with a reference of several classes needs no query: each reference item is compared with all others, and
+    with those of other classes alone, as if its own class were unknown.
 
     Args:
-        candidates: by score, numbers of neighbours, of which the first serves where AUROCs are equal, where fewer than
-            10 items are known, or fewer than 10 to be doubted, and where the score's evidence is missing.
+        candidates: by score, numbers of neighbours. The first wins a tie, and is chosen with fewer than 10 items on
+            either side or without the score's evidence.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.registry.Score.needs`.
         correct: (Q,) whether their first hits are right.
-        others: evidence of searches that cannot be right, such as those of strangers, or of queries whose matches were
-            taken out of the gallery; each is used for the scores that it suffices for.
+        others: evidence of searches that cannot be right, such as of strangers; each serves the scores that it
+            suffices for.
 
     Raises:
         ValueError: for a score without a candidate, or `correct` of another length.
@@ -109,7 +107,7 @@ def choose_nearest(
 def _separation(
     name: str, k: int, queries: Mapping[str, Any], correct: Tensor, others: Sequence[Mapping[str, Any]]
 ) -> float:
-    """AUROC of one score; 0 where too little is known, so that all candidates are equal."""
+    """AUROC of one score; 0 for too few items, so that all candidates tie."""
     known = queries.get("reference") if "reference" in SCORES[name].needs else None
     if known is not None and known.labels is not None and len(known.labels.unique()) > 1:
         inside, doubted = _own_and_other_neighbours(known, k)
@@ -118,7 +116,7 @@ def _separation(
     else:
         check_length("correct", correct, "the queries", len(values))
         correct = correct.to(values.device)
-        more = [found for other in others if (found := _values(name, k, other)) is not None]
+        more = [scores for other in others if (scores := _values(name, k, other)) is not None]
         inside, doubted = values[correct], torch.cat([values[~correct], *more])
     return auroc(inside, doubted) if min(len(inside), len(doubted)) >= MIN_QUERIES else 0.0
 
@@ -138,5 +136,5 @@ def _values(name: str, k: int, evidence: Mapping[str, Any]) -> Tensor | None:
     needs = SCORES[name].needs
     if any(evidence.get(need) is None for need in needs):
         return None
-    given = (evidence[need].clamp(min=-1) if need == "cosines" else evidence[need] for need in needs)
-    return SCORES[name].function(*given, k=k)
+    arguments = (evidence[need].clamp(min=-1) if need == "cosines" else evidence[need] for need in needs)
+    return SCORES[name].function(*arguments, k=k)

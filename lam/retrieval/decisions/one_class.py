@@ -1,8 +1,7 @@
-"""P(known): whether a query is of a kind that the calibration has seen, from many scores and both ways.
+"""P(known) from known queries alone: how usual a query is among the calibration queries, by many scores together.
 
-A score that looks one way calls some of what is foreign more known than known: blur brings photographs near the mean of
-the training features. So unusual is what lies far from the calibration queries, in whichever direction, in all scores
-together.
+A score that looks one way rates some strangers as more known than known queries: blur brings photographs near the mean
+of the training features. So a query is unusual where it is far from the calibration queries in either direction.
 """
 
 import math
@@ -20,38 +19,38 @@ from lam.retrieval.decisions.probability import ExtendedOdds, RankOdds, Scores, 
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
-"""Where P(known) begins to fall: at the most unusual share of the calibration queries."""
+"""P(known) falls below 1 for this share of most unusual calibration queries."""
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
-"""Scores that outsiders of some kind raise: what features say, and what was found."""
-_OF_THE_FIRST = "cosine", "cosine_spread"
+"""Scores that strangers of some kind raise."""
+_OF_THE_FIRST_HIT = "cosine", "cosine_spread"
 
 
 @dataclass(frozen=True)
 class OneClassModel:
-    """P(known) = min(1, p/0.02), p the conformal p-value of how unusual a query is beside the calibration queries.
+    """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Beyond the most unusual of N of them, where it is 1/(N + 1), p falls on as the odds do, so that what is far from
-    everything is called unknown however few they are.
+    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls on as the odds do, so that remote queries are
+    unknown for any N.
 
-    Two statistics look for it, and the greater rank counts. One looks both ways: each score becomes the log odds of its
-    rank, and beyond all that was seen log(1 + d/spread) more, d the distance from the extreme, and Mahalanobis's
-    distance is taken between these. The other is `joint_surprise` of the scores that outsiders of some kind raise.
-    Nothing foreign is needed to learn it, and of queries like those calibrated on the mean is about 0.99. What labels
-    say is no evidence: a query whose hits disagree is ambiguous, and known. Nor is, both ways, what the first hit alone
-    decides: a query that is in the gallery finds itself, as no calibration query does.
+    Strangeness is the greater rank of two statistics. The Mahalanobis distance looks both ways: each score enters as
+    the log odds of its rank, extended beyond the extremes (`ExtendedOdds`). `joint_surprise` combines
+    `STRANGER_SCORES`. Nothing foreign is needed to learn them, and calibration-like queries have a mean P(known) of
+    about 0.99. Labels are no evidence, as a query with hits that disagree is ambiguous, but known. Scores that the
+    first hit alone decides do not enter the distance: a query that is in the gallery finds itself, as no calibration
+    query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
     Attributes:
-        evidence: the scores that are looked at both ways, E of them.
-        together: those that outsiders of some kind raise.
-        ranks: of all these.
+        evidence: E scores of the Mahalanobis distance.
+        together: scores of `joint_surprise`.
+        ranks: of all these scores.
         mean: (E,) of the log odds of the evidence.
         precision: (E, E) inverse of their covariance, shrunk.
-        of_distance: ranks of calibration queries' distances from others.
-        of_surprise: likewise of what these scores say.
-        unusual: the greater log odds of the two, rising.
+        of_distance: ranks of the distances of calibration queries, out of fold.
+        of_surprise: ranks of their joint surprise, out of fold.
+        unusual: greater log odds of the two, rising.
     """
 
     evidence: tuple[str, ...]
@@ -65,7 +64,7 @@ class OneClassModel:
 
     @classmethod
     def fit(cls, scores: Scores) -> "OneClassModel":
-        """Learn from the scores of N known queries: each is held against what was learnt of the other folds.
+        """Learn from the scores of N known queries; each fold is compared with the others.
 
         Raises:
             ValueError: where no score is evidence.
@@ -92,39 +91,33 @@ class OneClassModel:
         """P(known) of new queries, float64 on the CPU.
 
         Raises:
-            ValueError: for a score that is missing.
+            ValueError: for a score that is missing or not finite.
         """
         check_evidence("P(known)", tuple(self.ranks), scores)
-        mean, precision, known = self._learnt
-        both = (*self.evidence, *self.together)
-        odds = self._of_both([scores[name] for name in both])
+        mean, precision, unusual = self._tensors
+        odds = self._odds([scores[name] for name in (*self.evidence, *self.together)])
         distance = _distance(odds[: len(self.evidence)].T, mean, precision)
         surprises = joint_surprise(odds[len(self.evidence) :])
-        unusual = self._of_statistics((distance, surprises)).amax(0)
-        beyond = (unusual - self.unusual[-1]).clamp(min=0)
-        return (known.p_values(unusual) * (-beyond).exp() / UNUSUAL).clamp(max=1)
+        strangeness = ExtendedOdds((self.of_distance, self.of_surprise))((distance, surprises)).amax(0)
+        beyond = (strangeness - self.unusual[-1]).clamp(min=0)
+        return (unusual.p_values(strangeness) * (-beyond).exp() / UNUSUAL).clamp(max=1)
 
     @cached_property
-    def _of_both(self) -> ExtendedOdds:
+    def _odds(self) -> ExtendedOdds:
         return ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
 
     @cached_property
-    def _of_statistics(self) -> ExtendedOdds:
-        return ExtendedOdds((self.of_distance, self.of_surprise))
-
-    @cached_property
-    def _learnt(self) -> tuple[Tensor, Tensor, ConformalScores]:
-        mean, precision, unusual = (
-            torch.tensor(values, dtype=torch.float64) for values in (self.mean, self.precision, self.unusual)
-        )
+    def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores]:
+        columns = self.mean, self.precision, self.unusual
+        mean, precision, unusual = (torch.tensor(values, dtype=torch.float64) for values in columns)
         return mean, precision, ConformalScores(unusual)
 
 
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, p = 1 − F being the share above.
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, with p = 1 − F the share above.
 
-    It lies between the geometric mean, by which many scores that doubt a little count, and the harmonic one, by which
-    one that doubts much suffices. −log p = log(1 + e^x) of the log odds x of F, which go on beyond all that was seen.
+    It lies between the geometric mean, where many scores of little doubt count, and the harmonic mean, where one score
+    of much doubt suffices. −log p = log(1 + e^x) for the extended log odds x of F.
 
     Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """
@@ -133,11 +126,11 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 def is_evidence(name: str) -> bool:
     """Whether a score says how unusual a query is, and not how ambiguous, or whether it is in the gallery."""
-    return name not in _OF_THE_FIRST and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
+    return name not in _OF_THE_FIRST_HIT and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and precision of rows, of one row those of a Gaussian of variance 1."""
+    """Mean and precision of rows; the identity for a single row."""
     if len(x) == 1:
         return x[0], torch.eye(x.shape[1], dtype=x.dtype)
     from sklearn.covariance import LedoitWolf

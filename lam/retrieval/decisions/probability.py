@@ -1,4 +1,4 @@
-"""P(first hit is right) and P(known): regressions on scores of the query and its hits, kept as plain numbers."""
+"""Regressions of P(first hit is right) and P(known) on scores of the query and its hits, kept as plain numbers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ Scores = Mapping[str, Float[Tensor, " N"]]
 FOLDS = 5
 """Parts of a cross-validation."""
 MIN_PER_OUTCOME = 10
-"""How many right and how many wrong first hits it takes to learn from more than one score."""
+"""Least number of right and of wrong first hits to learn from more than one score."""
 SINGLE_SCORE = "cosine"
-"""That one, where it is there."""
+"""The preferred single score."""
 
 LOGISTIC_COUNTS = 300
-"""As how many searches the logistic curve counts beside the isotonic one; chosen by log score on validation data."""
+"""Weight of the logistic curve in searches, beside the isotonic one; chosen by log score on validation data."""
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
 _KNOTS = 65
@@ -37,13 +37,12 @@ _BINS = 10
 class RankOdds:
     """log(F/(1 − F)) of a score, F being the share of the calibration data below it; ties count half.
 
-    Whatever the unit of a score, it has so a scale that all scores share, on which no outlier is farther than one in N;
-    linear between the knots, constant beyond.
+    A common scale for all scores, without outliers; linear between the knots, constant beyond.
 
     Attributes:
         values: of the score, rising.
-        odds: logarithms of odds, one a value, rising.
-        spread: of the score: the range between its quartiles, or else its standard deviation.
+        odds: log odds of each value, rising.
+        spread: interquartile range of the score, or else its standard deviation.
     """
 
     values: tuple[float, ...]
@@ -55,7 +54,7 @@ class RankOdds:
 
     @classmethod
     def of(cls, score: Float[Tensor, " N"]) -> "RankOdds":
-        """Learn from N values; 65 knots at most, evenly between the odds of the least and of the greatest."""
+        """Learn from N values; at most 65 knots, evenly between the least and the greatest odds."""
         values, counts = score.unique(return_counts=True)
         share = (counts.cumsum(0) - counts / 2) / len(score)
         odds = share.double().logit()
@@ -66,7 +65,7 @@ class RankOdds:
         return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), spread)
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Of new values, float64 on the CPU."""
+        """Log odds of new values, float64 on the CPU."""
         return torch.from_numpy(np.interp(score.double().numpy(), *self._knots))
 
     @cached_property
@@ -76,12 +75,12 @@ class RankOdds:
 
 @dataclass(frozen=True)
 class ExtendedOdds:
-    """`RankOdds` of E scores, and beyond the least and the greatest value log(1 + d/spread) more, d being how far."""
+    """`RankOdds` of E scores, with ± log(1 + d/spread) at a distance d beyond the greatest or least value."""
 
     ranks: tuple[RankOdds, ...]
 
     def __call__(self, scores: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "E N"]:
-        """Of new values, float64 on the CPU."""
+        """Extended log odds of new values, float64 on the CPU."""
         x = torch.stack([score.detach().cpu().double() for score in scores])
         least, greatest, spread = self._ends
         above, below = ((x - greatest) / spread).clamp(min=0), ((least - x) / spread).clamp(min=0)
@@ -98,11 +97,9 @@ class ExtendedOdds:
 class SoftScale:
     """A score in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
 
-    Distances count within the bulk, and no outlier outweighs it.
-
     Attributes:
         median: of the score.
-        spread: the range between its quartiles, or else its standard deviation.
+        spread: interquartile range, or else standard deviation.
     """
 
     median: float
@@ -115,20 +112,20 @@ class SoftScale:
         return cls(middle, (high - low) or float(score.double().std(correction=0)) or 1.0)
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Of new values, float64 on the CPU."""
+        """Scaled new values, float64 on the CPU."""
         return _soft((score.detach().cpu().double() - self.median) / self.spread)
 
 
 @dataclass(frozen=True)
 class MonotoneRegression:
-    """P(known) from several scores, none of which makes a query more known as it rises.
+    """P(known) from several scores, decreasing in each.
 
     log(P/(1 − P)) = b − Σ_j w_j x_j with all w_j ≥ 0, x_j the scores on a `SoftScale`: logistic regression with a
-    ridge penalty, Σ w²/2 beside the weighted sum of log losses. A score is doubt, so that a weight below 0 could only
-    fit chance; without such weights a few dozen queries suffice to learn from.
+    ridge penalty, Σ w²/2 beside the weighted sum of log losses. A score is doubt, so a negative weight could only fit
+    noise; without negative weights a few dozen queries suffice.
 
     Attributes:
-        evidence: the scores that it needs, E of them.
+        evidence: names of the E scores.
         scales: of each.
         weights: of each, not negative.
         intercept: b.
@@ -154,7 +151,7 @@ class MonotoneRegression:
         Args:
             scores: higher meaning more doubt.
             known: (N,) whether each is known.
-            weight: (N,) how much each counts, not negative; their sum is of no effect. All alike by default.
+            weight: (N,) relative weights, not negative; equal by default.
 
         Raises:
             ValueError: for no query or no score, another length, or scores that are not finite.
@@ -184,7 +181,7 @@ class MonotoneRegression:
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known), float64, as often as among the queries that it was learnt from.
+        """P(known) at the training queries' share of known ones, float64.
 
         Raises:
             ValueError: for a score that is missing or not finite.
@@ -192,10 +189,10 @@ class MonotoneRegression:
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Σ_j w_j x_j / Σ_j w_j, float64; zero where no score counts; errors as of a call.
+        """Σ_j w_j x_j / Σ_j w_j, float64, in the order of 1 − P; zero without a weight; errors as of a call.
 
-        Of other queries it is in the same order as 1 − P. Unlike log odds it can be compared between regressions that
-        were learnt from parts of the same data: the more queries, the larger are all w_j that the penalty holds back.
+        Unlike log odds it is comparable between regressions on parts of the same data, as the penalty shrinks weights
+        more for fewer queries.
         """
         total = sum(self.weights)
         return self._weighted(scores) / (total or 1.0)
@@ -219,20 +216,19 @@ class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
     Each score becomes the log odds of its rank, x (see `RankOdds`); s = b + Σ_j w_j x_j is a logistic regression on
-    them. g rises, piecewise linearly between knots, and is learnt by isotonic regression from the s of searches that
-    the weights were not learnt from, so that log odds need not be linear in the scores. The probability is
-    (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression does better than the logistic curve only where it has
-    hundreds of searches to learn from, and the order by s stays where g is level. No level is nearer to 0 or 1 than
+    them. g is an isotonic regression on out-of-fold values of s, piecewise linear, so that log odds need not be linear
+    in the scores. The probability is (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression beats the logistic curve
+    only with hundreds of searches, and the order by s remains where g is level. No level is nearer to 0 or 1 than
     1/(N + 2).
 
     Attributes:
-        evidence: the scores that it needs, E of them.
+        evidence: names of the E scores.
         ranks: of each.
-        weights: one for each.
+        weights: of each.
         intercept: b.
-        knots: sums at which g is known, rising.
-        levels: g there, rising, from 0 to 1.
-        n: how many searches it was learnt from.
+        knots: arguments of g, rising.
+        levels: values of g, rising, from 0 to 1.
+        n: number of searches N.
     """
 
     evidence: tuple[str, ...]
@@ -252,18 +248,16 @@ class Correctness:
 
     @classmethod
     def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
-        """Learn with scikit-learn, the penalty of the weights being chosen by cross-validation, by the log score.
+        """Learn from N searches with a match; cross-validated log score chooses the penalty of the weights.
 
-        Queries without a match in the gallery do not belong here: no first hit of theirs can be right. To these
-        searches two are added, as Laplace adds them: a right one with the least doubt by every score, and a wrong one
-        with the greatest; so that where all are right there is still an order, and no certainty. Where fewer than 10
-        first hits are right, or wrong, one score is all that can be learnt from: the cosine, or the first that is
-        given.
+        Two searches are added, in the manner of Laplace: a right one with the least doubt by every score, and a wrong
+        one with the greatest; so there is an order and no certainty even where all are right. With fewer than 10 right
+        or 10 wrong first hits it uses one score: the cosine, or the first.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
 
         Args:
-            scores: higher meaning more doubt; the regression finds out where that is not so.
+            scores: of queries with a match, usually higher for more doubt; weights may have either sign.
             correct: (N,) whether the first hit was right.
 
         Raises:
@@ -319,7 +313,7 @@ class Correctness:
 
     @property
     def worth(self) -> dict[str, float]:
-        """The share of each score in the sum of absolute weights, the greatest first; all have one scale."""
+        """Share of each score in the sum of absolute weights, falling; all scores share one scale."""
         total = sum(map(abs, self.weights)) or 1.0
         shares = {name: abs(weight) / total for name, weight in zip(self.evidence, self.weights, strict=True)}
         return dict(sorted(shares.items(), key=lambda share: -share[1]))
@@ -328,15 +322,15 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The probability of each search, learnt by `fit` from the other four fifths of them."""
+    """The probability of each search, learnt by `fit` from the other four fifths."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
-        probability[fold] = fit(_rows(scores, rest), correct[rest])(_rows(scores, fold))
+        probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
     return probability
 
 
 def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
-    """Refuse scores one of which is missing or not finite."""
+    """Require the scores of `evidence`, all finite."""
     if missing := [name for name in evidence if name not in scores]:
         raise ValueError(f"{what} rests on {', '.join(evidence)}: {', '.join(missing)} is missing")
     for name in evidence:
@@ -344,7 +338,7 @@ def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """For each fifth of N items in random order: which are in it, and which in the rest; a lone item is in both."""
+    """Masks of each fifth of N items in random order, and of the rest; a lone item is in both."""
     number = random_order(n) % FOLDS
     for fold in range(min(FOLDS, n)):
         is_in_fold = number == fold
@@ -352,20 +346,17 @@ def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
 
 
 def random_order(n: int) -> Int[Tensor, " N"]:
-    """One fixed random order of N items: files often list classes by turns."""
+    """One fixed random order of N items, as files often list classes by turns."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
+def rows_of(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
+    """Scores of some of the searches."""
+    return {name: values[rows] for name, values in scores.items()}
+
+
 def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> ReliabilityBins:
-    """Sort answers by their probability into ten equal bins, closed on the right: a reliability diagram and its ECE.
-
-    Args:
-        probability: (N,) in [0, 1].
-        correct: (N,) whether each answer is right.
-
-    Returns:
-        Mean probability, accuracy and count of each bin; its `expected_error` is the ECE, lower is better, NaN for no
-        answer.
+    """Sort N answers by their probability into ten equal bins, closed on the right, for a reliability diagram.
 
     Raises:
         ValueError: for another length, or a probability outside [0, 1], NaN included.
@@ -383,12 +374,8 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
     return ReliabilityBins.of(in_bin, probability, correct, bins=_BINS)
 
 
-def _rows(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
-    return {name: values[rows] for name, values in scores.items()}
-
-
 def _unseen_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
-    """s of each search by weights that were learnt from the other folds."""
+    """s of each search, by weights from the other folds."""
     sums = torch.empty(len(x), dtype=torch.float64)
     for fold, rest in folds(len(x)):
         weights, intercept = _regression(x[rest], correct[rest], penalty)
@@ -397,12 +384,12 @@ def _unseen_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
 
 
 def _log_score(sums: Tensor, correct: Tensor) -> float:
-    """Minus the mean logarithm of the probability that σ(s) gives to what is the case."""
+    """Mean log loss of σ(s)."""
     return float(-torch.nn.functional.logsigmoid(torch.where(correct, sums, -sums)).mean())
 
 
 def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:
-    """Weights and intercept, with two searches more: a right one of the least doubt, a wrong one of the greatest."""
+    """Weights and intercept, with Laplace's two searches added, see `Correctness.fit`."""
     x = torch.cat([x, x.amin(0, keepdim=True), x.amax(0, keepdim=True)])
     correct = torch.cat([correct, torch.tensor([True, False])])
     from sklearn.linear_model import LogisticRegression
@@ -412,7 +399,7 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
 
 
 def _soft(z: Tensor) -> Tensor:
-    """z within ±2, and the logarithm of what is beyond."""
+    """z within ±2, logarithmic beyond."""
     size = z.abs()
     return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
 

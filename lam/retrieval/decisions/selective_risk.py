@@ -1,6 +1,6 @@
-"""A threshold that promises the share of wrong answers among the answers: selective risk control.
+"""Selective risk control: a threshold that promises the share of wrong answers among the answers.
 
-`lam.retrieval.decisions.conformal` promises a rate among all queries of a kind; here it is among the answered ones.
+`lam.retrieval.decisions.conformal` promises rates among all queries of a kind.
 """
 
 import math
@@ -22,12 +22,12 @@ class SelectiveRisk:
     """A threshold above which at most a share `target` of the answers is wrong; see `control_selective_risk`.
 
     Attributes:
-        threshold: a query is answered where its score is above it; −∞ answers all whose score is finite.
-        target: the share of wrong answers that is promised.
-        confidence: how often a calibration set gives a threshold that keeps the promise, at least.
-        n_queries: how many calibration queries there were.
-        n_answered: how many of them are answered.
-        n_wrong: how many of these answers are wrong.
+        threshold: a query is answered where its score is above it; −∞ answers every finite score.
+        target: the promised share of wrong answers.
+        confidence: least share of calibration sets whose threshold keeps the promise.
+        n_queries: number of calibration queries.
+        n_answered: number of answered ones.
+        n_wrong: number of wrong answers among these.
     """
 
     threshold: float
@@ -41,8 +41,8 @@ class SelectiveRisk:
     def bound(self) -> float:
         """Clopper-Pearson upper end of the share of wrong answers, at most `target`.
 
-        It holds at `confidence` for a threshold that was fixed beforehand. For this one, which was chosen by the same
-        answers, the promise is `target`.
+        It holds at `confidence` for a threshold that was fixed beforehand. This one was chosen by the same answers; its
+        promise is `target`.
         """
         from scipy.special import betaincinv
 
@@ -50,7 +50,7 @@ class SelectiveRisk:
 
     @property
     def coverage(self) -> float:
-        """The share of the calibration queries that is answered."""
+        """Share of the calibration queries that is answered."""
         return self.n_answered / self.n_queries
 
 
@@ -62,30 +62,30 @@ def control_selective_risk(
     R(t) = P(wrong | score > t). The thresholds tried are those that answer m_1 < m_2 < … of the calibration queries:
     t_j is the (m_j + 1)-th highest score, which N alone decides, and the n_j queries above it hold W_j wrong answers.
     Given t_j they are n_j independent draws of the answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of
-    R(t_j) > target. The p-values are tested one after another, strictest threshold first, each at 1 − `confidence`,
-    until the first that is above it: fixed-sequence testing, which has no price for many thresholds. The last threshold
-    before that is the answer. m_1 is the least number that allows two wrong answers, where N is twice as large,
-    otherwise one, otherwise none; each next m is a tenth larger, and the last is N. A threshold that, by ties, answers
-    fewer than `answers_needed` is left out.
+    R(t_j) > target. The p-values are tested in order, strictest threshold first, each at 1 − `confidence`, until the
+    first above it: fixed-sequence testing, which has no price for many thresholds. The last threshold before that is
+    the result. m_1 is the least number that allows two wrong answers, where N is twice as large, else one, else none;
+    each next m is a tenth larger, and the last is N. A threshold that answers fewer than `answers_needed`, by ties, is
+    left out.
 
-    Promised: P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
-    scores, ties included. It rests on two things. Calibration queries and new ones are independent draws of one source,
+    The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
+    scores, ties included. It has two assumptions. Calibration queries and new ones are independent draws of one source,
     with the same share of strangers. And answers of a higher score are not wrong more often than answers of a lower
-    one; where scores have no ties, it is enough that R exceeds the target below one threshold and nowhere above it. The
-    second is needed because the thresholds are themselves scores of the calibration queries. Scores that break it, of
-    1,080 kinds made to do harm, broke the promise no more often: at most 0.044 of 20,000 sets for 0.05.
+    one; without ties it suffices that R exceeds the target below one threshold and nowhere above it. The second is
+    needed because the thresholds are themselves scores of calibration queries. 1,080 kinds of adversarial scores that
+    violate it broke the promise in at most 0.044 of 20,000 sets, for 0.05.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.
 
     Args:
         scores: (N,) accept scores of calibration queries, higher meaning answer; −∞ where there is nothing to answer.
-        wrong: (N,) whether the answer would be wrong. A stranger's answer is wrong whatever it is.
-        target: the share of wrong answers that is allowed, in (0, 1).
+        wrong: (N,) whether the answer would be wrong, as for any stranger.
+        target: the allowed share of wrong answers, in (0, 1).
         confidence: in (0, 1).
 
     Returns:
-        The threshold, or None where no threshold can be promised because too many answers of high score are wrong.
+        The threshold; None where too many answers of high score are wrong for any threshold.
 
     Raises:
         ValueError: for NaN, another length, a share outside (0, 1), or fewer queries than `answers_needed`.
@@ -123,13 +123,13 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers with which `n_wrong` wrong ones promise a share of at most `target`.
+    """The least number of answers that promise a share of at most `target` with `n_wrong` wrong ones among them.
 
     The least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence; ⌈log(1 − confidence) / log(1 − target)⌉ for none.
 
     Args:
-        target: the share of wrong answers that is allowed, in (0, 1).
-        n_wrong: how many of the answers are wrong.
+        target: the allowed share of wrong answers, in (0, 1).
+        n_wrong: number of wrong answers.
         confidence: in (0, 1).
 
     Raises:
@@ -150,7 +150,7 @@ def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL
 
 
 def _ranks(count: int, target: float, confidence: float) -> list[int]:
-    """How many of the queries each threshold answers, where scores have no ties."""
+    """Number of queries that each threshold answers, for scores without ties."""
     starts = [answers_needed(target, n_wrong=spare, confidence=confidence) for spare in range(_SPARE + 1)]
     ranks = [max([starts[0], *(start for start in starts if 2 * start <= count)])]
     while ranks[-1] < count:

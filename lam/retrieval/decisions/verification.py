@@ -1,7 +1,7 @@
 """Whether two images show the same: a threshold at a promised false-match rate, and a probability.
 
-A pair is no search: its score is not the best of many, so that the accept threshold of a gallery would be far too
-strict, and it has no second hit to be compared with.
+A pair is no search. Its score is not the best of many, so that a gallery's accept threshold would be far too strict,
+and there is no second hit to compare with.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import Correctness, random_order
 from lam.retrieval.metrics.searches import Matches
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_length
 
 _BLOCK_ELEMENTS = 2**22
@@ -34,18 +35,19 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """Pairs of each query with an item that matches and with one that does not, where there are such, drawn at random.
+    """A random pair of each query with a matching item and with another item, where there are such.
 
-    One pair of each kind a query, because pairs that share an image tell less than they are.
+    One pair of each kind a query, because pairs that share an image are not independent.
 
     Args:
-        matches: which items of the gallery match the queries at given rows.
-        n_queries: how many queries.
-        n_items: how many items.
+        matches: which gallery items match the queries at given positions.
+        n_queries: number of queries.
+        n_items: number of items.
         generator: of the draw, on the CPU.
     """
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-    for rows in torch.arange(n_queries).split(max(1, _BLOCK_ELEMENTS // max(1, n_items))):
+    for block in row_blocks(n_queries, n_items, elements=_BLOCK_ELEMENTS):
+        rows = torch.arange(block.start, block.stop)
         matching = matches(rows).cpu()
         for same in (True, False):
             choices = matching == same
@@ -62,7 +64,7 @@ class Verifier:
 
     Attributes:
         impostors: cosines of pairs that do not match.
-        sameness: P(the two match) where half of all pairs do, from their cosine and their κ.
+        sameness: P(the two match) from cosine and κ, where half of all pairs match.
     """
 
     impostors: ConformalScores
@@ -76,37 +78,34 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs; of the kind that there is more of, as many as of the other make the probability.
+        """Learn from R pairs; the probability uses as many of each kind.
 
         Args:
             cosine: (R,) of each pair.
-            kappa: (R,) concentration of the one.
-            other: (R,) concentration of the other.
+            kappa: (R,) concentration of the first.
+            other: (R,) concentration of the second.
             same: (R,) whether they match.
 
         Raises:
-            ValueError: where there is no pair of either kind, or as `Correctness.fit`.
+            ValueError: without a pair of either kind, or as `Correctness.fit`.
         """
         check_length("same", same, "the pairs", len(cosine))
-        count = min(int(same.sum()), int((~same).sum()))
+        n_same, n_other = int(same.sum()), int((~same).sum())
+        count = min(n_same, n_other)
         if count == 0:
-            raise ValueError(
-                f"verification needs pairs that match and pairs that do not, got {int(same.sum())} and "
-                f"{int((~same).sum())}"
-            )
-        order = random_order(len(same)).to(same.device)  # or those of the first classes alone would count
+            raise ValueError(f"verification needs pairs that match and pairs that do not, got {n_same} and {n_other}")
+        order = random_order(len(same)).to(same.device)  # else only the first classes would count
         balanced = torch.cat([order[kind[order]][:count] for kind in (same, ~same)]).sort().values
         evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
-        sameness = Correctness.fit(evidence, same[balanced])
-        return cls(ConformalScores.of(cosine[~same]), sameness)
+        return cls(ConformalScores.of(cosine[~same]), Correctness.fit(evidence, same[balanced]))
 
     def probability(
         self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
     ) -> Float[Tensor, " R"]:
-        """P(the two match), where half of all pairs do; arguments as those of `of`."""
+        """(R,) P(the two match), where half of all pairs match; arguments as in `of`."""
         return self.sameness(_evidence(cosine, kappa, other))
 
 
 def _evidence(cosine: Tensor, kappa: Tensor, other: Tensor) -> dict[str, Tensor]:
-    """The cosine, and κ of the less and of the more certain of the two, each the lower the less doubt there is."""
+    """Minus the cosine, minus the smaller κ and minus the greater κ: higher means more doubt."""
     return {"cosine": -cosine, "kappa": -torch.minimum(kappa, other), "other_kappa": -torch.maximum(kappa, other)}

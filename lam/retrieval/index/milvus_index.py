@@ -166,16 +166,10 @@ class MilvusIndex:
         unit_vectors(embeddings, self.dimension)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items; where the server refuses some, those already sent are removed, as far as it answers.
+        """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        Args:
-            embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
-            ids: (N,) a tensor, array or sequence of integers from 0 to `GREATEST_ID` that are new to the index. Where
-                another process adds the same id at the same moment, the later item stays.
-
-        Raises:
-            ValueError: for another dimension, a mean that is no unit vector or of other samples than the index, a κ
-                that is negative or not finite, or ids that are negative, too large, repeated or taken.
+        Where the server refuses some, those already sent are removed, as far as it answers. Where another process adds
+        the same id at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -189,15 +183,9 @@ class MilvusIndex:
             raise
 
     def put(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items, or replace those of known ids; repeating it after an error is safe.
+        """Add items as `add`, or replace those of known ids.
 
-        Args:
-            embeddings: as for `add`.
-            ids: as for `add`; they may be in the index.
-
-        Raises:
-            ValueError: as `add`, except for taken ids.
-            ConnectionError: where the server does not answer or refuses; some items may then be stored.
+        After a `ConnectionError` some items may be stored; repeating the call is safe.
         """
         self._send(self._rows(embeddings, ids))
 
@@ -210,29 +198,16 @@ class MilvusIndex:
         self._delete(list(self._kappa_of_known(ids)))
 
     def discard(self, ids: Ids) -> None:
-        """Remove the items that are in the index; repeating it after an error is safe.
+        """Remove the items that are in the index; a ValueError for ids that are repeated.
 
-        Raises:
-            ValueError: for ids that are repeated.
-            ConnectionError: where the server does not answer or refuses; some items may then be removed.
+        After a `ConnectionError` some items may be removed; repeating the call is safe.
         """
         self._delete(checked_ids(ids).tolist())
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
-        """The k items of highest cosine for each query; `HNSW` may miss a neighbour.
+        """The k items of highest cosine for each query; arguments and errors as for `Index.search`, k to `MOST_HITS`.
 
-        Args:
-            embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
-            k: number of hits, from 1 to `MOST_HITS`.
-            least_kappa: leave out items whose κ is below this.
-
-        Returns:
-            min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries. Where
-            `HNSW` finds fewer for a query, all queries have as few.
-
-        Raises:
-            ValueError: for k out of range, a negative `least_kappa`, another dimension, or a query that is no unit
-                vector or of other samples than its hits.
+        `HNSW` may miss a neighbour. Where it finds fewer for a query, all queries have as few.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:

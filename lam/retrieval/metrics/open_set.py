@@ -168,20 +168,12 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 
     The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
     with a first hit of score > T. Its area is P(a mated search is right and scores above a non-mated one), equal scores
-    counting half; at most the accuracy.
+    counting half; at most the accuracy. Arguments and errors as in `dir_at_far`.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
-    Args:
-        score: (Q,) of the first hits of mated searches.
-        correct: (Q,) whether they are matches.
-        non_mated: (O,) scores of the first hits of non-mated searches.
-
     Returns:
-        An area in [0, 1]; NaN where either is empty.
-
-    Raises:
-        ValueError: for NaN or another length.
+        An area in [0, 1]; NaN where there are no mated or no non-mated searches.
 
     Example:
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))

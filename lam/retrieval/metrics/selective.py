@@ -70,20 +70,14 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
     With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
     the share of all queries that are answered, and wrongly. The area is of trapezoids between coverage 0, of risk 0,
-    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2.
+    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2. Arguments
+    and errors as in `lam.retrieval.metrics.uncertainty.ausc`.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
 
-    Args:
-        correct: (Q,) whether the first hit is relevant.
-        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
-
     Returns:
         An area in [0, ½], half the error rate for a constant uncertainty; NaN for no query.
-
-    Raises:
-        ValueError: for NaN or another length.
 
     Example:
         >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
@@ -125,19 +119,13 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9: 0 for a useless uncertainty, 1 for the best one.
 
-    Higher is better; an order worse than none is negative.
+    Higher is better; an order worse than none is negative. Arguments and errors as in
+    `lam.retrieval.metrics.uncertainty.ausc`.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
 
-    Args:
-        correct: (Q,) whether the first hit is relevant.
-        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
-
     Returns:
         At most 1; NaN where all are right, all are wrong, or there is none.
-
-    Raises:
-        ValueError: for NaN or another length.
 
     Example:
         >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))

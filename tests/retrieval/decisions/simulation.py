@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.decisions.match_probability import MatchProbability
 
@@ -60,14 +60,11 @@ class World:
         asked = {name: torch.where(has_match, scores[name], without[name]) for name in NAMES}
         fold = folds_of(torch.arange(n))
         evidence = Evidence(
-            queries=asked,
-            has_match=has_match,
-            right=right & has_match,
-            no_match=without,
-            strangers=self.strangers(classes, generator),
-            query_fold=fold,
-            no_match_fold=fold,
-            stranger_fold=folds_of(classes),
+            Group(asked, fold),
+            has_match,
+            right & has_match,
+            no_match=Group(without, fold),
+            strangers=Group(self.strangers(classes, generator), folds_of(classes)),
         )
         return evidence, classes
 

@@ -10,7 +10,7 @@ from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.calibrate import OtherQueries
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores, least_rate
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
@@ -64,15 +64,16 @@ def test_a_single_score_is_the_same_function_whatever_was_learnt() -> None:
     evidence, classes = WORLDS["useful"].evidence(50, torch.Generator().manual_seed(0))
     for name in NAMES:
         learnt = _fit(evidence, name)
-        assert torch.equal(learnt.false_accepts.scores, (-evidence.no_match[name]).sort().values)
+        assert torch.equal(learnt.false_accepts.scores, (-evidence.no_match.scores[name]).sort().values)
         of_strangers, _ = Acceptance.fit(
             evidence, MatchProbability.fit, accept=name, of_strangers=True, classes=classes
         )
-        assert torch.equal(of_strangers.false_accepts.scores, (-evidence.strangers[name]).sort().values)
+        assert torch.equal(of_strangers.false_accepts.scores, (-evidence.strangers.scores[name]).sort().values)
         assert of_strangers.false_accepts.n_units == 50
         none = torch.full((50,), torch.nan, dtype=torch.float64)
-        assert torch.equal(learnt.statistic(evidence.queries, none), -evidence.queries[name])
-        right = torch.where(evidence.right, -evidence.queries[name], -torch.inf)[evidence.has_match]
+        scores = evidence.queries.scores
+        assert torch.equal(learnt.statistic(scores, none), -scores[name])
+        right = torch.where(evidence.right, -scores[name], -torch.inf)[evidence.has_match]
         assert torch.equal(learnt.right_hits, right.sort().values)
         assert name in learnt.evidence
 
@@ -82,9 +83,9 @@ def test_the_probability_is_that_of_the_answer_and_its_scores_are_out_of_fold() 
     learnt, right = Acceptance.fit(evidence, MatchProbability.fit, accept=PROBABILITY)
     without, of_known = torch.empty(60, dtype=torch.float64), torch.empty(60, dtype=torch.float64)
     for fold in range(5):
-        answer, held = MatchProbability.fit(evidence.without(fold)), evidence.query_fold == fold
-        without[held] = answer({name: values[held] for name, values in evidence.no_match.items()})
-        of_known[held] = answer.right({name: values[held] for name, values in evidence.queries.items()})
+        answer, held = MatchProbability.fit(evidence.without(fold)), evidence.queries.fold == fold
+        without[held] = answer(evidence.no_match[held].scores)
+        of_known[held] = answer.right(evidence.queries[held].scores)
     assert torch.equal(learnt.false_accepts.scores, without.sort().values)
     assert torch.equal(right, of_known[evidence.has_match])
     assert learnt.match_probability == MatchProbability.fit(evidence)
@@ -99,7 +100,8 @@ def _split(n: int, *telling: str, apart: float = 3.0, seed: int = 0) -> Evidence
     for name in telling:
         no_match[name], strangers[name] = no_match[name] + apart, strangers[name] + apart
     fold, every = folds_of(torch.arange(n)), torch.ones(n).bool()
-    return Evidence(asked, every, every, no_match, strangers, fold, fold, fold)
+    queries, no_match, strangers = (Group(scores, fold) for scores in (asked, no_match, strangers))
+    return Evidence(queries, every, every, no_match, strangers)
 
 
 @pytest.mark.parametrize("name", ["kappa", "knn"])
@@ -118,8 +120,9 @@ def test_where_scores_know_more_together_the_probability_decides() -> None:
 def test_where_all_tell_the_same_the_first_cosine_decides_of_few() -> None:
     evidence = _split(9, "knn", apart=30.0)
     kinds = {
-        kind: {**getattr(evidence, kind), "cosine": getattr(evidence, kind)["knn"]}
+        kind: Group({**group.scores, "cosine": group.scores["knn"]}, group.fold)
         for kind in ("queries", "no_match", "strangers")
+        for group in (getattr(evidence, kind),)
     }
     assert _fit(replace(evidence, **kinds)).accept == "cosine"
 
@@ -129,8 +132,7 @@ def test_what_is_refused() -> None:
     for accept in ("votes", "length"):
         with pytest.raises(ValueError, match=f"accept must be one of probability, kappa, cosine, knn, got '{accept}'"):
             _fit(evidence, accept)
-    none = {name: values[:0] for name, values in evidence.no_match.items()}
-    alone = replace(evidence, no_match=none, no_match_fold=evidence.no_match_fold[:0])
+    alone = replace(evidence, no_match=evidence.no_match[torch.arange(0)])
     with pytest.raises(ValueError, match="no query has an item in the gallery that does not match it: there is no"):
         _fit(alone)
 

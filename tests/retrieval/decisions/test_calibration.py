@@ -235,12 +235,6 @@ def test_the_conformal_set_holds_a_match_as_often_as_promised() -> None:
     found = _searches(seed=7)[0]
     missed = float((found.rank > int(calibration.depth or 0)).double().mean())
     assert missed < 0.1 + 4 * math.sqrt(0.09 / 400)
-    hits = _hits(*_searches(seed=7)[1:], k=3)
-    assert calibration.conformal_set(hits).sum(1).unique().tolist() == [min(3, calibration.depth or 0)]
-    with pytest.raises(ValueError, match="too few calibration queries had a match"):
-        replace(calibration, depth=None).conformal_set(hits)
-    with pytest.raises(ValueError, match="the set is of the first 120 hits: search with that k, got k=3"):
-        replace(calibration, depth=120).conformal_set(hits)
 
 
 def test_the_credible_cosine_is_that_of_the_cap_of_each_query() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.probability import FOLDS, Scores
 from tests.retrieval.decisions.simulation import NAMES, WORLDS
 
@@ -18,53 +18,43 @@ def evidence() -> Evidence:
 
 def _means(part: Evidence) -> Callable[[Scores], Tensor]:
     """Each query beside the means of its part: two statistics that show what they were learnt from."""
-    of_known, of_strangers = part.known["knn"].mean(), part.strangers["knn"].mean()
+    of_known, of_strangers = part.known["knn"].mean(), part.strangers.scores["knn"].mean()
     return lambda scores: torch.stack([scores["knn"] - of_known, scores["knn"] - of_strangers])
 
 
 def test_each_is_held_against_what_the_other_folds_taught(evidence: Evidence) -> None:
-    kinds = ("queries", "no_match", "strangers")
-    numbers = (evidence.query_fold, evidence.no_match_fold, evidence.stranger_fold)
-    for kind, fold_of, found in zip(kinds, numbers, evidence.out_of_fold(_means)[:3], strict=True):
-        values = getattr(evidence, kind)["knn"]
+    groups = (evidence.queries, evidence.no_match, evidence.strangers)
+    for group, found in zip(groups, evidence.out_of_fold(_means)[:3], strict=True):
+        values = group.scores["knn"]
         assert found.shape == (len(values), 2)
-        for row, fold in enumerate(fold_of.tolist()):
-            known = evidence.queries["knn"][evidence.has_match & (evidence.query_fold != fold)].mean()
-            strangers = evidence.strangers["knn"][evidence.stranger_fold != fold].mean()
+        for row, fold in enumerate(group.fold.tolist()):
+            known = evidence.queries.scores["knn"][evidence.has_match & (evidence.queries.fold != fold)].mean()
+            strangers = evidence.strangers.scores["knn"][evidence.strangers.fold != fold].mean()
             torch.testing.assert_close(found[row], values[row] - torch.stack([known, strangers]))
 
 
 def test_where_a_kind_is_empty_so_is_what_is_said_of_it(evidence: Evidence) -> None:
-    none = {name: torch.zeros(0).double() for name in NAMES}
-    alone = Evidence(
-        evidence.queries,
-        evidence.has_match,
-        evidence.right,
-        none,
-        none,
-        evidence.query_fold,
-        folds_of(torch.arange(0)),
-        folds_of(torch.arange(0)),
-    )
-    asked, no_match, strangers, made = alone.out_of_fold(lambda part: lambda scores: scores["knn"][None])
-    assert torch.equal(asked[:, 0], evidence.queries["knn"])
-    assert no_match.shape == strangers.shape == made.shape == (0, 1)
+    none = Group({name: torch.zeros(0).double() for name in NAMES})
+    alone = Evidence(evidence.queries, evidence.has_match, evidence.right, none, none)
+    asked, no_match, strangers, simulated = alone.out_of_fold(lambda part: lambda scores: scores["knn"][None])
+    assert torch.equal(asked[:, 0], evidence.queries.scores["knn"])
+    assert no_match.shape == strangers.shape == simulated.shape == (0, 1)
 
 
 def test_a_fold_is_left_out_of_every_kind_unless_no_query_with_a_match_were_left(evidence: Evidence) -> None:
     part = evidence.without(2)
-    kept = evidence.query_fold != 2
-    assert torch.equal(part.queries["cosine"], evidence.queries["cosine"][kept])
+    kept = evidence.queries.fold != 2
+    assert torch.equal(part.queries.scores["cosine"], evidence.queries.scores["cosine"][kept])
     assert torch.equal(part.right_if_known, evidence.right[kept & evidence.has_match])
-    assert not any((fold == 2).any() for fold in (part.query_fold, part.no_match_fold, part.stranger_fold))
+    assert not any((group.fold == 2).any() for group in (part.queries, part.no_match, part.strangers))
     one = WORLDS["useful"].evidence(1, torch.Generator().manual_seed(0))[0]
     assert one.without(0) is one
 
 
 def test_some_of_the_scores_of_all_kinds(evidence: Evidence) -> None:
     few = evidence.only({"cosine", "votes"})
-    assert [list(scores) for scores in (few.queries, few.no_match, few.strangers)] == [["cosine"]] * 3
-    assert torch.equal(few.known["cosine"], evidence.queries["cosine"][evidence.has_match])
+    assert [list(group.scores) for group in (few.queries, few.no_match, few.strangers)] == [["cosine"]] * 3
+    assert torch.equal(few.known["cosine"], evidence.queries.scores["cosine"][evidence.has_match])
 
 
 def test_items_of_a_unit_are_in_one_fold_and_folds_are_as_large_as_can_be() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import (
     COMBINED,
     FLAGS,
@@ -31,7 +31,8 @@ def _evidence(known: dict[str, torch.Tensor], strangers: dict[str, torch.Tensor]
     """Of queries that all have a match."""
     n, others = len(known["kappa"]), len(strangers["kappa"])
     fold, every = folds_of(torch.arange(n)), torch.ones(n).bool()
-    return Evidence(known, every, every, known, strangers, fold, fold, folds_of(torch.arange(others)))
+    same, foreign = Group(known, fold), Group(strangers, folds_of(torch.arange(others)))
+    return Evidence(same, every, every, no_match=same, strangers=foreign)
 
 
 def _pair(cosine: torch.Tensor, distance: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -81,10 +82,8 @@ def test_the_combination_learns_which_score_tells_strangers(score: str) -> None:
     assert min(detector.ranking[score], detector.ranking[COMBINED]) > 0.88
     assert all(area < 0.6 for name, area in detector.ranking.items() if name not in (score, COMBINED))
     one = {name: torch.tensor([6.0 if name == score else 0.0, 0.0]) for name in weights}
-    assert (detector.ood_score(COMBINED, one) > detector.conformal_scores(COMBINED).threshold(0.05)).tolist() == [
-        True,
-        False,
-    ]
+    threshold = detector.conformal_scores(COMBINED).threshold(0.05)
+    assert (detector.ood_score(COMBINED, one) > threshold).tolist() == [True, False]
 
 
 def test_the_combination_is_the_doubt_of_being_known_out_of_fold() -> None:
@@ -92,12 +91,12 @@ def test_the_combination_is_the_doubt_of_being_known_out_of_fold() -> None:
     detector = OodDetector.fit(evidence)
     whole = OodDetector.fit(evidence).combined
     assert whole is not None
-    assert torch.equal(detector.ood_score(COMBINED, evidence.queries), whole.doubt(evidence.queries))
+    assert torch.equal(detector.ood_score(COMBINED, evidence.queries.scores), whole.doubt(evidence.queries.scores))
     twin = torch.empty(50, dtype=torch.float64)
     for fold in range(5):
-        held = evidence.query_fold == fold
+        held = evidence.queries.fold == fold
         part = OodDetector.fit(evidence.without(fold))
-        twin[held] = part.ood_score(COMBINED, {name: values[held] for name, values in evidence.queries.items()})
+        twin[held] = part.ood_score(COMBINED, evidence.queries[held].scores)
     assert torch.equal(detector.conformal_scores(COMBINED).scores, twin.sort().values)
 
 

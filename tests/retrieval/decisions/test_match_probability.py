@@ -8,7 +8,7 @@ import torch
 from pydantic import TypeAdapter
 
 from lam.retrieval.decisions.density_ratio import DensityRatio
-from lam.retrieval.decisions.evidence import Evidence, folds_of
+from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.one_class import OneClassModel
 from lam.retrieval.decisions.probability import Correctness
@@ -24,9 +24,9 @@ def _scores(n: int, seed: int, *, shift: float = 0.0) -> dict[str, torch.Tensor]
 def _evidence(scores: dict[str, torch.Tensor], right: torch.Tensor, strangers: dict[str, torch.Tensor]) -> Evidence:
     """Of known queries and of strangers; no query is searched without its matches."""
     none = {name: values[:0] for name, values in scores.items()}
-    n, others = len(right), len(strangers["kappa"])
-    folds = folds_of(torch.arange(n)), folds_of(torch.arange(0)), folds_of(torch.arange(others))
-    return Evidence(scores, torch.ones(n).bool(), right, none, strangers, *folds)
+    queries = Group(scores, folds_of(torch.arange(len(right))))
+    foreign = Group(strangers, folds_of(torch.arange(len(strangers["kappa"]))))
+    return Evidence(queries, torch.ones(len(right)).bool(), right, Group(none), foreign)
 
 
 def test_an_answer_is_the_product_of_both_and_goes_through_json_unchanged() -> None:

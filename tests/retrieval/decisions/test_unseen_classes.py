@@ -1,7 +1,6 @@
 """p-values of new classes: exact over every item that may have come last, and over draws of known distributions."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from jaxtyping import Bool
 from scipy.stats import binom
 from torch import Tensor
 
-from lam.retrieval.decisions.unseen_classes import UnseenClasses, good_turing
+from lam.retrieval.decisions.unseen_classes import UnseenClasses
 
 LEVELS = (0.01, 0.05, 0.1, 0.25)
 N = 120
@@ -58,49 +57,39 @@ def test_of_the_items_that_may_have_come_last_no_more_than_promised_are_below_a_
     cosines = (lambda v: v @ v.T)(items(labels.numpy(), generator))
     is_single = (labels[:, None] == labels).sum(1) == 1
     found = [last_of(labels, cosines, last) for last in range(40)]
-    for among in ("such", "all"):
-        new = torch.cat([gallery.p_new(score, nearest, among=among) for gallery, score, nearest in found])
-        known = torch.cat([gallery.p_in_gallery(score, among=among) for gallery, score, _ in found])
-        for which, p in ((is_single, new), (~is_single, known)):
-            size = int(which.sum()) if among == "such" else 40
-            for level in [k / size + 1e-12 for k in range(1, size)]:
-                assert int((p[which] <= level).sum()) <= level * size
-    blind = torch.tensor([good_turing(gallery.labels) for gallery, _, _ in found])
+    new = torch.cat([gallery.p_new(score, nearest) for gallery, score, nearest in found])
+    known = torch.cat([gallery.p_in_gallery(score) for gallery, score, _ in found])
+    for which, p in ((is_single, new), (~is_single, known)):
+        size = int(which.sum())
+        for level in [k / size + 1e-12 for k in range(1, size)]:
+            assert int((p[which] <= level).sum()) <= level * size
+    blind = torch.tensor([gallery.share_of_new for gallery, _, _ in found])
     assert all((blind[is_single] <= level).sum() <= level * 40 + 1e-9 for level in torch.linspace(0.01, 1, 100))
 
 
-def rates(law: str, count: int, *, spread: float = 0.25) -> tuple[Bool[Tensor, " R"], dict[tuple[str, str], Tensor]]:
+def rates(law: str, count: int, *, spread: float = 0.25) -> tuple[Bool[Tensor, " R"], dict[str, Tensor]]:
     """Whether each of R queries is of a new class, and its p-values, each query with a gallery of its own."""
     generator = np.random.default_rng(1)
-    is_new, p = [], {(what, among): [] for what in ("new", "known") for among in ("such", "all")}
+    is_new, p = [], {"new": [], "known": []}
     for _ in range(count):
         drawn = classes(law, generator)
         vectors = items(drawn, generator, spread=spread)
         labels = torch.from_numpy(drawn)
         gallery, score, nearest = last_of(labels, vectors @ vectors.T, N)
         is_new.append(bool((labels[:N] != labels[N]).all()))
-        for among in ("such", "all"):
-            p["new", among].append(float(gallery.p_new(score, nearest, among=among)))
-            p["known", among].append(float(gallery.p_in_gallery(score, among=among)))
+        p["new"].append(float(gallery.p_new(score, nearest)))
+        p["known"].append(float(gallery.p_in_gallery(score)))
     return torch.tensor(is_new), {key: torch.tensor(values) for key, values in p.items()}
 
 
 def check_promises(law: str, count: int, *, spread: float = 0.25) -> None:
     is_new, p = rates(law, count, spread=spread)
-    for (what, among), values in p.items():
+    for what, values in p.items():
         which = is_new if what == "new" else ~is_new
-        size = int(which.sum()) if among == "such" else count
         for level in LEVELS:
-            below = int((values[which] <= level).sum())
-            other = float((values[~which] <= level).double().mean())
-            print(f"{law}, {what}, {among}, {level}: {below / max(size, 1):.4f} of {size}; of the others {other:.3f}")
-            assert below <= binom.ppf(0.99999, size, level)
-    said = {"such": 0, "all": 0}
-    for among in said:
-        wrong = torch.where(is_new, p["new", among] <= 0.1, p["known", among] <= 0.1)
-        said[among] = int(wrong.sum())
-    assert said["such"] <= binom.ppf(0.99999, count, 0.1)
-    assert said["all"] <= binom.ppf(0.99999, count, 0.2)
+            assert int((values[which] <= level).sum()) <= binom.ppf(0.99999, int(which.sum()), level)
+    wrong = torch.where(is_new, p["new"] <= 0.1, p["known"] <= 0.1)
+    assert int(wrong.sum()) <= binom.ppf(0.99999, count, 0.1)
 
 
 @pytest.mark.parametrize("law", ["Zipf", "uniform, few items a class", "Dirichlet process", "all known"])
@@ -117,8 +106,8 @@ def test_the_promises_hold_over_2000_galleries(law: str, spread: float) -> None:
 
 def test_near_items_are_known_and_far_ones_are_strangers() -> None:
     is_new, p = rates("Dirichlet process", 200, spread=0.03)
-    assert float((p["known", "such"][is_new] <= 0.1).double().mean()) > 0.7
-    assert float((p["new", "such"][~is_new] <= 0.1).double().mean()) > 0.7
+    assert float((p["known"][is_new] <= 0.1).double().mean()) > 0.7
+    assert float((p["new"][~is_new] <= 0.1).double().mean()) > 0.7
 
 
 def test_p_values_by_a_double_loop() -> None:
@@ -137,27 +126,23 @@ def test_p_values_by_a_double_loop() -> None:
         far = sum(not alone[i] and bool(left_out[i] <= score) for i in range(40))
         second = any(alone[i] and bool(left_out[i] <= score) for i in range(40))
         assert gallery.p_new(scores, nearest)[q] == (1 + near) / (1 + sum(alone))
-        assert gallery.p_new(scores, nearest, among="all")[q] == (1 + near) / 41
         assert gallery.p_in_gallery(scores)[q] == (1 + far + second) / (1 + several + second)
-        assert gallery.p_in_gallery(scores, among="all")[q] == (1 + far + second) / 41
 
 
-@pytest.mark.parametrize("seen", [0, 1, 2, 5])
-def test_good_turing_bounds_how_often_the_next_class_was_seen(seen: int) -> None:
-    generator = np.random.default_rng(seen)
+def test_the_share_of_single_items_bounds_the_share_of_new_classes() -> None:
+    generator = np.random.default_rng(0)
     drawn = [classes("Zipf", generator) for _ in range(1500)]
-    happened = np.mean([int((each[:N] == each[N]).sum()) == seen for each in drawn])
-    p = [good_turing(torch.from_numpy(each[:N]), seen=seen) for each in drawn]
+    happened = np.mean([not (each[:N] == each[N]).any() for each in drawn])
+    p = [UnseenClasses(torch.from_numpy(each[:N]), torch.zeros(N)).share_of_new for each in drawn]
     assert happened <= np.mean(p) + 4 * math.sqrt(0.25 / 1500)
     _, counts = np.unique(drawn[0][:N], return_counts=True)
-    assert p[0] == min((seen + 1) * (int((counts == seen + 1).sum()) + 1) / (N + 1), 1)
+    assert p[0] == (int((counts == 1).sum()) + 1) / (N + 1)
 
 
-def test_a_gallery_without_single_items_says_nothing_of_known_classes_by_such() -> None:
+def test_a_gallery_without_single_items_says_nothing_of_known_classes() -> None:
     gallery = UnseenClasses(torch.tensor([0, 0, 1, 1]), torch.tensor([0.9, 0.9, 0.8, 0.8]))
     scores, nearest = torch.tensor([1.0]), torch.tensor([0])
     assert gallery.p_new(scores, nearest).tolist() == [1.0]
-    assert gallery.p_new(scores, nearest, among="all").tolist() == [0.2]
     single = UnseenClasses(torch.tensor([3]), torch.tensor([-math.inf]))
     assert single.p_new(scores, nearest).tolist() == [1.0]
     assert single.p_in_gallery(scores).tolist() == [1.0]
@@ -181,8 +166,3 @@ def test_what_is_refused() -> None:
         gallery.p_new(torch.tensor([math.nan]), torch.tensor([0]))
     with pytest.raises(ValueError, match="scores must not hold NaN, got one at index 0"):
         gallery.p_in_gallery(torch.tensor([math.nan]))
-    unchecked: Any = getattr(UnseenClasses.p_in_gallery, "__wrapped__", UnseenClasses.p_in_gallery)
-    with pytest.raises(ValueError, match="among must be one of such, all, got 'some'"):
-        unchecked(gallery, NEAR, among="some")
-    with pytest.raises(ValueError, match="seen must be at least 0, got -1"):
-        good_turing(torch.tensor([0]), seen=-1)

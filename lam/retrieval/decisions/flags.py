@@ -47,7 +47,7 @@ class OodDetector:
             ValueError: for no item, missing `kappa`, NaN, or another length.
         """
         if "kappa" not in scores:
-            raise ValueError(f"scores must hold those of 'kappa', got {', '.join(scores) or 'none'}")
+            raise ValueError(f"scores must hold 'kappa', got {', '.join(scores) or 'none'}")
         columns = {name: values.detach().cpu().double() for name, values in scores.items()}
         for name, values in columns.items():
             check_length(name, values, "the values of kappa", len(columns["kappa"]))

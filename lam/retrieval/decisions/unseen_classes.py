@@ -4,9 +4,9 @@ Items that are the only one of their class stand in for strangers, as each was o
 classes are in `lam.retrieval.decisions.conformal`.
 
 The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of what comes
-in. A composed gallery is none: with four photographs of each of thirty people no class has one item, whatever the share
-of strangers. A network that was trained on the gallery's items brings them nearer to each other than to new ones, which
-breaks the assumption too.
+in. A hand-picked gallery is not: with four photographs of each of thirty people no class has one item, whatever the
+share of strangers. A network that was trained on the gallery's items brings them nearer to each other than to new ones,
+which breaks the assumption too.
 """
 
 from dataclasses import dataclass

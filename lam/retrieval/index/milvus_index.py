@@ -1,7 +1,7 @@
 """An index in a Milvus server, for galleries beyond one machine, or in a file by Milvus Lite.
 
 A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, 0 for the network's own
-directions; the server filters by κ. Interface and checks are those of `lam.retrieval.Index`. The server
+directions; the server filters by κ. Interface and checks equal `lam.retrieval.Index`. The server
 keeps added items durably, so there is nothing to save.
 """
 

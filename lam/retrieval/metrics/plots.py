@@ -49,7 +49,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     """
     _refuse_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
-        raise ValueError(f"correct must hold at least one query, got none of {empty[0]}")
+        raise ValueError(f"correct of {empty[0]} must hold at least one query, got none")
     figure, axes = _figure()
     first, *others = (correct for correct, _ in ranked.values())
     alike = all(torch.equal(first, other) for other in others)

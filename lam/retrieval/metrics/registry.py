@@ -138,7 +138,7 @@ SCORES: dict[str, Score] = {
     "norm": Score(
         "norm of the features",
         "feature norm",
-        "to which the variance comes down where all weights are equally uncertain",
+        "proportional to the variance where all weights are equally uncertain",
         lambda features: features.norm(dim=1),
         ("features",),
     ),
@@ -160,7 +160,7 @@ SCORES: dict[str, Score] = {
     "relative_mahalanobis": Score(
         "relative Mahalanobis distance (RMDS++)",
         "relative Mahalanobis",
-        "the same less the distance from all training data at once",
+        "the same less the distance from all training data together",
         reference.relative_mahalanobis,
         ("features", "labelled"),
     ),
@@ -172,7 +172,7 @@ SCORES: dict[str, Score] = {
         ("features", "reference"),
     ),
     "radial_mahalanobis": Score(
-        "Mahalanobis distance of features whose lengths count as far as the training data say",
+        "Mahalanobis distance of partly normalised features",
         "radial Mahalanobis",
         "distance from the classes of the training data, in direction and length",
         reference.radial_mahalanobis,
@@ -189,7 +189,7 @@ SCORES: dict[str, Score] = {
     "mahalanobis_knn": Score(
         "Mahalanobis distance times k-NN distance",
         "Mahalanobis × k-NN",
-        "far from the classes and from single items alike",
+        "far from the classes and from single items",
         reference.mahalanobis_knn,
         ("features", "reference"),
         of=("mahalanobis", "knn"),
@@ -197,14 +197,14 @@ SCORES: dict[str, Score] = {
     "cosine": Score(
         "cosine of the first hit",
         "cosine of the first hit",
-        "nothing in the gallery is alike",
+        "nothing in the gallery is similar",
         lambda cosines: -cosines[:, 0],
         ("cosines",),
     ),
     "margin": Score(
         "margin of the first hit over another class",
         "margin",
-        "an item of another class is nearly as alike; where items have no classes, a second item",
+        "an item of another class is nearly as similar; without classes, a second item",
         hit_scores.margin,
         ("cosines",),
         uses=("labels",),
@@ -212,7 +212,7 @@ SCORES: dict[str, Score] = {
     "mean_cosine": Score(
         "mean cosine of the first hits",
         "mean cosine",
-        "little in the gallery is alike",
+        "little in the gallery is similar",
         hit_scores.mean_cosine,
         ("cosines",),
         k=hit_scores.NEAREST,
@@ -226,7 +226,7 @@ SCORES: dict[str, Score] = {
         k=hit_scores.NEAREST,
     ),
     "votes": Score(
-        "share of the first hits of other classes than the first",
+        "share of the first hits of another class than the first hit",
         "votes",
         "the hits do not agree on the class",
         hit_scores.disagreement,
@@ -305,7 +305,7 @@ METRICS: dict[str, Metric] = {
     "r_auroc": Metric(
         "R-AUROC",
         "higher",
-        "chance that a query whose first hit is wrong is less certain than one whose first hit is right",
+        "chance that a query with a wrong first hit is less certain than one with a right first hit",
         r_auroc,
         ("correct", "doubt"),
         "kappa",
@@ -313,7 +313,7 @@ METRICS: dict[str, Metric] = {
     "augrc": Metric(
         "AUGRC",
         "lower",
-        "mean share of all queries that are kept and wrong, as the most uncertain are dropped",
+        "mean share of all queries kept and wrong, as the most uncertain are dropped",
         augrc,
         ("correct", "doubt"),
         "kappa",
@@ -321,7 +321,7 @@ METRICS: dict[str, Metric] = {
     "nauc": Metric(
         "nAUC of abstention",
         "higher",
-        "gain of accuracy by dropping the most uncertain, of what knowing all mistakes would gain",
+        "gain of accuracy by dropping the most uncertain, relative to dropping the mistakes",
         abstention_nauc,
         ("correct", "doubt"),
         "kappa",
@@ -329,7 +329,7 @@ METRICS: dict[str, Metric] = {
     "mann_whitney_p": Metric(
         "p of Mann-Whitney",
         "neither",
-        "chance of such an R-AUROC, or one as far from 0.5, if right and wrong answers did not differ",
+        "two-sided p-value of the R-AUROC against 0.5",
         mann_whitney_p,
         ("correct", "doubt"),
         "kappa",
@@ -361,7 +361,7 @@ METRICS: dict[str, Metric] = {
     "ece_by_chance": Metric(
         "ECE by chance",
         "neither",
-        "what a perfect predictor with the same confidences stays below in 95 of 100 draws of as many queries",
+        "bound on the ECE of a perfect predictor with the same confidences, in 95 of 100 draws",
         lambda agreement: agreement.binned().error_by_chance,
         ("agreement",),
         shown=("table",),
@@ -369,7 +369,7 @@ METRICS: dict[str, Metric] = {
     "ece_below_one": Metric(
         "ECE below 1",
         "lower",
-        "the same as the authors' code has it: without the queries of confidence 1",
+        "the ECE of the authors' code, without the queries of confidence 1",
         lambda agreement: agreement.binned(closed="left").expected_error,
         ("agreement",),
         shown=("table",),
@@ -384,7 +384,7 @@ METRICS: dict[str, Metric] = {
     "unseen_recall@1": Metric(
         "recall@1 of classes never trained on",
         "higher",
-        "share of items of classes set aside whose first hit among the others is of their class",
+        "recall@1 among items of held-out classes",
     ),
     "knn_accuracy": Metric(
         "accuracy of neighbours",
@@ -421,19 +421,19 @@ METRICS: dict[str, Metric] = {
     "batches_without_positives": Metric(
         "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
     ),
-    "n_reference": Metric("reference items", "neither", "training items whose features scores compare with"),
-    "reference_bytes": Metric("bytes of the reference", "neither", "what their features and embeddings take"),
+    "n_reference": Metric("reference items", "neither", "training items in the reference of the scores"),
+    "reference_bytes": Metric("bytes of the reference", "neither", "memory of their features and embeddings"),
     "n_without_relevant": Metric(
         "queries without a relevant item",
         "neither",
-        "left out of retrieval metrics and AUSC: nothing could be found",
+        "left out of retrieval metrics and AUSC",
         lambda n_relevant: int((n_relevant == 0).sum()),
         ("n_relevant",),
     ),
     "no_match_auprc": Metric(
         "AUPRC of no match",
         "higher",
-        "average precision of finding the queries that nothing in the gallery answers",
+        "average precision of finding the queries without a match in the gallery",
         auprc,
         ("matched", "unmatched"),
         "cosine",

@@ -188,7 +188,7 @@ def test_what_is_refused() -> None:
         alone.conformal_scores("knn")
     with pytest.raises(ValueError, match="at least one calibration score, got none"):
         OodDetector.of(_pair(torch.ones(0), torch.ones(0)))
-    with pytest.raises(ValueError, match="must hold those of 'kappa', got none"):
+    with pytest.raises(ValueError, match="must hold 'kappa', got none"):
         OodDetector.of({})
     with pytest.raises(ValueError, match="votes must have shape"):
         OodDetector.of({"kappa": torch.ones(5), "votes": torch.ones(4)})

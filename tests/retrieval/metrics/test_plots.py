@@ -203,7 +203,7 @@ def test_a_refused_plot_leaves_no_file(tmp_path: Path) -> None:
         plot_roc(path, {})
     with pytest.raises(ValueError, match="got 25"):
         plot_precision_recall(path, {str(i): (INSIDE, OUTSIDE) for i in range(25)})
-    with pytest.raises(ValueError, match="correct must hold at least one query, got none of −κ"):
+    with pytest.raises(ValueError, match="correct of −κ must hold at least one query, got none"):
         plot_sparsification(path, {"−κ": (torch.empty(0, dtype=torch.bool), torch.empty(0))})
     with pytest.raises(ValueError, match="kappa of known must hold at least one value"):
         plot_kappa(path, {"known": torch.empty(0)})

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,7 @@ import torch
 from lam.retrieval.decisions.abstention import DECISIONS, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
 from lam.retrieval.decisions.calibrate import OtherQueries
-from lam.retrieval.decisions.calibration import (
-    Calibration,
-    Histogram,
-    Targets,
-    credible_cosine,
-)
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, credible_cosine
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.probability import probability_bins
@@ -44,6 +40,7 @@ def _items(n: int, seed: int, *, classes: int = 6) -> tuple[Embeddings, torch.Te
     return Embeddings(mean, kappa, torch.ones(n), torch.ones(n)), labels
 
 
+@cache
 def _searches(queries: int = 400, seed: int = 0) -> tuple[Searches, Embeddings, Embeddings]:
     asked, labels = _items(queries, seed)
     gallery, others = _items(300, 1000)
@@ -51,9 +48,15 @@ def _searches(queries: int = 400, seed: int = 0) -> tuple[Searches, Embeddings, 
     return found, asked, gallery
 
 
+@cache
+def _plain() -> Calibration:
+    found, asked, _ = _searches()
+    return calibrated(found, asked, targets=TARGETS)
+
+
 def _calibration(**options: Any) -> Calibration:
     found, asked, _ = _searches()
-    return calibrated(found, asked, **{"targets": TARGETS, **options})
+    return calibrated(found, asked, **{"targets": TARGETS, **options}) if options else _plain()
 
 
 def _hits(queries: Embeddings, gallery: Embeddings, k: int = 50) -> Hits:
@@ -486,9 +489,8 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     assert len(columns) == 10
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in columns)
     for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):
-        assert read.detector.conformal_scores(flag).threshold(0.1) == made.detector.conformal_scores(flag).threshold(
-            0.1
-        )
+        own, other = (detector.conformal_scores(flag) for detector in (read.detector, made.detector))
+        assert own.threshold(0.1) == other.threshold(0.1)
 
 
 def test_a_calibration_of_another_encoder_is_refused_and_a_missing_one_named(tmp_path: Path) -> None:

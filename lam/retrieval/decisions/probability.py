@@ -60,9 +60,7 @@ class RankOdds:
         odds = share.double().logit()
         evenly = torch.linspace(float(odds[0]), float(odds[-1]), _KNOTS, dtype=torch.float64)
         kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
-        low, high = score.double().quantile(score.new_tensor([0.25, 0.75], dtype=torch.float64))
-        spread = float(high - low) or float(score.double().std(correction=0)) or 1.0
-        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), spread)
+        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), _median_and_spread(score)[1])
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Log odds of new values, float64 on the CPU."""
@@ -108,8 +106,7 @@ class SoftScale:
     @classmethod
     def of(cls, score: Float[Tensor, " N"]) -> "SoftScale":
         """Learn from N values."""
-        low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-        return cls(middle, (high - low) or float(score.double().std(correction=0)) or 1.0)
+        return cls(*_median_and_spread(score))
 
     def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Scaled new values, float64 on the CPU."""
@@ -396,6 +393,12 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
 
     model: Any = LogisticRegression(C=penalty, max_iter=1000).fit(x.numpy(), correct.numpy())
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
+
+
+def _median_and_spread(score: Tensor) -> tuple[float, float]:
+    """Median and interquartile range, or else standard deviation, or 1."""
+    low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
 
 
 def _soft(z: Tensor) -> Tensor:

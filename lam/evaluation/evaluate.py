@@ -43,7 +43,7 @@ class Evaluation:
         correct: (Q,) whether the first hit answers the query.
         answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
         relevance: which items answer which query.
-        calibration: confidence against accuracy; None for a method without samples.
+        reliability: confidence against accuracy; None for a method without samples.
         primary: the OOD score whose metrics have no suffix.
         scores: by score, (Q,) values of the queries, higher meaning more doubt.
         ood_scores: by OOD set and score, the same of its items.
@@ -59,7 +59,7 @@ class Evaluation:
     correct: Bool[Tensor, " Q"]
     answerable: Bool[Tensor, " Q"]
     relevance: Relevance
-    calibration: ReliabilityBins | None
+    reliability: ReliabilityBins | None
     primary: str
     scores: dict[str, Tensor]
     ood_scores: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def evaluate(
     votes = None
     if prediction.samples is not None and answerable.any():
         votes = answers_of(prediction.samples, relevance, hits).votes()
-    calibration = None if votes is None else votes.binned()
+    reliability = None if votes is None else votes.binned()
     evidence = {
         "relevance": answers,
         "n_relevant": n_relevant,
@@ -192,7 +192,7 @@ def evaluate(
         correct=correct,
         answerable=answerable,
         relevance=relevance,
-        calibration=calibration,
+        reliability=reliability,
         primary=own,
         scores=scores,
         ood_scores=ood_scores,

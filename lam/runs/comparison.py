@@ -183,7 +183,7 @@ def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
         scores = {name: (curves.inside, curves.outside[ood]) for name, curves in telling_apart.items()}
         draw(plots.plot_roc, f"roc_{ood}", scores)
         draw(plots.plot_precision_recall, f"precision_recall_{ood}", scores)
-    bins = {run.name: run.curves.calibration for run in runs if run.curves.calibration is not None}
+    bins = {run.name: run.curves.reliability for run in runs if run.curves.reliability is not None}
     draw(plots.plot_reliability_curves, "calibration", bins)
     ranked = {
         name: (curves.correct, curves.uncertainty) for name, curves in telling_apart.items() if len(curves.correct)

@@ -24,14 +24,14 @@ class Curves:
         uncertainty: (Q,) −κ of the same.
         inside: (N,) the encoder's own OOD score of all queries, higher meaning more OOD.
         outside: by OOD set, (O,) the same of its items.
-        calibration: confidence against accuracy; None for a method without samples.
+        reliability: confidence against accuracy; None for a method without samples.
     """
 
     correct: Bool[Tensor, " Q"]
     uncertainty: Float[Tensor, " Q"]
     inside: Float[Tensor, " N"]
     outside: dict[str, Tensor]
-    calibration: ReliabilityBins | None
+    reliability: ReliabilityBins | None
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Curves":
@@ -42,7 +42,7 @@ class Curves:
             -evaluation.embeddings.kappa[answerable],
             evaluation.scores[primary],
             {name: scores[primary] for name, scores in evaluation.ood_scores.items()},
-            evaluation.calibration,
+            evaluation.reliability,
         )
 
     @classmethod
@@ -51,12 +51,12 @@ class Curves:
         tensors = read_tensors(Path(folder) / CURVES)
         outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
         bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
-        calibration = ReliabilityBins(**bins) if bins else None
-        return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, calibration)
+        reliability = ReliabilityBins(**bins) if bins else None
+        return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, reliability)
 
     def save(self, folder: str | Path) -> None:
         """Write them into the folder of a run."""
-        bins = {} if self.calibration is None else vars(self.calibration)
+        bins = {} if self.reliability is None else vars(self.reliability)
         tensors = {"correct": self.correct, "uncertainty": self.uncertainty, "inside": self.inside}
         tensors |= {f"{_OUTSIDE}{name}": scores for name, scores in self.outside.items()}
         write_tensors(Path(folder) / CURVES, tensors | {f"{_BINS}{name}": values for name, values in bins.items()})

@@ -65,9 +65,9 @@ def _plots(
             "uncertainty knows which answers are wrong."
         )
         yield Plot("Sparsification", caption, path)
-    if evaluation.calibration is not None:
+    if evaluation.reliability is not None:
         path = folder / "calibration.png"
-        plots.plot_reliability(path, evaluation.calibration)
+        plots.plot_reliability(path, evaluation.reliability)
         caption = "Share of right answers against confidence, the share of samples that agree."
         yield Plot("Calibration", caption, path)
     if encoder.has_kappa:

@@ -141,7 +141,7 @@ def test_without_any_match_metrics_are_undefined_not_zero():
     evaluation = lam.evaluate(encoder, [(torch.randn(5, 6), torch.arange(5))], n_samples=4)
     for name in ("recall@1", "map@5", "ausc", "ece"):
         assert evaluation.metrics.get(name) is None
-    assert evaluation.calibration is None
+    assert evaluation.reliability is None
 
 
 def test_the_score_by_neighbours_is_that_of_a_double_loop(monkeypatch):

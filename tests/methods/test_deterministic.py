@@ -29,7 +29,7 @@ def test_it_is_evaluated_without_a_calibration_and_its_kappa_tells_nothing():
     evaluation = lam.evaluate(
         encoder, small.batches(small.images(seed=3)), [small.outside()], reference=Reference.of(features)
     )
-    assert evaluation.calibration is None
+    assert evaluation.reliability is None
     assert evaluation.metrics["ece"] is None
     assert evaluation.metrics["auroc"] == 0.5
     assert evaluation.metrics["auroc_knn"] > 0.5

@@ -65,8 +65,8 @@ def test_curves_are_those_of_the_metrics(finished_run: FinishedRun) -> None:
         assert auroc(curves.inside, curves.outside[name]) == pytest.approx(metrics[f"auroc{suffix}"], abs=1e-12)
         assert auprc(curves.inside, curves.outside[name]) == pytest.approx(metrics[f"auprc{suffix}"], abs=1e-12)
     assert ausc(curves.correct, curves.uncertainty) == pytest.approx(metrics["ausc"], abs=1e-12)
-    assert curves.calibration is not None
-    assert curves.calibration.expected_error == pytest.approx(metrics["ece"], abs=1e-12)
+    assert curves.reliability is not None
+    assert curves.reliability.expected_error == pytest.approx(metrics["ece"], abs=1e-12)
 
 
 def test_every_run_is_in_the_table_and_in_the_pictures(
@@ -231,4 +231,4 @@ def test_an_evaluation_without_answers_or_outsiders_is_kept(tmp_path: Path) -> N
     none = torch.empty(0)
     Curves(none.bool(), none, torch.tensor([-1.0, -2.0]), {}, None).save(tmp_path)
     found = Curves.load(tmp_path)
-    assert (len(found.correct), found.outside, found.calibration, found.tells_apart) == (0, {}, None, True)
+    assert (len(found.correct), found.outside, found.reliability, found.tells_apart) == (0, {}, None, True)

@@ -453,7 +453,7 @@ def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
     from tqdm import tqdm
 
     from lam.experiments import conduct, configured
-    from lam.experiments.base import shown
+    from lam.experiments.base import cell_text
 
     experiment = configured(parsed.name, parsed.set)
     folder = Path(parsed.output or Path("experiments") / experiment.name)
@@ -466,7 +466,7 @@ def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
 
         outcome = conduct(experiment, folder, progress=progress)
     for row in outcome.rows:
-        print("  ".join(f"{column} {shown(value)}" for column, value in row.items()))
+        print("  ".join(f"{column} {cell_text(value)}" for column, value in row.items()))
     print(f"report: {folder / 'report.html'}")
 
 

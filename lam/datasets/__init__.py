@@ -1,6 +1,6 @@
-"""What is embedded: images and texts by name, in three disjoint splits, and out-of-distribution (OOD) sets.
+"""Images, texts and places by name, in three disjoint splits, and out-of-distribution (OOD) sets.
 
-`load` and `load_ood` find a data set by its name. One file a source; what they share is in `lam.datasets.base`.
+One file a source; `lam.datasets.base` has what they share.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
-from lam.datasets.base import Dataset, MissingDataError, ReadAnew, Splits, TensorImages
+from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, Splits, TensorImages
 from lam.datasets.cars196 import cars
 from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.cub200 import birds
@@ -22,6 +22,8 @@ from lam.inputs import Preprocessing
 from lam.utils.checks import check_options
 
 __all__ = [
+    "DATASETS",
+    "OOD_SETS",
     "Dataset",
     "FolderImages",
     "MissingDataError",
@@ -34,15 +36,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-def _folder_like(*, root: str | Path, like: Dataset) -> Dataset:
-    return folder.read(root=root, preprocessing=Preprocessing.of(_preprocessing_of_images(like)))
-
-
-def _preprocessing_of_images(like: Dataset) -> Preprocessing | None:
-    return like.preprocessing if isinstance(like.preprocessing, Preprocessing) else None
-
 
 DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits.splits,
@@ -67,7 +60,7 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
     "digits_patches": digits.patches,
     "fashionmnist": fashionmnist.test_images,
     "mnist": mnist.test_images,
-    "folder": _folder_like,
+    "folder": folder.outsiders,
     "cifar10": cifar10.test_images,
     "svhn": svhn.test_images,
     "texts": texts.outsiders,
@@ -78,12 +71,7 @@ OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split 
 
 
 def load(
-    name: str,
-    *,
-    root: str | Path | None = None,
-    seed: int = 0,
-    preprocessing: Any = None,
-    **options: Any,
+    name: str, *, root: str | Path | None = None, seed: int = 0, preprocessing: Any = None, **options: Any
 ) -> Splits:
     """Load a data set in three disjoint splits.
 
@@ -92,15 +80,16 @@ def load(
         root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others
             have a default.
         seed: of every random choice.
-        preprocessing: how an image becomes an input, as a record or the fields that differ from ImageNet's at 224
-            pixels; by default as the data set has it.
-        options: those of the data set: `lam.datasets.published.HalvedClasses.splits` of cub200 and cars196,
-            `lam.datasets.published.SmallImages.splits` of fashionmnist, mnist, cifar10 and svhn, those in
-            `lam.datasets.intents` of clinc150 and banking77, else `splits` in the module of its name.
+        preprocessing: makes an input of an image, as a record or the fields that differ from ImageNet's at 224 pixels;
+            each data set has its default.
+        options: of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and cars196, of
+            `lam.datasets.published.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the functions in
+            `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions` for texts,
+            else arguments of `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option is of another type, the items are texts where a
-            preprocessing of images is given, or what the data set itself raises.
+        ValueError: If the name or an option is unknown, an option has another type, texts are given a preprocessing of
+            images, or as the data set.
         MissingDataError: If files are missing.
 
     Example:
@@ -111,18 +100,17 @@ def load(
     reads = "preprocessing" in inspect.signature(loader).parameters
     own = {"preprocessing": preprocessing} if reads and preprocessing is not None else {}
     splits = _call(loader, name, options | own, root=root, seed=seed)
-    return splits if reads or preprocessing is None else _read_anew(splits, Preprocessing.of(preprocessing))
+    return splits if reads or preprocessing is None else _as_files(splits, Preprocessing.of(preprocessing))
 
 
-def _read_anew(splits: Splits, preprocessing: Preprocessing) -> Splits:
-    """Images that are in memory, read as files of them would be."""
+def _as_files(splits: Splits, preprocessing: Preprocessing) -> Splits:
     parts: dict[str, Any] = {}
     for name, part in splits.parts().items():
         if not isinstance(part, TensorImages):
             raise ValueError(
                 f"{part.name} holds no images to read so: leave preprocessing out, or take a network for it"
             )
-        parts[name] = part if part.preprocessing == preprocessing else ReadAnew(part, preprocessing)
+        parts[name] = part if part.preprocessing == preprocessing else ImagesAsFiles(part, preprocessing)
     return replace(splits, **parts)
 
 
@@ -130,30 +118,28 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     """Load items that are out of the distribution of `like`, in its shape.
 
     Args:
-        name: one of `OOD_SETS`, or any other data set of `load`, of which the test split is taken; of a folder without
-            parts, and of texts, it is all. Images are read with the preprocessing of `like`, those of another
-            shape too.
+        name: one of `OOD_SETS`, or another name of `load`, for its test split. A folder without parts, and texts, are
+            read whole. Images are read with the preprocessing of `like`.
         like: an in-distribution set.
-        root: where its files are, as for `load`.
+        root: as for `load`.
         seed: of every random choice.
-        options: those of the data set.
+        options: of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or the items are no images where those of `like` are.
+        ValueError: If the name or an option is unknown, or the items are no images, but those of `like` are.
         MissingDataError: If files are missing.
 
     Example:
         >>> load_ood("digits_held_out", like=load("digits").test).classes
         ('8', '9')
     """
-    _find(DATASETS | OOD_SETS, name, "OOD set")
-    if name in OOD_SETS:
-        items = _call(OOD_SETS[name], name, options, root=root, seed=seed, like=like)
-    else:
-        preprocessing = _preprocessing_of_images(like)
-        items = _call(DATASETS[name], name, options, root=root, seed=seed, preprocessing=preprocessing).test
-    if isinstance(items, TensorImages) and items.shape != like.shape and isinstance(like.preprocessing, Preprocessing):
-        items = ReadAnew(items, like.preprocessing)
+    loader = _find(DATASETS | OOD_SETS, name, "OOD set")
+    preprocessing = like.preprocessing if isinstance(like.preprocessing, Preprocessing) else None
+    items = _call(loader, name, options, root=root, seed=seed, like=like, preprocessing=preprocessing)
+    if isinstance(items, Splits):
+        items = items.test
+    if isinstance(items, TensorImages) and items.shape != like.shape and preprocessing is not None:
+        items = ImagesAsFiles(items, preprocessing)
     if items.shape != like.shape:
         raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; take another set")
     return items
@@ -166,8 +152,10 @@ def _find(known: Mapping[str, T], name: str, kind: str) -> T:
 
 
 def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common: Any) -> T:
+    """Call a loader with its options and with those common arguments that it has."""
     parameters = inspect.signature(loader).parameters
-    allowed = [option for option in parameters if option not in common]
+    record = parameters["options"].annotation if "options" in parameters else None  # of all options, as of texts
+    allowed = [option for option in inspect.signature(record or loader).parameters if option not in common]
     if unknown := sorted(set(options) - set(allowed)):
         advice = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
         raise ValueError(f"{name} has no option {', '.join(unknown)}; {advice}")
@@ -177,8 +165,9 @@ def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common
             raise MissingDataError(f"{name} needs a root: the file or folder of its items")
     elif "root" not in parameters:
         raise ValueError(f"{name} ships with a library and has no root, got {common['root']}")
+    common = {key: value for key, value in common.items() if key in parameters}
     try:
-        return loader(**{key: value for key, value in common.items() if key in parameters}, **options)
+        return loader(**common, **({"options": record(**options)} if record else options))
     except (AttributeError, TypeError):
-        check_options(name, loader, options)
+        check_options(name, record or loader, options)
         raise

@@ -1,7 +1,4 @@
-"""Random views of images, for training alone: resized crops and horizontal flips, drawn anew each time one is read.
-
-How an image becomes a tensor without chance is `lam.inputs.preprocessing`.
-"""
+"""Random views of images, for training alone: resized crops and horizontal flips, drawn at each reading."""
 
 import copy
 import math
@@ -20,23 +17,23 @@ from lam.inputs.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class AugmentationOptions:
-    """What is drawn for every image; by default nothing. The size of the images stays what it is.
+    """Random crops and flips of every image; none by default.
 
-    A crop has an area drawn evenly from [crop_scale, 1] of the image's and a ratio of width to height drawn evenly, in
-    its logarithm, from [1/crop_ratio, crop_ratio]; where ten draws in a row do not fit into the image, it is the
-    largest one in the middle. It is resized to the size that the data set has.
+    A crop's share of the area is uniform in [crop_scale, 1], and its ratio of width to height log-uniform in
+    [1/crop_ratio, crop_ratio]; if ten draws in a row do not fit into the image, it is the largest one in the middle. It
+    is resized to the size of the data set's images.
 
     Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
-    crop and flip CUB-200 and LFW, and no other data; the text gives no ranges. Their code has `crop_scale=0.08` and
-    `flip=0.5`, with the ratio that is the default here.
+    crop and flip CUB-200 and LFW alone, without ranges in the text; their code has `crop_scale=0.08`, `flip=0.5` and
+    the ratio that is the default here.
 
     Args:
-        crop_scale: least share of the image's area that a crop has, in (0, 1]; None for no crop.
+        crop_scale: least share of the image's area in a crop, in (0, 1]; None for no crop.
         crop_ratio: greatest ratio of width to height, at least 1.
-        flip: probability that an image is mirrored, left to right.
+        flip: probability of a mirrored image, left to right.
 
     Raises:
-        ValueError: for an option outside its range.
+        ValueError: If an option is outside its range.
     """
 
     crop_scale: float | None = None
@@ -53,17 +50,17 @@ class AugmentationOptions:
 
 
 class Augmented(Dataset):
-    """A data set whose images are a random view of themselves each time that they are read.
+    """A data set with a random view of each image at each reading.
 
-    Where images are files (`FolderImages`), crops are taken from the whole image in its own resolution, before anything
-    is resized; images in memory are cropped as they are, and what is cut out of them is enlarged.
+    Files (`FolderImages`) are cropped at their own resolution, before they are resized; images in memory are cropped as
+    they are, and the crop is enlarged.
 
-    It draws from torch's global generator: `lam.training` reseeds that one for every batch, in whichever process the
-    batch is read, so that a resumed run draws what an uninterrupted one would have drawn, bit for bit.
+    Views are drawn from torch's global generator, which `lam.training` reseeds for every batch in the process that
+    reads it, so that a resumed run draws the same bits as an uninterrupted one.
 
     Args:
-        dataset: what to augment; labels, targets, classes and size are kept.
-        options: what is drawn.
+        dataset: of images; labels, targets, classes and size are kept.
+        options: of the views.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -77,26 +74,24 @@ class Augmented(Dataset):
     _source: Dataset
 
     def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
-        _torchvision_transforms()  # once, here: processes that read are forked from this one
+        _torchvision_transforms()  # here, once: processes that read are forked from this one
         self.options = options
         self._reads_files = isinstance(dataset, FolderImages)
-        super().__init__(
-            dataset.labels,
-            name=dataset.name,
-            classes=dataset.classes,
-            preprocessing=dataset.preprocessing,
-            dataset=dataset,
-            _source=_with_random_views(dataset, options) if self._reads_files else dataset,
-        )
+        source = dataset
+        if self._reads_files:
+            source = copy.copy(dataset)
+            source.preprocessing = _RandomViews(**vars(dataset.preprocessing), options=options)
+        common = {"name": dataset.name, "classes": dataset.classes, "preprocessing": dataset.preprocessing}
+        super().__init__(dataset.labels, **common, dataset=dataset, _source=source)
 
     @property
     def targets(self) -> Tensor:
-        """What says which items match, as in the data set."""
+        """The targets of the data set."""
         return self.dataset.targets
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Items of one number match, as in the data set."""
+        """The groups of the data set."""
         return self.dataset.groups
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:
@@ -113,13 +108,13 @@ class Augmented(Dataset):
 
 
 def without_augmentation(dataset: Any) -> Any:
-    """The data set behind an `Augmented`, any other as it is: what is fitted after training sees plain images."""
+    """The data set behind an `Augmented`, any other as it is; posteriors are fitted on plain images."""
     return dataset.dataset if isinstance(dataset, Augmented) else dataset
 
 
 @dataclass(frozen=True)
 class _RandomViews(Preprocessing):
-    """Preprocessing that takes a random view where its parent takes the centre."""
+    """A random view in place of the centre."""
 
     options: AugmentationOptions = AugmentationOptions()
 
@@ -132,12 +127,6 @@ class _RandomViews(Preprocessing):
             part = image.crop((left, top, left + width, top + height))
             image = Preprocessing(self.mode, size=shape[1:], resampling=self.resampling)._resize_and_crop(part)
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if _draw_flip(self.options) else image
-
-
-def _with_random_views(dataset: Dataset, options: AugmentationOptions) -> Dataset:
-    views = copy.copy(dataset)
-    views.preprocessing = _RandomViews(**vars(dataset.preprocessing), options=options)
-    return views
 
 
 def _random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) -> Float[Tensor, "C H W"]:

@@ -1,11 +1,9 @@
-"""What every data set is: labelled tensors of one shape, subsets of them, and three disjoint splits.
+"""Labelled items of one shape, their subsets, and data sets in three disjoint splits.
 
-Images in memory live here (`TensorImages`); images in files, texts and what ships with a library have files of their
-own. How an image or a text becomes a tensor is `lam.inputs`.
+Images in memory live here (`TensorImages`). `lam.inputs` makes tensors of images and texts.
 """
 
 import copy
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,28 +24,30 @@ from lam.utils.notes import Note
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
-"""What the items of a gallery are: examples of classes, of which one is sought, or single things that may be there."""
+"""What a gallery holds: examples of classes ("which is it?"), or single things ("is it here?")."""
+ImageOptions = Preprocessing | Mapping[str, Any] | None
+"""A preprocessing, the fields that differ from ImageNet's, or None for the default."""
 
 PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
-"""What a folder or a file of each part may be called."""
+"""Allowed names of the folder or file of each part."""
 
-_LEAST_TRAINED_ON = 5  # items that pairs may leave to train on, as a run asks for
-_PER_CLASS = 4  # items of one class where there are too many classes to draw from each
+_LEAST_TRAINED_ON = 5  # items that pairs must leave for training, as a run requires
+_PER_CLASS = 4  # items of a class where a limit cannot draw from every class
 
 
 class MissingDataError(FileNotFoundError, ValueError):
-    """Files of a data set are not where they were looked for; the message names each and says how to get them."""
+    """Files of a data set are missing; the message names each and says how to get them."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How an item is shown to people: by a picture or by its text.
+    """What people see of an item: a picture or a text.
 
     Attributes:
-        path: its file, or else what it is called.
-        picture: a small PNG or JPEG, or None.
+        path: its file, or its name.
+        picture: a small PNG or JPEG; None of a text.
         text: None of an image.
-        metadata: what else is known of it, by name.
+        metadata: further values by name.
     """
 
     path: str
@@ -57,26 +57,25 @@ class Shown:
 
 
 class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
-    """N labelled inputs of one shape, images or texts, by position; an item is an input and its target.
+    """N labelled inputs of one shape; an item is an input and its target.
 
     Args:
         labels: (N,) int64, positions in `classes`.
-        name: what the data set is called in tables.
-        classes: the name of every class, by default the labels themselves; parts of one data set share them, so that
-            some may have no item here.
-        preprocessing: how an image file, or a text, becomes an input.
-        per_item: what else there is one of for each item, as tensors, tuples or data sets, or None: attributes, of
-            which a subset has those of its items.
+        name: of the data set, in tables.
+        classes: names of the classes, by default the labels; parts of a data set share them, so some may be empty.
+        preprocessing: makes an input of an image or a text.
+        per_item: further attributes with a value for each item: tensors, tuples or data sets, or None. Subsets keep
+            the values of their items.
 
     Attributes:
         shape: of an input.
-        is_query: (N,) whether each item is a query, else it belongs to the gallery; None where every item is both, and
-            a query is not found as its own match.
-        soft_labels: (N, C) how often people gave each class to each item; None where that is not known.
+        is_query: (N,) which items are queries, the others being the gallery; None where every item is both, and a
+            query does not find itself.
+        soft_labels: (N, C) shares of people who chose each class; None where unknown.
 
     Raises:
-        ValueError: If there is no item, a label is no position in `classes`, `preprocessing` leaves the shape open, or
-            something of each item is not as many as they are.
+        ValueError: If there is no item, a label has no class, `preprocessing` leaves the shape open, or an attribute
+            has not N values.
     """
 
     is_query: Bool[Tensor, " N"] | None = None
@@ -103,9 +102,9 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
             raise ValueError(f"labels must be from 0 to {len(classes) - 1}, got {int(labels[index])} at index {index}")
         if preprocessing.shape is None:
             raise ValueError(f"items of a data set need one shape: set a crop or an exact size in {preprocessing}")
-        for what, values in per_item.items():
+        for attribute, values in per_item.items():
             if values is not None and len(values) != len(labels):
-                raise ValueError(f"{what} must be as many as the {len(labels)} labels, got {len(values)}")
+                raise ValueError(f"{attribute} must be as many as the {len(labels)} labels, got {len(values)}")
         self.labels = labels
         self.name = name
         self.classes = tuple(classes)
@@ -122,46 +121,46 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def targets(self) -> Shaped[Tensor, "N ..."]:
-        """What says which items match, one an item: the labels, or for places their positions."""
+        """What decides which items match: the labels, or of places their positions."""
         return self.labels
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Items of one number match (N,): the labels, or of places those that are close together."""
+        """Numbers (N,), equal for items that match: the labels, or of places the cells of a grid."""
         return self.labels
 
     @property
     def names(self) -> Sequence[str]:
-        """What tells items from others of the same targets, such as names of files; none where nothing does."""
+        """What tells items of equal targets apart, such as file names; may be empty."""
         return ()
 
     @property
     def files(self) -> Sequence[Path]:
-        """The image files that items are read from, one an item; none where they are in memory."""
+        """The image file of each item; empty for items in memory."""
         return ()
 
     @property
     def queries(self: Items) -> Items:
-        """The items that are searched for: all, where none is of the gallery alone."""
+        """The items that are queries; all where `is_query` is None."""
         return self if self.is_query is None else self.subset(self.is_query.nonzero().flatten())
 
     @property
     def candidates(self: Items) -> Items:
-        """The items that are found: all, where none is a query alone."""
+        """The items of the gallery; all where `is_query` is None."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """How the item at a position is shown to people."""
+        """What people see of an item, a picture of at most `side` pixels."""
         return Shown(f"{self.name} {index}")
 
     def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
-        """The items at these positions, in this order.
+        """The items at R positions, in their order.
 
         Args:
-            indices: (R,) positions from 0 to N − 1.
+            indices: (R,) positions from 0 to N − 1, at least one.
 
         Raises:
-            ValueError: If there is none, or one is no position.
+            ValueError: If there is no position, or one is outside this range.
         """
         positions = integers("indices", indices)
         if positions.ndim != 1 or len(positions) == 0:
@@ -175,10 +174,10 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
-        """At most n items, drawn at random so that most have a match; all of them where there are no more.
+        """At most n random items, most of which have a match.
 
-        Each class is in proportion where that gives it two items on average. Where it would not, n items are of few
-        classes: up to four of each, classes with a single item last.
+        Classes keep their proportions where each gets two items on average. Otherwise the items are of few classes,
+        up to four of each, and classes of one item come last.
 
         Raises:
             ValueError: If n is below 1.
@@ -203,20 +202,27 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
 
 def _at(values: Any, positions: Int64[Tensor, " R"]) -> Any:
-    """Those of some positions, of a tensor, a tuple or a data set."""
-    if values is None or isinstance(values, Tensor):
-        return None if values is None else values[positions]
+    if values is None:
+        return None
+    if isinstance(values, Tensor):
+        return values[positions]
     return values.subset(positions) if isinstance(values, Dataset) else tuple(values[row] for row in positions.tolist())
 
 
+def labels_of(names: Iterable[str], classes: Iterable[str]) -> Int64[Tensor, " N"]:
+    """The position (N,) of each name among the classes."""
+    positions = {name: position for position, name in enumerate(classes)}
+    return torch.tensor([positions[name] for name in names], dtype=torch.int64)
+
+
 class TensorImages(Dataset):
-    """Images held in memory; 8-bit ones are scaled and normalised when they are read.
+    """Images in memory; 8-bit ones are scaled and normalised when they are read.
 
     Args:
-        images: (N, C, H, W), 1 or 3 channels; uint8, or floating point for values that a network takes as they are.
+        images: (N, C, H, W), C = 1 or 3; uint8, or floating point for values that a network takes as they are.
         labels, name, classes: as of `Dataset`.
-        preprocessing: how an image file becomes such an item, and how 8-bit values are normalised; by default they are
-            resized to (H, W) and scaled to [0, 1].
+        preprocessing: makes such an item of an image file, and normalises 8-bit values; by default images are resized
+            to (H, W) and scaled to [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.
@@ -249,18 +255,18 @@ class TensorImages(Dataset):
             raise ValueError(f"images must be finite, got NaN or infinity in the image at index {first}")
         shape = (images.shape[1], images.shape[2], images.shape[3])
         if preprocessing is None:
-            preprocessing = Preprocessing(mode="L" if shape[0] == 1 else "RGB", size=shape[1:])
+            preprocessing = Preprocessing(mode=modes[shape[0]], size=shape[1:])
         if preprocessing.shape != shape:
             raise ValueError(f"images are of shape {shape}, but preprocessing gives {preprocessing.shape}")
         super().__init__(labels, name=name, classes=classes, preprocessing=preprocessing, pixels=images)
 
     @property
     def images(self) -> Float[Tensor, "N C H W"]:
-        """All images at once, as items are: (N, C, H, W)."""
+        """All images, as items are: (N, C, H, W)."""
         return self._scaled(self.pixels)
 
     def batch(self, indices: Sequence[int] | Integer[Tensor, " R"]) -> Float[Tensor, "R C H W"]:
-        """The images at these positions, stacked."""
+        """The images at R positions: (R, C, H, W)."""
         return self._scaled(self.pixels[torch.as_tensor(indices)])
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
@@ -272,11 +278,11 @@ class TensorImages(Dataset):
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """The image itself, in small."""
+        """A thumbnail of the image."""
         return Shown(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
-        """The image at a position, as a file would hold it."""
+        """The image as a file would hold it."""
         pixels = self.preprocessing.denormalize(self[index][0]).mul(255).round().byte().permute(1, 2, 0).numpy()
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
@@ -284,12 +290,12 @@ class TensorImages(Dataset):
         return images if images.is_floating_point() else self.preprocessing.normalize(images)
 
 
-class ReadAnew(Dataset):
-    """Images of a data set, read as files of them would be: of another size, in colour or in grey.
+class ImagesAsFiles(Dataset):
+    """Images in memory, read as files of them would be: resized, in colour or in grey.
 
     Args:
         images: of any shape.
-        preprocessing: how an image file becomes an input.
+        preprocessing: makes an input of an image file.
     """
 
     images: TensorImages
@@ -302,30 +308,31 @@ class ReadAnew(Dataset):
         return self.preprocessing(self.images.picture(index)), int(self.labels[index])
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """The image itself, in small."""
+        """A thumbnail of the image."""
         return self.images.shown(index, side=side)
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint parts of a data set: to train and fit on, to tune and choose on, and to report on.
+    """Three disjoint parts of a data set.
 
     Attributes:
-        train, validation, test: the three.
-        strangers: items of classes that none of the three holds, see `lam.datasets.strangers`; None where none were set
-            aside.
-        gallery: what a gallery of such items is asked: of classes "which is it?", of identities "is it here?".
-        answers: whether it holds answers to questions, so that none of its items is a query like those of the parts.
-        notes: what was said while they were read, such as how a table was understood.
+        train: to train and fit on.
+        validation: to tune and choose on.
+        test: to report on.
+        strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
+        gallery: the question to a gallery of such items: of classes "which is it?", of identities "is it here?".
+        answers: whether the gallery holds answers to questions; then none of its items is a query.
+        notes: remarks of the reader, such as how it understood a table.
 
     Raises:
-        ValueError: If their items differ in shape or their labels in meaning.
+        ValueError: If the parts differ in the shape of items or in classes.
     """
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    strangers: "Dataset | None" = None
+    strangers: Dataset | None = None
     gallery: GalleryKind = "classes"
     answers: bool = False
     notes: tuple[str, ...] = ()
@@ -337,26 +344,20 @@ class Splits:
             if part.classes != self.train.classes:
                 raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
 
-    @classmethod
-    def of(cls, parts: Mapping[str, Dataset], gallery: GalleryKind = "classes", *, answers: bool = False) -> "Splits":
-        """Splits of the parts `train`, `validation` and `test`."""
-        return cls(parts["train"], parts["validation"], parts["test"], gallery=gallery, answers=answers)
-
     def parts(self) -> dict[str, Dataset]:
-        """The parts by name, with the strangers where some were set aside."""
+        """The parts by name, with the strangers where there are some."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
     """Disjoint random parts with each class in proportion.
 
-    The items of each class, in random order, are spread evenly over one sequence, each class from its own random start;
-    parts are consecutive pieces of it. A class that divides evenly is divided exactly, and a small one has
-    its fair chance to be in any part.
+    The items of each class, in random order, are spread evenly over one sequence, from a random start; parts are
+    consecutive pieces of it. So a class that divides evenly is divided exactly, and a small one may be in any part.
 
     Args:
         labels: (N,) int64.
-        sizes: how many items each part has; what they leave is in no part.
+        sizes: items of each part, at least one; the rest is in no part.
         seed: of the draw.
 
     Returns:
@@ -371,13 +372,19 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
     """
     if any(size < 1 for size in sizes) or sum(sizes) > len(labels):
         raise ValueError(f"every part needs an item, and {len(labels)} are there, got sizes {tuple(sizes)}")
-    sequence = _interleaved(labels, torch.Generator().manual_seed(seed))
-    parts = sequence[: sum(sizes)].split(list(sizes))
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    _, counts = labels.unique(return_counts=True)
+    start = torch.rand(len(counts), generator=generator, dtype=torch.float64).repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    place = (torch.arange(len(labels)) - first + start) / counts.repeat_interleave(counts)
+    parts = by_class[place.argsort(stable=True)][: sum(sizes)].split(list(sizes))
     return tuple(part.sort().values for part in parts)
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes, with each class in proportion, and, last, the one of all that remains."""
+    """Random subsets of these sizes, each class in proportion, and the subset of the remaining items last."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
@@ -385,30 +392,28 @@ def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ..
 
 def carve_missing(
     parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object, by_class: bool = True
-) -> dict[str, Items]:
-    """The parts `train`, `validation` and `test`: those that are missing carved at random out of `train`.
+) -> dict[str, Any]:
+    """The parts `train`, `validation` and `test`; missing ones are carved at random out of `train`.
 
-    Each part gets items of each class in proportion. Small classes would leave a part's items without a match: then
+    Each class is in every part in proportion. Where small classes would leave most items of a part without a match,
     each part gets whole classes instead, as is usual for faces and products, or, of fewer than six classes, pairs of
-    items of one class. A note says so.
+    items of one class. A `Note` says so.
 
     Args:
         parts: by name, `train` at least.
-        validation, test: the fractions of `train` that these are, where they are missing.
+        validation, test: fractions of `train`, between 0 and 1, for a missing part.
         seed: of the draw.
-        source: what errors call the data.
+        source: name of the data in errors.
         by_class: allow parts of whole classes; False for questions, whose answers lie outside the parts.
 
     Raises:
-        ValueError: for a fraction that is not between 0 and 1, or too few items to leave some to train on.
+        ValueError: If a fraction is outside (0, 1), or no item is left to train on.
     """
-    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
-    sizes = [fraction_of(len(parts["train"]), share, name=part) for part, share in missing.items()]
-    if sum(sizes) >= len(parts["train"]):
-        raise ValueError(
-            f"{source} has {len(parts['train'])} items, too few to carve {' and '.join(missing)} out of them"
-        )
     dataset = parts["train"]
+    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
+    sizes = [fraction_of(len(dataset), share, name=part) for part, share in missing.items()]
+    if sum(sizes) >= len(dataset):
+        raise ValueError(f"{source} has {len(dataset)} items, too few to carve {' and '.join(missing)} out of them")
     carved = carve(dataset, sizes, seed=seed)
     if by_class and any(_share_matched(part) < _share_matched(dataset) / 2 for part in carved):
         carved = _carve_matched(dataset, missing, seed=seed, source=source) or carved
@@ -419,26 +424,24 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares whose items have matches, and the one of all that remains; None where there are too few.
-
-    Each holds whole classes; where there are too few of these, pairs of items.
-    """
+    """Subsets of these shares whose items have matches, and the rest last; None where there are too few items."""
     classes, counts = dataset.labels.unique(return_counts=True)
-    classes, order = classes[counts > 1], torch.Generator().manual_seed(seed)
+    classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
     sizes = [max(3, fraction_of(len(dataset), share, name=part)) for part, share in shares.items()]
     if sum(n_classes) + 2 <= len(classes):
-        drawn = classes[torch.randperm(len(classes), generator=order)][: sum(n_classes)].split(n_classes)
+        drawn = classes[torch.randperm(len(classes), generator=generator)][: sum(n_classes)].split(n_classes)
         held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
         how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
     elif len(classes) > 1 and sum(sizes) + _LEAST_TRAINED_ON <= len(dataset):
-        left = {label: items.tolist() for label, items in _shuffled_by_class(dataset.labels, order).items()}
-        held_out = [torch.tensor(_drawn_in_pairs(left, size)).sort().values for size in sizes]
+        order = torch.randperm(len(dataset), generator=generator)
+        left = {label: order[dataset.labels[order] == label].tolist() for label in dataset.labels.unique().tolist()}
+        held_out = [torch.tensor(_draw_pairs(left, size)).sort().values for size in sizes]
         how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
     else:
         return None
-    said = f"{source} has few items a class ({int(counts.median())}): {how}, so that their items can find each other"
-    warnings.warn(said, Note, stacklevel=4)
+    note = f"{source} has few items a class ({int(counts.median())}): {how}, so that their items can find each other"
+    warnings.warn(note, Note, stacklevel=4)
     rest = torch.ones(len(dataset), dtype=torch.bool)
     rest[torch.cat(held_out)] = False
     return tuple(dataset.subset(part) for part in (*held_out, rest.nonzero().flatten()))
@@ -448,13 +451,8 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
     return " and ".join(f"{number} for {part}" for part, number in zip(parts, numbers, strict=True))
 
 
-def _shuffled_by_class(labels: Int64[Tensor, " N"], generator: torch.Generator) -> dict[int, Tensor]:
-    order = torch.randperm(len(labels), generator=generator)
-    return {label: order[labels[order] == label] for label in labels.unique().tolist()}
-
-
-def _drawn_in_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Positions taken out of what is left of the classes, two at a time of the class with most left, of two classes."""
+def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
+    """Take positions out of `left`, two at a time of the class with most left, never twice in a row of one class."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))
@@ -465,9 +463,9 @@ def _drawn_in_pairs(left: dict[int, list[int]], size: int) -> list[int]:
 
 
 def _share_matched(dataset: Dataset) -> float:
-    """The share of the items that share their label with another."""
+    """Share of the items that share their label with another."""
     counts = dataset.labels.unique(return_counts=True)[1]
-    return float(counts[counts > 1].sum()) / max(1, len(dataset))
+    return float(counts[counts > 1].sum()) / len(dataset)
 
 
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
@@ -477,21 +475,11 @@ def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generat
 
 
 def fraction_of(n: int, fraction: float, *, name: str) -> int:
-    """How many of n items this fraction is: at least one.
+    """Number of items in a fraction of n, at least one.
 
     Raises:
         ValueError: If the fraction is not between 0 and 1.
     """
-    if not (math.isfinite(fraction) and 0 < fraction < 1):
+    if not 0 < fraction < 1:
         raise ValueError(f"{name} must be a fraction between 0 and 1, got {fraction}")
     return max(1, round(n * fraction))
-
-
-def _interleaved(labels: Int64[Tensor, " N"], generator: torch.Generator) -> Int64[Tensor, " N"]:
-    shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    _, counts = labels.unique(return_counts=True)
-    start = torch.rand(len(counts), generator=generator, dtype=torch.float64).repeat_interleave(counts)
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    place = (torch.arange(len(labels)) - first + start) / counts.repeat_interleave(counts)
-    return by_class[place.argsort(stable=True)]

@@ -17,9 +17,11 @@ Bounding boxes and the authors' split within classes are not read. Tested on fil
 real ones.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from lam.datasets.published import Annotations, HalvedClasses, Source, read_mat
 
@@ -31,27 +33,20 @@ _KIT = {"cars_train": "devkit/cars_train_annos.mat", "cars_test": "cars_test_ann
 def _annotations(source: Source, root: str | Path | None) -> Annotations:
     (top,) = source.roots(root)
     if (top / _ONE_FILE).is_file():
-        path = top / _ONE_FILE
-        classes = _classes(path)
-        files, labels = _files(path, "relative_im_path", len(classes))
-        paths = [top / file for file in files]
+        path = meta = top / _ONE_FILE
+        field, files = "relative_im_path", {top: path}
     else:
         folder = source.folder(root, needed=(_META, *_KIT.values(), *_KIT), below=("stanford_cars",))
-        path, classes = folder / "**/cars_*_annos*.mat", _classes(folder / _META)
-        paths, labels = [], []
-        for images, annotations in _KIT.items():
-            files, numbers = _files(folder / annotations, "fname", len(classes))
-            paths += [folder / images / file for file in files]
-            labels += numbers
-    return Annotations(paths, labels, classes, path)
+        path, meta = folder / "**/cars_*_annos*.mat", folder / _META
+        field, files = "fname", {folder / images: folder / annotations for images, annotations in _KIT.items()}
+    classes = tuple(map(str, np.atleast_1d(read_mat(meta, "class_names")[0])))
+    rows = [(at / name, label) for at, file in files.items() for name, label in _rows(file, field, len(classes))]
+    labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+    return Annotations([file for file, _ in rows], labels, classes, path)
 
 
-def _classes(path: Path) -> tuple[str, ...]:
-    (names,) = read_mat(path, "class_names")
-    return tuple(map(str, np.atleast_1d(names)))
-
-
-def _files(path: Path, field: str, n_classes: int) -> tuple[list[str], list[int]]:
+def _rows(path: Path, field: str, n_classes: int) -> Iterator[tuple[str, int]]:
+    """The name and the label of each photograph."""
     (annotations,) = read_mat(path, "annotations")
     annotations = np.atleast_1d(annotations)
     fields = annotations.dtype.names or ()
@@ -62,7 +57,7 @@ def _files(path: Path, field: str, n_classes: int) -> tuple[list[str], list[int]
     numbers = annotations["class"]
     if wrong := [number for number in numbers if np.ndim(number) or number not in range(1, n_classes + 1)]:
         raise ValueError(f"{path}: classes must be from 1 to {n_classes}, got {wrong[0]}; get it again")
-    return [str(file) for file in annotations[field]], [int(number) - 1 for number in numbers]
+    return zip(map(str, annotations[field]), (int(number) - 1 for number in numbers), strict=True)
 
 
 cars = HalvedClasses(

@@ -1,7 +1,7 @@
-"""CIFAR-10 and Street View House Numbers (SVHN): colour images of 32 × 32 pixels in ten classes, held in memory.
+"""CIFAR-10 and Street View House Numbers (SVHN): colour images of 32 × 32 pixels in ten classes.
 
-CIFAR-10 is read from its binary version alone: the Python version is pickled, and nothing pickled is read here. Nothing
-is downloaded unless asked for. Tested on files made in these layouts, not on the real ones.
+CIFAR-10 is read from its binary version alone: the Python version, which torchvision reads, is pickled. Tested on files
+made in these layouts, not on the real ones.
 """
 
 from pathlib import Path
@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.published import SmallImages, Source, read_mat
+from lam.datasets.published import SmallImages, Source, check_digits, read_mat
 
-_SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside it
@@ -21,20 +20,16 @@ _SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 
 
 def _read_cifar(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
-    images, labels = zip(*map(_read_records, paths), strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-def _read_records(path: Path) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
     """Records of one byte for the label and 3072 for the image: red, green and blue, row by row."""
-    content = bytearray(path.read_bytes())
-    if not content or len(content) % _RECORD:
-        raise ValueError(f"{path} must hold records of {_RECORD} bytes, got {len(content)} bytes; get it again")
-    records = torch.frombuffer(content, dtype=torch.uint8).reshape(-1, _RECORD)
-    labels = records[:, 0].long()
-    if labels.max() > 9:
-        raise ValueError(f"{path} must hold labels from 0 to 9, got {labels.max()}; get it again")
-    return records[:, 1:].reshape(-1, *_SHAPE), labels
+    files: list[Tensor] = []
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        if not content or len(content) % _RECORD:
+            raise ValueError(f"{path} must hold records of {_RECORD} bytes, got {len(content)} bytes; get it again")
+        files.append(torch.frombuffer(content, dtype=torch.uint8).reshape(-1, _RECORD))
+        check_digits(path, files[-1][:, 0])
+    records = torch.cat(files)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
 def _read_svhn(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:

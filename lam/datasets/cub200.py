@@ -7,12 +7,13 @@
 
 Source: C. Wah, S. Branson, P. Welinder, P. Perona and S. Belongie (2011).
 
-Bounding boxes, parts and the authors' split within classes are not read: images are taken whole, as in the paper.
+Images are taken whole, as in the paper: bounding boxes, parts and the authors' split within classes are not read.
 Tested on files made in this layout, not on the real ones.
 """
 
 from pathlib import Path
 
+from lam.datasets.base import labels_of
 from lam.datasets.published import Annotations, HalvedClasses, Source, read_lines
 
 _IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.txt"
@@ -20,28 +21,25 @@ _IMAGES, _LABELS, _CLASSES = "images.txt", "image_class_labels.txt", "classes.tx
 
 def _annotations(source: Source, root: str | Path | None) -> Annotations:
     folder = source.folder(root, needed=(_IMAGES, _LABELS, _CLASSES, "images"), below=("CUB_200_2011",))
-    names, classes = _read(folder / _IMAGES), _read(folder / _CLASSES)
-    label_of = _read(folder / _LABELS)
-    number_of = {number: position for position, number in enumerate(classes)}
-    if unlabelled := [image for image in names if label_of.get(image) not in number_of]:
-        label = label_of.get(unlabelled[0])
-        raise ValueError(
-            f"{folder / _LABELS} must give every image of {_IMAGES} a class of {_CLASSES}, got {label} for image "
-            f"{unlabelled[0]}; get it again"
-        )
+    names, label_of, classes = (_read(folder / file) for file in (_IMAGES, _LABELS, _CLASSES))
+    for image in names:
+        if (label := label_of.get(image)) not in classes:
+            raise ValueError(
+                f"{folder / _LABELS} must give every image of {_IMAGES} a class of {_CLASSES}, got {label} for image "
+                f"{image}; get it again"
+            )
     paths = [folder / "images" / name for name in names.values()]
-    labels = [number_of[label_of[image]] for image in names]
+    labels = labels_of((label_of[image] for image in names), classes)
     return Annotations(paths, labels, tuple(classes.values()), folder / _IMAGES)
 
 
 def _read(path: Path) -> dict[str, str]:
     values: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path), start=1):
-        key, _, value = line.strip().partition(" ")
-        if line.strip() and (not value or key in values):
+    for number, line in read_lines(path):
+        key, _, value = line.partition(" ")
+        if not value or key in values:
             raise ValueError(f"{path} must give each number once, then a name, got {line!r} in line {number}")
-        if value:
-            values[key] = value
+        values[key] = value
     return values
 
 

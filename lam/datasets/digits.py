@@ -13,15 +13,14 @@ _LARGEST = 16  # grey values are from 0 to 16
 
 
 def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float = 0.2, test: float = 0.2) -> Splits:
-    """The digits as (1, 8, 8) images in [0, 1], without the classes that are held out as OOD.
+    """The digits as (1, 8, 8) images in [0, 1], without the held-out classes, which are an OOD set.
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI; test part.
 
     Args:
         seed: of the split.
-        held_out: digits that no part contains.
-        validation: fraction of the images for validation.
-        test: fraction of the images for testing.
+        held_out: digits of no part.
+        validation, test: fractions of the images for these parts.
 
     Raises:
         ValueError: If `held_out` leaves fewer than two classes or names no digit, or a fraction is not within 0 and 1.
@@ -34,14 +33,14 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
     if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
         raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
     digits = _images([digit for digit in range(10) if digit not in held_out], name="digits")
-    return Splits.of(carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
+    return Splits(**carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """The digits of the classes that `like`, a part of the digits, does not have.
+    """The digits of the classes that `like`, a part of the digits, lacks.
 
     Raises:
-        ValueError: If `like` is no part of the digits, or has them all.
+        ValueError: If `like` is no part of the digits, or lacks no class.
     """
     if like.name != "digits":
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
@@ -52,14 +51,11 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """Grey patches of 8 × 8 pixels at random positions of scikit-learn's two photographs, as many as `like` has images.
+    """Grey patches (1, 8, 8) at random positions of scikit-learn's two photographs, labelled by the photograph.
 
     Args:
-        like: the in-distribution set.
+        like: the in-distribution set, of as many images.
         seed: of the positions.
-
-    Returns:
-        Images in [0, 1], labelled by the photograph.
     """
     from sklearn.datasets import load_sample_images  # heavy, and needed here alone
 

@@ -1,16 +1,13 @@
-"""Sentences that ship with Python and scikit-learn: what functions of the standard library do, by module; and, out of
-distribution, sentences about flowers, wine and patients.
-"""
+"""Sentences on functions of Python's standard library, by module; and, out of distribution, on scikit-learn's data."""
 
 import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-import torch
-
-from lam.datasets.base import Dataset, Splits, carve_missing
+from lam.datasets.base import Dataset, Splits, carve_missing, labels_of
 from lam.datasets.texts import Texts, preprocessing_like
 
 _MODULES = (
@@ -20,20 +17,19 @@ _MODULES = (
     *("smtplib", "socket", "sqlite3", "ssl", "statistics", "string", "subprocess", "tarfile", "tempfile"),
     *("threading", "time", "unittest", "urllib.request", "uuid", "xml.dom.minidom", "zipfile"),
 )
-_DESCRIBED = ("load_breast_cancer", "load_diabetes", "load_iris", "load_linnerud", "load_wine")
+_DESCRIBED = ("breast_cancer", "diabetes", "iris", "linnerud", "wine")
 _LEAST, _LONGEST, _WORDS, _PER_MODULE = 20, 300, 4, 10
 
 
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
-    """The first sentence of the docstring of each public function and class of some modules of the standard library.
+    """The first docstring sentence of each public function and class of modules of the standard library.
 
-    The label is the module, the metadata is the name; modules with fewer than ten such sentences are left out. What
-    there is depends on the version of Python.
+    The label is the module, the metadata is the name. Modules with fewer than ten sentences are left out. The sentences
+    depend on the version of Python.
 
     Args:
         seed: of the split.
-        validation: fraction of the sentences for validation.
-        test: fraction of the sentences for testing.
+        validation, test: fractions of the sentences for these parts.
 
     Raises:
         ValueError: If a fraction is not within 0 and 1, or together they leave nothing to train on.
@@ -45,50 +41,44 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
     seen: set[str] = set()
     found: dict[str, dict[str, str]] = {}
     for name in _MODULES:
-        sentences = {text: what for text, what in _documented(import_module(name)).items() if text not in seen}
+        sentences = {text: member for text, member in _documented(import_module(name)).items() if text not in seen}
         if len(sentences) >= _PER_MODULE:
             found[name] = sentences
             seen |= sentences.keys()
-    rows = [(text, number, what) for number, of_one in enumerate(found.values()) for text, what in of_one.items()]
+    rows = [(text, module, member) for module, sentences in found.items() for text, member in sentences.items()]
     texts = Texts(
         [text for text, _, _ in rows],
-        torch.tensor([number for _, number, _ in rows]),
+        labels_of((module for _, module, _ in rows), found),
         name="docstrings",
         classes=list(found),
-        metadata=[{"name": what} for _, _, what in rows],
+        metadata=[{"name": member} for _, _, member in rows],
     )
-    return Splits.of(carve_missing({"train": texts}, validation=validation, test=test, seed=seed, source="docstrings"))
+    return Splits(**carve_missing({"train": texts}, validation=validation, test=test, seed=seed, source="docstrings"))
 
 
 def descriptions(*, like: Dataset) -> Texts:
-    """Sentences of scikit-learn's descriptions of its data sets of flowers, wine and patients."""
+    """Sentences of scikit-learn's descriptions of its data sets, on flowers, wine and patients."""
     from sklearn import datasets  # heavy, and needed here alone
 
-    texts, labels = list[str](), list[int]()
-    for number, name in enumerate(_DESCRIBED):
-        sentences = _sentences(getattr(datasets, name)().DESCR)
-        texts += sentences
-        labels += [number] * len(sentences)
-    classes = [name.removeprefix("load_") for name in _DESCRIBED]
-    return Texts(
-        texts, torch.tensor(labels), name="descriptions", classes=classes, preprocessing=preprocessing_like(like)
-    )
+    found = {name: _sentences(getattr(datasets, f"load_{name}")().DESCR) for name in _DESCRIBED}
+    labels = labels_of((name for name, texts in found.items() for _ in texts), _DESCRIBED)
+    common: Any = {"classes": _DESCRIBED, "preprocessing": preprocessing_like(like)}
+    return Texts([text for texts in found.values() for text in texts], labels, name="descriptions", **common)
 
 
 def _documented(module: ModuleType) -> dict[str, str]:
-    """The first sentence of what a module documents, each once, with the name of what it is about."""
+    """The first sentence on each member of a module, once, with the member's name."""
     found: dict[str, str] = {}
     for name, member in _members(module):
-        sentence = next(iter(_sentences(inspect.getdoc(member) or "")), None)
-        if sentence is not None:
+        for sentence in _sentences(inspect.getdoc(member) or "")[:1]:
             found.setdefault(sentence, name)
     return found
 
 
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Public functions and classes that a module defines, and the methods of the classes.
+    """Public functions and classes of a module, and the methods of the classes.
 
-    What other packages add while a program runs is of a module of theirs, and left out.
+    Members that other packages add while a program runs have another module, and are left out.
     """
 
     def is_own(name: str, member: object, *, default: str | None) -> bool:

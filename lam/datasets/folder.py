@@ -1,22 +1,21 @@
-"""Anyone's own images: a folder with one sub-folder a class, read file by file.
+"""Images of the user: a folder with a sub-folder a class, or a folder of images alone.
 
 The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
-Where root holds one folder alone, with folders of its own, as an unpacked archive does, that one is read. Where root or
-a part holds a COCO file, its categories are the classes. Without classes, or of one class alone, no two images match.
-Data sets with annotations of another form do not live here.
+A folder that lies alone in root, as in an unpacked archive, is read in its place. Where root or a part holds a COCO
+file, its categories are the classes. Without classes, or with one class alone, no two images match.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing
+from lam.datasets.base import PARTS, Dataset, ImageOptions, MissingDataError, Shown, Splits, carve_missing, labels_of
 from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
@@ -25,17 +24,27 @@ from lam.utils.notes import Note
 _SUFFIXES = frozenset(  # of the formats that `open_image` reads
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 ) | {".avif", ".heic", ".heif", ".hif"}
+_SYSTEM = frozenset(
+    (
+        *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "recycler", "trashbox", "__macosx"),
+        *("#snapshot", "~snapshot", "@recently-snapshot", "lost+found", "lost.dir"),
+        *("system volume information", "network trash folder", "temporary items", "found.000", "__pycache__"),
+        *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
+    )
+)
+"""Names, in lower case, that file managers, network drives and archives give to their own files."""
+_OF_SYSTEM = "are of the system"  # a reason to leave files out
 
 
 class FolderImages(Dataset):
-    """Images on disk, decoded and preprocessed each time that they are read.
+    """Images on disk, decoded and preprocessed at each reading.
 
     Args:
         paths: N image files.
         labels, name, classes, preprocessing, per_item: as of `Dataset`.
 
     Raises:
-        ValueError: If paths and labels are not as many; on reading, if a file is no image (named).
+        ValueError: If paths and labels differ in number; on reading, if a file is no image (named).
     """
 
     paths: tuple[Path, ...]
@@ -58,7 +67,7 @@ class FolderImages(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The last two parts of every path: wherever the folder lies."""
+        """The last two parts of every path, the same wherever the folder lies."""
         return ["/".join(path.parts[-2:]) for path in self.paths]
 
     @property
@@ -67,7 +76,7 @@ class FolderImages(Dataset):
         return self.paths
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """The file, in small."""
+        """A thumbnail of the file."""
         path = str(self.paths[index])
         return Shown(path, thumbnail_of_file(path, side))
 
@@ -76,28 +85,28 @@ def splits(
     *,
     root: str | Path,
     seed: int = 0,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    preprocessing: ImageOptions = None,
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Splits:
-    """Read a folder of classes, or of images without, in three disjoint parts.
+    """Read a folder of images in three disjoint parts.
 
-    Where root has a folder `train`, that and the folders `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`)
-    are the parts. A part that has no folder of its own is carved out of what there is to train on, see
-    `lam.datasets.base.carve_missing`. Images of no class, or all of one, have a label each: its path.
+    The folders `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts, if root has a
+    folder `train`. Missing parts are carved out of the training images, see `lam.datasets.base.carve_missing`. Images
+    without classes, or of one class, have a label each: their path.
 
     Args:
         root: the folder.
-        seed: of the parts that have no folder.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's at 224 pixels,
-            such as {"size": 32}.
-        validation: fraction of the training images for validation, where it has no folder.
-        test: fraction of the training images for testing, where it has no folder.
+        seed: of the parts that are carved out.
+        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 224 pixels, such as
+            {"size": 32}.
+        validation: fraction of the training images, if there is no folder for validation.
+        test: fraction of the training images, if there is no folder for testing.
 
     Raises:
         MissingDataError: If the folder is missing or has no image.
-        ValueError: If a class has no image, a folder is neither part nor class, there are parts and no `train`, or too
-            few images are there to split.
+        ValueError: If a class has no image, a folder is neither part nor class, there are parts but no `train`, or too
+            few images to split.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
@@ -114,21 +123,21 @@ def splits(
         names = sorted(name for of_part in classes.values() for name in of_part)
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
     parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
-    return Splits.of(parts, gallery="classes" if is_labelled else "identities")
+    return Splits(**parts, gallery="classes" if is_labelled else "identities")
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder: by class where it has sub-folders, else with the empty label, which says nothing.
+    """Read all images of a folder, by class where it has sub-folders, else with the empty label.
 
     Of a folder with the parts `train` and `test`, only `test` is read.
 
     Args:
         root: the folder.
-        preprocessing: how a file becomes an item.
-        labelled: whether there must be classes.
+        preprocessing: makes an item of a file.
+        labelled: whether classes are required.
 
     Raises:
-        MissingDataError: If the folder is missing or has no image, or no class where there must be some.
+        MissingDataError: If the folder is missing, or has no image or no required class.
         ValueError: If a class has no image.
     """
     root = _resolved(root)
@@ -139,6 +148,20 @@ def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = Fal
     return _images(classes, sorted(classes), preprocessing)
 
 
+def outsiders(*, root: str | Path, like: Dataset) -> FolderImages:
+    """All images of a folder with the preprocessing of `like`, or ImageNet's of other items; see `read`."""
+    preprocessing = like.preprocessing if isinstance(like.preprocessing, Preprocessing) else Preprocessing.imagenet()
+    return read(root=root, preprocessing=preprocessing)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images below a folder, by name, without hidden ones; a warning counts the other files."""
+    left_out = defaultdict[str, list[Path]](list)
+    files = _image_files(folder, left_out)
+    _warn_left_out(folder, left_out)
+    return files
+
+
 def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
     if not root.is_dir():
@@ -147,7 +170,7 @@ def _resolved(root: str | Path) -> Path:
 
 
 def _unwrapped(root: Path) -> Path:
-    """The folder of the classes or parts, where it lies alone in another."""
+    """The folder of the classes or parts, which may lie alone in another."""
     inner = list(_folders(root))
     if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
         return root
@@ -156,53 +179,54 @@ def _unwrapped(root: Path) -> Path:
     others = [path for path in root.rglob("*") if inner[0] not in path.parents and _is_of_system(path, root)]
     n_beside = sum(path.is_file() for path in others)
     beside = f", beside {n_beside} file(s) of the system" if n_beside else ""
-    said = f"{root} holds the folder {inner[0].name} alone{beside}: its folders are read as classes or parts"
-    warnings.warn(said, Note, stacklevel=4)
+    note = f"{root} holds the folder {inner[0].name} alone{beside}: its folders are read as classes or parts"
+    warnings.warn(note, Note, stacklevel=4)
     return _unwrapped(inner[0])
 
 
 def _folders(folder: Path) -> Iterator[Path]:
     folders = (path for path in sorted(folder.iterdir()) if path.is_dir())
-    return (path for path in folders if not (_is_dotted(path, folder) or _is_of_system(path, folder)))
+    return (path for path in folders if not (path.name.startswith(".") or _is_of_system(path, folder)))
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
+    """The folder of each part; empty where the folders are classes."""
     allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
     # A class may be called "train": it is a part only where it has classes of its own, or all beside it are parts.
-    parts_there = [part for part, folder in folders if part and any(_folders(folder))]
+    found = [part for part, folder in folders if part and any(_folders(folder))]
     named = [part for part, _ in folders]
-    if not parts_there and len(named) > 1 and "train" in named and all(named):
-        parts_there = named
-    if not parts_there or ("train" not in parts_there and len(parts_there) < len(folders)):
+    if not found and len(named) > 1 and "train" in named and all(named):
+        found = named
+    if not found or ("train" not in found and len(found) < len(folders)):
         return {}
     if unknown := [folder.name for part, folder in folders if not part]:
         raise ValueError(f"{root} has a folder train, so others must be {', '.join(allowed)}, got {', '.join(unknown)}")
-    for folders_of_part in ([folder.name for of, folder in folders if of == part] for part in parts_there):
-        if len(folders_of_part) > 1:
-            raise ValueError(f"{root} has both {' and '.join(folders_of_part)}; keep one of them")
+    for part in found:
+        if len(same := [folder.name for of, folder in folders if of == part]) > 1:
+            raise ValueError(f"{root} has both {' and '.join(same)}; keep one of them")
     return dict(folders)
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    left_out: dict[str, list[Path]] = {}
+    left_out = defaultdict[str, list[Path]](list)
     if (labels := coco_file(folder)) is not None:
         return coco_classes(labels, _image_files(folder, left_out))
-    classes: dict[str, list[Path]] = {}
+    classes = defaultdict[str, list[Path]](list)
     for path in _folders(folder):  # a Mac may write an accented letter as two characters
-        classes.setdefault(normalize("NFC", path.name), []).extend(_image_files(path, left_out))
+        classes[normalize("NFC", path.name)] += _image_files(path, left_out)
     if not classes:
         if not (files := image_files(folder)):
             raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
         return {"": files}
     for name in classes:
-        if name.encode(errors="replace").decode() != name:
+        if _as_utf8(name) != name:
             raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")
     beside = sorted(folder.iterdir())
     for path in beside:
         if _is_of_system(path, folder):
             files = path.rglob("*") if path.is_dir() else [path]
-            left_out.setdefault(_OF_SYSTEM, []).extend(file for file in files if file.is_file())
+            left_out[_OF_SYSTEM] += [file for file in files if file.is_file()]
     strays = [path for path in beside if _is_image(path) or not path.exists()]
     _warn_left_out(folder, {"belong to no class": strays} | left_out)
     if empty := [name for name, files in classes.items() if not files]:
@@ -210,48 +234,32 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     return classes
 
 
-def _each_its_own(classes: Mapping[str, list[Path]], root: Path) -> dict[str, list[Path]]:
+def _each_its_own(classes: Mapping[str, Iterable[Path]], root: Path) -> dict[str, list[Path]]:
     """Each image as a class, by its path from the root."""
     files = [path for of_class in classes.values() for path in of_class]
-    return {path.relative_to(root).as_posix().encode(errors="replace").decode(): [path] for path in files}
+    return {_as_utf8(path.relative_to(root).as_posix()): [path] for path in files}
 
 
-def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, by name, but for hidden files and folders; others are left out with a warning."""
-    left_out: dict[str, list[Path]] = {}
-    files = _image_files(folder, left_out)
-    _warn_left_out(folder, left_out)
-    return files
+def _as_utf8(name: str) -> str:
+    return name.encode(errors="replace").decode()
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """Find all images below a folder, by suffix. Other visible files are added to `left_out`, by reason."""
-    images = list[Path]()
+    """All images below a folder, by suffix; adds other visible files to `left_out`, by reason."""
+    images: list[Path] = []
     for path in sorted(folder.rglob("*")):
-        if _is_dotted(path, folder):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if _is_of_system(path, folder):
             if path.is_file():
-                left_out.setdefault(_OF_SYSTEM, []).append(path)
+                left_out[_OF_SYSTEM].append(path)
         elif path.is_symlink() and not path.is_file():
-            left_out.setdefault("are links to folders or to nothing", []).append(path)
+            left_out["are links to folders or to nothing"].append(path)
         elif _is_image(path):
             images.append(path)
         elif path.is_file():
-            left_out.setdefault("are no images by name", []).append(path)
+            left_out["are no images by name"].append(path)
     return images
-
-
-_OF_SYSTEM = "are of the system"
-_SYSTEM = frozenset(
-    (
-        *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "recycler", "trashbox", "__macosx"),
-        *("#snapshot", "~snapshot", "@recently-snapshot", "lost+found", "lost.dir"),
-        *("system volume information", "network trash folder", "temporary items", "found.000", "__pycache__"),
-        *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
-    )
-)
-"""Lower-case names of what file managers, network drives and archives create beside files."""
 
 
 def _is_of_system(path: Path, folder: Path) -> bool:
@@ -260,34 +268,27 @@ def _is_of_system(path: Path, folder: Path) -> bool:
     return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
 
 
-def _is_dotted(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
 def _is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
 
 
 def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None:
-    """Say in one warning how many files are left out, and why."""
-    found = [(reason, files) for reason, files in left_out.items() if files]
+    found = {reason: files for reason, files in left_out.items() if files}
     if found:
-        said = "; ".join(
+        reasons = "; ".join(
             f"{len(files)} file(s) {reason} and are left out: "
             + ", ".join(_printable(file.relative_to(folder).as_posix()) for file in files[:5])
             + (", ..." if len(files) > 5 else "")
-            for reason, files in found
+            for reason, files in found.items()
         )
-        warnings.warn(f"{folder}: {said}", Note, stacklevel=3)
+        warnings.warn(f"{folder}: {reasons}", Note, stacklevel=3)
 
 
 def _printable(name: str) -> str:
-    """A name of a file, in quotes where it holds what a terminal would obey."""
-    return name if name.isprintable() else repr(name)
+    return name if name.isprintable() else repr(name)  # a terminal would obey control characters
 
 
-def _images(classes: dict[str, list[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:
+def _images(classes: Mapping[str, Sequence[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:
     paths = [path for files in classes.values() for path in files]
-    label_of = {label: number for number, label in enumerate(names)}
-    labels = [label_of[label] for label, files in classes.items() for _ in files]
-    return FolderImages(paths, torch.tensor(labels), name="folder", classes=names, preprocessing=preprocessing)
+    labels = labels_of((label for label, files in classes.items() for _ in files), names)
+    return FolderImages(paths, labels, name="folder", classes=names, preprocessing=preprocessing)

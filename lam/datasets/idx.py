@@ -1,31 +1,30 @@
 """MNIST and FashionMNIST from their four IDX files, compressed or not.
 
-The pixels stay 8-bit in memory. The files are in the root itself, or below it in torchvision's layout
-(FashionMNIST/raw). Nothing is downloaded unless asked for.
+The files are in the root itself, or below it in torchvision's layout (FashionMNIST/raw).
 """
 
 import gzip
 import math
 import zlib
-from io import BufferedIOBase
 from pathlib import Path
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.published import SmallImages, Source
+from lam.datasets.published import SmallImages, Source, check_digits
 
 _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 _UNSIGNED_BYTES = 8
-_CHUNK = 1 << 20
 
 
-def read_idx(path: str | Path) -> UInt8[Tensor, "..."]:
-    """Values of a file in the IDX format: two zero bytes, type, number of axes, their big-endian sizes, the values.
+def read_idx(path: Path) -> UInt8[Tensor, "..."]:
+    """Values of an IDX file: two zero bytes, type, number of axes, their big-endian sizes, the values.
+
+    torchvision's reader takes no compressed file, and checks by `assert`.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
 
@@ -33,36 +32,28 @@ def read_idx(path: str | Path) -> UInt8[Tensor, "..."]:
         path: a file of unsigned bytes; with the suffix .gz it is decompressed.
 
     Returns:
-        The values, uint8, in the shape that the header gives.
+        The values, uint8, in the shape of the header.
 
     Raises:
-        ValueError: If the header is not that of an IDX file of unsigned bytes, or the values are fewer or more than it
-            says, or the compressed data are damaged. The message names the file.
+        ValueError: If the header is not of an IDX file of unsigned bytes, the number of values does not fit it, or the
+            compressed data are damaged. The message names the file.
     """
-    path = Path(path)
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return _parse(stream, path)
+        content = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from error
-
-
-def _parse(stream: BufferedIOBase, path: Path) -> Tensor:
-    magic = stream.read(4)
-    if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or magic[3] == 0:
+    magic, n_axes = content[:4], content[3] if len(content) > 3 else 0
+    if magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or n_axes == 0:
         raise ValueError(f"{path} is no IDX file of unsigned bytes: it begins with {magic.hex(' ') or 'nothing'}")
-    header = stream.read(4 * magic[3])
-    if len(header) < 4 * magic[3]:
+    start = 4 + 4 * n_axes
+    if len(content) < start:
         raise ValueError(f"{path} is truncated within its header; get it again")
-    shape = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
-    expected = math.prod(shape)
-    values = bytearray()  # grows with the data, not with what a damaged header claims
-    while len(values) <= expected and (chunk := stream.read(_CHUNK)):
-        values += chunk
-    if len(values) != expected:
-        amount = "more" if len(values) > expected else f"only {len(values)}"
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
+    expected, n_values = math.prod(shape), len(content) - start
+    if n_values != expected:
+        amount = "more" if n_values > expected else f"only {n_values}"
         raise ValueError(f"{path} must hold {expected} values of shape {tuple(shape)}, got {amount}; get it again")
-    return torch.frombuffer(values, dtype=torch.uint8).reshape(shape) if expected else torch.empty(shape).byte()
+    return torch.frombuffer(content, dtype=torch.uint8)[start:].reshape(shape)
 
 
 def _read_pair(paths: list[Path]) -> tuple[UInt8[Tensor, "N 1 28 28"], Int64[Tensor, " N"]]:
@@ -73,8 +64,7 @@ def _read_pair(paths: list[Path]) -> tuple[UInt8[Tensor, "N 1 28 28"], Int64[Ten
     if labels.shape != images.shape[:1]:
         counts = f"{tuple(labels.shape)} for {len(images)} images"
         raise ValueError(f"{label_path} must hold one label for every image of {image_path}, got {counts}")
-    if labels.max() > 9:
-        raise ValueError(f"{label_path} must hold labels from 0 to 9, got {labels.max()}")
+    check_digits(label_path, labels)
     return images[:, None], labels.long()
 
 

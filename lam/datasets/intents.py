@@ -1,4 +1,4 @@
-"""CLINC150 and BANKING77: what people ask an assistant or a bank, by intent; CLINC150 with questions out of scope.
+"""CLINC150 and BANKING77: questions to an assistant or a bank, by intent; in CLINC150 some are out of scope.
 
 Source: Larson et al. (2019), "An evaluation dataset for intent classification and out-of-scope prediction"; Casanueva
 et al. (2020), "Efficient intent detection with dual sentence encoders".
@@ -7,9 +7,7 @@ et al. (2020), "Efficient intent detection with dual sentence encoders".
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from lam.datasets.base import Dataset, Splits, carve, fraction_of
+from lam.datasets.base import Dataset, Splits, carve, fraction_of, labels_of
 from lam.datasets.published import Source
 from lam.datasets.texts import Columns, Texts, preprocessing_like, read
 from lam.inputs.texts import TextPreprocessing
@@ -23,46 +21,46 @@ _BANKING77 = Source(
     f"Get {' and '.join(_FILES)} of the repository PolyAI-LDN/task-specific-datasets; they may be gzipped.",
     compressed=True,
 )
-_OUT_OF_SCOPE = "oos"
 Part = Literal["train", "validation", "test"]
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def clinc150(*, root: str | Path | None = None) -> Splits:
-    """The 150 intents of CLINC150 in the published parts; no question that is out of scope is in any of them.
+    """The 150 intents of CLINC150 in the published parts, without questions out of scope.
 
     Args:
         root: the folder of data_full.json; by default $LAM_DATA/clinc150.
 
     Raises:
         MissingDataError: If the file is missing.
-        ValueError: If it is not in its form.
+        ValueError: If it has another form.
     """
     path, content = _clinc150(root)
-    classes = sorted({label for text, label in _pairs(path, content, "train")})
-    return Splits.of({part: _of_pairs(_pairs(path, content, key), classes, path) for part, key in _PARTS.items()})
+    classes = sorted({label for _, label in _pairs(path, content, "train")})
+    train, validation, test = (_texts(_pairs(path, content, key), classes, path) for key in _PARTS.values())
+    return Splits(train, validation, test)
 
 
 def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: Dataset | None = None) -> Texts:
-    """The questions of CLINC150 that are out of scope: 1,000 in `test`, 100 in each of the other two parts."""
+    """The out-of-scope questions of CLINC150: 1,000 in `test`, 100 in each of the other two parts."""
     check_choice("part", part, _PARTS)
     path, content = _clinc150(root)
-    pairs = _pairs(path, content, f"{_OUT_OF_SCOPE}_{_PARTS[part]}")
+    pairs = _pairs(path, content, f"oos_{_PARTS[part]}")
     preprocessing = None if like is None else preprocessing_like(like)
-    return _of_pairs(pairs, [_OUT_OF_SCOPE], path, name="clinc150_oos", preprocessing=preprocessing)
+    return _texts(pairs, ["oos"], path, name="clinc150_oos", preprocessing=preprocessing)
 
 
 def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
-    """The 77 intents of BANKING77; the published test part, and a share of the training part to validate on.
+    """The 77 intents of BANKING77: the published test part, and the training part in two.
 
     Args:
         root: the folder of train.csv and test.csv; by default $LAM_DATA/banking77.
-        seed: of the part that is held out.
+        seed: of the validation part.
         validation: fraction of the training part.
 
     Raises:
         MissingDataError: If a file is missing.
-        ValueError: If one has no columns text and category, or the two have not the same intents.
+        ValueError: If one lacks the columns text and category, or the two differ in intents.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}
@@ -89,16 +87,10 @@ def _pairs(path: Path, content: dict[str, Any], key: str) -> list[tuple[str, str
     return [(text, label) for text, label in rows]
 
 
-def _of_pairs(
-    pairs: list[tuple[str, str]],
-    classes: list[str],
-    path: Path,
-    *,
-    name: str = "clinc150",
-    preprocessing: TextPreprocessing | None = None,
+def _texts(
+    pairs: list[tuple[str, str]], classes: list[str], path: Path, name: str = "clinc150", **options: Any
 ) -> Texts:
-    numbers = {label: number for number, label in enumerate(classes)}
-    if strange := sorted({label for _, label in pairs} - numbers.keys()):
+    if strange := sorted({label for _, label in pairs} - set(classes)):
         raise ValueError(f"{path} has {', '.join(strange[:3])}, which no text to train on has; get it again")
-    labels = torch.tensor([numbers[label] for _, label in pairs], dtype=torch.int64)
-    return Texts([text for text, _ in pairs], labels, name=name, classes=classes, preprocessing=preprocessing)
+    labels = labels_of((label for _, label in pairs), classes)
+    return Texts([text for text, _ in pairs], labels, name=name, classes=classes, **options)

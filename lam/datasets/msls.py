@@ -6,22 +6,21 @@
         subtask_index.csv       key and a column a subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
         images/<key>.jpg
 
-Sequences (seq_info.csv) are not read: images are retrieved one by one. Panoramas are left out, as by the authors' code.
-The positions of the authors' test cities (miami, athens, buenosaires, stockholm, bengaluru, kampala) are not published:
-`TEST` is their validation cities, which is what most papers report, and validation is training cities of our choice.
-Tested on files made in this layout, not on the real ones.
+Images are retrieved one by one, without their sequences (seq_info.csv). Panoramas are left out, as their authors do.
+The positions of the authors' test cities (`UNPUBLISHED`) are not published: `TEST` is their validation cities, as in
+most papers, and `VALIDATION` is training cities of our choice. Tested on files made in this layout, not the real ones.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import Splits
+from lam.datasets.base import ImageOptions, Splits
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, Source, check_present
 from lam.inputs.preprocessing import Preprocessing
@@ -51,7 +50,7 @@ _SOURCE = Source(
 def splits(
     *,
     root: str | Path | None = None,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    preprocessing: ImageOptions = None,
     train_cities: Sequence[str] = TRAIN,
     validation_cities: Sequence[str] = VALIDATION,
     test_cities: Sequence[str] = TEST,
@@ -61,27 +60,25 @@ def splits(
 ) -> Splits:
     """Photographs of places with queries and a database for each city, as networks for ImageNet expect them.
 
-    Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); the cities are those
-        of the authors' mapillary_sls, but zurich and amman, of its 22 training cities, are held out for validation.
+    Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); cities as in the
+        authors' mapillary_sls, except that zurich and amman, of its 22 training cities, are held out for validation.
 
     Args:
-        root: the folder that has train_val; $LAM_DATA/msls by default.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
-            ImageNet's at 227 pixels.
+        root: the folder of train_val; $LAM_DATA/msls by default.
+        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
         train_cities: to train on.
         validation_cities: to validate on.
         test_cities: to test on.
-        subtask: which images validation and testing take; the authors do not choose in training.
-        angles: read the compass angle `ca`; the items' targets then have it as their last column.
-        allow_missing: leave out images that are listed but do not exist, with a warning, instead of refusing.
+        subtask: images to validate and test on; training has all, as the authors'.
+        angles: read the compass angle `ca`, the last column of the items' targets.
+        allow_missing: leave out missing images with a warning.
 
     Returns:
         Three parts of `PlaceImages`.
 
     Raises:
         MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
-        ValueError: If a city is in two parts or has no published positions, or a file is not what it should be: it is
-            named, with the row.
+        ValueError: If a city is in two parts or has no published positions, or a file is invalid (named, with the row).
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}
@@ -110,13 +107,13 @@ def splits(
             angles=torch.cat(compass) if angles else None,
             is_query=torch.tensor([role == "query" for _ in part_cities for role in _ROLES]).repeat_interleave(counts),
         )
-    return Splits.of(places, "identities")
+    return Splits(places["train"], places["validation"], places["test"], gallery="identities")
 
 
 def _read(
     folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool
 ) -> tuple[list[Path], Float64[Tensor, "N 2"], Float64[Tensor, " N"]]:
-    """Images, positions and angles of the queries, or of the database, of one city; NaN without angles."""
+    """Images, positions and angles (or NaN) of the queries, or of the database, of one city."""
     table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
     raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
     keys = table.columns["key"]

@@ -1,7 +1,4 @@
-"""Photographs of places: image files with positions in metres, in areas far from each other.
-
-Where positions come from is in the file of each data set.
-"""
+"""Photographs of places: image files with positions in metres, in areas far from each other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,31 +13,32 @@ from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
 AREA_DISTANCE = 1e7
-"""Metres that areas are apart, at least: none of their places are near."""
+"""Least metres between two areas."""
 
 CELL = 7.0
-"""Metres of a side of the cells that group places: the diagonal is within 10 m, where positive pairs are by default."""
+"""Side, in metres, of the cells that group places; their diagonal is within 10 m, the default of positive pairs."""
 
-_NEAREST = 4  # places of the database that a limit draws with each query
+_NEAREST = 4  # database images that a limit draws with each query
 
 
 class PlaceImages(FolderImages):
-    """N photographs on disk, each taken somewhere; an item is an image and its position (see `targets`).
+    """N photographs with positions; an item is an image and its target (see `targets`).
 
     Attributes:
-        labels: (N,) the area of each, so that what is stratified by label is stratified by area.
+        labels: (N,) areas, so that a split stratified by label is stratified by area.
         positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so that no two areas are near.
-        angles: (N,) the compass angle of each in degrees, NaN where it is unknown; or None.
+        angles: (N,) compass angles in degrees, NaN where unknown; or None.
 
     Args:
         paths: N image files.
-        labels: (N,) int64, the area of each; this, the name, classes (of areas), preprocessing and `is_query` (else an
-            item belongs to the database) as of `Dataset`.
-        positions: (N, X) in metres, of one frame for each area.
-        angles: see above; any number of whole turns.
+        labels: (N,) int64, areas.
+        positions: (N, X) in metres, in a frame for each area.
+        name, preprocessing, is_query: as of `Dataset`; items that are no queries are the database.
+        classes: names of the areas.
+        angles: (N,) compass angles in degrees, with any number of whole turns.
 
     Raises:
-        ValueError: If these are not as many, a position is not finite, or an angle is infinite.
+        ValueError: If these differ in number, a position is not finite, or an angle is infinite.
     """
 
     positions: Float64[Tensor, "N _"]
@@ -67,12 +65,12 @@ class PlaceImages(FolderImages):
 
     @property
     def targets(self) -> Float64[Tensor, "N _"]:
-        """The positions, and where there are angles those as a last column: what `lam.pairs.Relation` takes."""
+        """The positions, with the angles as the last column where there are some, for `lam.pairs.Relation`."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The cell of a grid that each place is in (N,): batches of random places have hardly two that match."""
+        """The grid cell (N,) of each place, as batches of random places have hardly two that match."""
         return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:
@@ -82,7 +80,7 @@ class PlaceImages(FolderImages):
         return self.preprocessing(self.paths[index]), target
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Positions of places that have matches: random queries, each with its nearest images of the database."""
+        """Random queries, each with its nearest database images, so that most have matches."""
         from scipy.spatial import KDTree
 
         generator = torch.Generator().manual_seed(seed)
@@ -102,10 +100,8 @@ class PlaceImages(FolderImages):
 def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None) -> None:
     if positions.ndim != 2 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
-    for values, is_invalid, rule in (
-        (positions, ~positions.isfinite().all(1), "positions must be finite"),
-        (angles, None if angles is None else angles.isinf(), "angles must be degrees, or NaN where unknown"),
-    ):
-        if values is not None and is_invalid is not None and is_invalid.any():
-            index = int(is_invalid.nonzero()[0])
+    checks = [(positions, ~positions.isfinite().all(1), "positions must be finite")]
+    checks += [] if angles is None else [(angles, angles.isinf(), "angles must be degrees, or NaN where unknown")]
+    for values, is_invalid, rule in checks:
+        for index in is_invalid.nonzero().flatten().tolist():
             raise ValueError(f"{rule}, got {values[index].tolist()} for {paths[index]}")

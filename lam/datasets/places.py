@@ -1,29 +1,27 @@
-"""Anyone's own photographs of places: a folder of images and a table that says where each was taken.
+"""Photographs of places of the user: a folder of images and a table of their positions.
 
-The table, places.csv in the folder, names its columns; others than these are ignored:
+The table, places.csv in the folder, names its columns; other columns are ignored:
 
     path                    of the image, below the folder
     x, y                    position in metres, or
     easting, northing       the same, or
     lat, lon                position in degrees
     role                    optional: query or database; without it every image is both
-    area (or city)          optional: images of two areas never match; positions in metres need a frame for each alone
+    area (or city)          optional: images of two areas never match; each area has its own frame of metres
     split                   optional: train, validation (or val, valid, dev) or test (or eval)
-    angle                   optional: compass angle in degrees, empty where unknown; read where angles are asked for
+    angle                   optional: compass angle in degrees, empty where unknown; read with angles=True
 
 Tested on files made here.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import PARTS, MissingDataError, Splits, fraction_of
+from lam.datasets.base import PARTS, ImageOptions, MissingDataError, Splits, fraction_of, labels_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, check_present
 from lam.inputs.preprocessing import Preprocessing
@@ -38,40 +36,38 @@ def splits(
     *,
     root: str | Path,
     csv: str = "places.csv",
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    preprocessing: ImageOptions = None,
     validation: float = 0.2,
     test: float = 0.2,
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places in three parts: those of the column `split`, or strips of land.
+    """Photographs of places in three parts: by the column `split`, or strips of land.
 
-    Without that column each area is cut along its longer side into three strips, for training, validation and testing
-    in this order, so that few places are in two parts; nothing is drawn at random.
+    Without that column each area is cut along its longer side into strips for training, validation and testing, in
+    this order, so that few places are in two parts. Nothing is drawn at random.
 
     Args:
         root: the folder.
         csv: the table, below the folder; see `Table.read`.
-        preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
-            ImageNet's at 227 pixels.
+        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
         validation: fraction of the images of each area for validation, without a column `split`.
         test: fraction of the images of each area for testing, without a column `split`.
-        angles: read the column `angle`; the items' targets then have it as their last column.
-        allow_missing: leave out images that are named but do not exist, with a warning, instead of refusing.
+        angles: read the column `angle`, the last column of the items' targets.
+        allow_missing: leave out missing images with a warning.
 
     Returns:
         Three parts of `PlaceImages`.
 
     Raises:
-        MissingDataError: If the folder or the file is missing, or named images are (counted, the first five named).
-        ValueError: If a column is missing or a value is not what it should be; it names the file and the row.
+        MissingDataError: If the folder or the table is missing, or images are (counted, the first five named).
+        ValueError: If a column is missing or a value is invalid; it names the file and the row.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     table = _table(Path(root).expanduser(), csv)
     positions, area = _positions(table), _column(table, ("area", "city"))
     names = sorted(set(area))
-    label_of = {name: label for label, name in enumerate(names)}
-    labels = torch.tensor([label_of[name] for name in area], dtype=torch.int64)
+    labels = labels_of(area, names)
     part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
     if "role" in table:
         table.check_choices("role", ("query", "database"))
@@ -89,8 +85,8 @@ def splits(
         angles=table.numbers("angle", unknown=True) if angles else None,
         is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
     )
-    parts = {name: _subset(places, (part == i) & present, name, table) for i, name in enumerate(PARTS)}
-    return Splits.of(parts, "identities")
+    train, validation, test = (_subset(places, (part == i) & present, name, table) for i, name in enumerate(PARTS))
+    return Splits(train, validation, test, gallery="identities")
 
 
 def _table(root: Path, csv: str) -> Table:
@@ -111,7 +107,7 @@ def _table(root: Path, csv: str) -> Table:
 
 
 def _column(table: Table, names: tuple[str, ...]) -> list[str]:
-    """The first of these columns that is there; one area for all without any."""
+    """The first of these columns that the table has; one area for all without any."""
     return next((table.columns[name] for name in names if name in table), ["everywhere"] * len(table.columns["path"]))
 
 
@@ -139,10 +135,10 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
 
 
 def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
-    """Metres from the centre of the earth, of places on the WGS 84 ellipsoid.
+    """Coordinates, in metres from the centre of the earth, of places on the WGS 84 ellipsoid.
 
-    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). The straight line between
-    two places is as long as the way on the ground to 1 mm at 10 km; no map projection bends it, wherever they are.
+    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). At 10 km the straight line
+    between two places differs from the way on the ground by 1 mm, without the distortion of a map projection.
 
     Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
         equation 4-14, at height 0.
@@ -176,7 +172,7 @@ def _strips(
     positions: Float64[Tensor, "N X"], labels: Int64[Tensor, " N"], *, validation: float, test: float
 ) -> Int64[Tensor, " N"]:
     for name, share in (("validation", validation), ("test", test)):
-        fraction_of(len(labels), share, name=name)  # refuses what is no fraction
+        fraction_of(len(labels), share, name=name)  # for its check
     if validation + test >= 1:
         raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
     bounds = torch.tensor([1 - validation - test, 1 - test], dtype=torch.float64)

@@ -1,26 +1,35 @@
-"""What the readers of published data sets share: where the files are, which are missing, and splits by class.
+"""What readers of published data sets share: their files, images in memory, and splits by class.
 
-The layouts themselves are in the file of each data set. Nothing is downloaded unless asked for.
+Nothing is downloaded unless asked for.
 """
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, MissingDataError, Splits, TensorImages, carve, fraction_of, stratified_split
+from lam.datasets.base import (
+    Dataset,
+    ImageOptions,
+    MissingDataError,
+    Splits,
+    TensorImages,
+    carve,
+    fraction_of,
+    stratified_split,
+)
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
 SIZE = 227
-"""Pixels of each side of photographs, as in the paper, unless their preprocessing says otherwise."""
+"""Default pixels of a side of photographs, as in the paper."""
 
 _LISTED = 5
 
@@ -30,10 +39,10 @@ class Source:
     """A published data set.
 
     Args:
-        name: what it is called here.
+        name: its name in lam.
         advice: how to get its files, in a sentence.
-        system_root: where a package of the operating system puts them, if there is one.
-        compressed: whether each may have the suffix .gz.
+        system_root: the folder of a package of the operating system, if there is one.
+        compressed: whether each file may have the suffix .gz.
     """
 
     name: str
@@ -42,7 +51,7 @@ class Source:
     compressed: bool = False
 
     def roots(self, root: str | Path | None) -> list[Path]:
-        """The root itself; where it is None, $LAM_DATA/<name> and the system's.
+        """The root itself; for None, $LAM_DATA/<name> and the system's.
 
         Raises:
             MissingDataError: If there is none.
@@ -57,7 +66,7 @@ class Source:
         return roots
 
     def file(self, folder: Path, name: str) -> Path:
-        """The path of a file, compressed where only that is there."""
+        """The path of a file, compressed if only that exists."""
         plain = folder / name
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
@@ -65,9 +74,9 @@ class Source:
         """The folder that has every needed file.
 
         Args:
-            root: as for `roots`.
-            needed: files and folders, relative to the folder that is looked for.
-            below: folders of the root where they may be, too.
+            root: as of `roots`.
+            needed: files and folders, relative to the result.
+            below: folders of the root that may be the result, too.
 
         Raises:
             MissingDataError: If no folder has them all; it names what the fullest one lacks.
@@ -80,7 +89,7 @@ class Source:
         return fullest
 
     def missing(self, paths: Sequence[Path], *, looked_in: Sequence[Path] = ()) -> MissingDataError:
-        """The error that names every missing path, where it was looked for, and how to get it."""
+        """The error that names every missing path, the folders searched, and how to get the files."""
         lines = "".join(f"\n  {path}{'[.gz]' if self.compressed else ''}" for path in paths)
         places = f"\nLooked in {', '.join(map(str, looked_in))}." if looked_in else ""
         return MissingDataError(f"{self.name}: these are missing:{lines}{places}\n{self.advice}")
@@ -88,13 +97,13 @@ class Source:
 
 @dataclass(frozen=True)
 class SmallImages:
-    """A data set of small images, held in memory, published in one part to train and one to test on.
+    """A data set of small images in memory, published in a part to train on and a part to test on.
 
     Args:
         source: its name and how to get it.
-        classes: the names of the classes.
+        classes: names of the classes.
         files: of each published part.
-        below: folders of a root where the files may be, too.
+        below: folders of a root that may have the files, too.
         read: maps the files of a part to images (N, C, H, W) and labels (N,).
         fetch: downloads the files of a part ("train" or "test") to a folder.
     """
@@ -109,17 +118,17 @@ class SmallImages:
     def splits(
         self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
     ) -> Splits:
-        """The data set, in [0, 1], with a validation part carved out of the training files.
+        """The data set in [0, 1], with validation images carved out of the training files.
 
         Args:
-            root: folder of the files; by default $LAM_DATA/<name>, or where a system package puts them.
+            root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
             seed: of the validation part.
-            validation: how many images it has, each class in proportion.
+            validation: number of its images, each class in proportion.
             download: fetch missing files through torchvision, to the root.
 
         Raises:
-            MissingDataError: If files are missing; a ValueError and a FileNotFoundError.
-            ValueError: If a file is not what it should be (named), or `validation` leaves nothing to train on.
+            MissingDataError: If files are missing.
+            ValueError: If a file is damaged (named), or `validation` leaves nothing to train on.
         """
         training = self._part("train", root, download)
         if not 0 < validation < len(training):
@@ -128,7 +137,7 @@ class SmallImages:
         return Splits(train=trained, validation=validated, test=self._part("test", root, download))
 
     def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
-        """The published test part alone, with `root` and `download` as for `splits`."""
+        """The published test part alone; arguments as of `splits`."""
         return self._part("test", root, download)
 
     def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
@@ -156,12 +165,12 @@ class SmallImages:
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
-    """Which of the annotated images exist.
+    """Which annotated images exist.
 
     Args:
         paths: N image files.
         annotated_in: the file that names them.
-        allow_missing: leave out those that do not exist, with a warning, instead of refusing.
+        allow_missing: warn of missing images instead of raising.
 
     Returns:
         (N,) whether each exists.
@@ -169,9 +178,11 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
     Raises:
         MissingDataError: If some do not: how many, and the first five.
     """
-    folders = {path.parent for path in paths}
-    files = {folder: _files_in(folder) if folder.is_dir() else set() for folder in folders}
-    present = [path.name in files[path.parent] for path in paths]  # many times faster than asking for each
+    files: dict[Path, set[str]] = {}
+    for folder in {path.parent for path in paths if path.parent.is_dir()}:
+        with os.scandir(folder) as entries:  # many times faster than a call for each file
+            files[folder] = {entry.name for entry in entries if entry.is_file()}
+    present = [path.name in files.get(path.parent, ()) for path in paths]
     absent = [path for path, is_present in zip(paths, present, strict=True) if not is_present]
     if absent:
         first = ", ".join(map(str, absent[:_LISTED])) + (", ..." if len(absent) > _LISTED else "")
@@ -182,41 +193,35 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
     return torch.tensor(present, dtype=torch.bool)
 
 
-def _files_in(folder: Path) -> set[str]:
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries if entry.is_file()}
-
-
 @dataclass(frozen=True)
 class Annotations:
-    """N photographs that files name, and their classes.
+    """N annotated photographs.
 
     Attributes:
         paths: the photographs.
         labels: positions in `classes`.
-        classes: the name of every class.
-        path: of the file that names them, or a pattern of several.
+        classes: names of the classes.
+        path: the file of the annotations, or a pattern of several.
     """
 
-    paths: list[Path]
-    labels: list[int]
+    paths: Sequence[Path]
+    labels: Int64[Tensor, " N"]
     classes: Sequence[str]
     path: Path
 
     def images(self, name: str, preprocessing: Preprocessing, *, allow_missing: bool) -> FolderImages:
-        """Those that exist, at least one; see `check_present`."""
+        """The photographs that exist; see `check_present`."""
         present = check_present(self.paths, annotated_in=self.path, allow_missing=allow_missing)
-        paths, labels = list(compress(self.paths, present.tolist())), torch.tensor(self.labels, dtype=torch.int64)
-        return FolderImages(paths, labels[present], name=name, classes=self.classes, preprocessing=preprocessing)
+        paths = list(compress(self.paths, present.tolist()))
+        return FolderImages(paths, self.labels[present], name=name, classes=self.classes, preprocessing=preprocessing)
 
 
 @dataclass(frozen=True)
 class HalvedClasses:
-    """A data set of photographs whose first half of the classes trains and validates, whose last half tests.
+    """A data set of photographs: the first half of the classes is for training and validation, the last for testing.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say what it chose epochs on: here it is
-        classes that are held out of the first half, so that validation meets classes that training did not, as the
-        test does.
+        held-out classes of the first half, so that validation meets unseen classes, as the test does.
 
     Args:
         source: its name and how to get it.
@@ -231,7 +236,7 @@ class HalvedClasses:
         *,
         root: str | Path | None = None,
         seed: int = 0,
-        preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+        preprocessing: ImageOptions = None,
         validation: float = 0.2,
         allow_missing: bool = False,
     ) -> Splits:
@@ -239,63 +244,69 @@ class HalvedClasses:
 
         Args:
             root: the folder of its files; $LAM_DATA/<name> by default.
-            seed: of the classes that are held out.
-            preprocessing: how a file becomes an item, as a record or the fields that differ from ImageNet's; by default
-                ImageNet's at 227 pixels.
+            seed: of the held-out classes.
+            preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
             validation: fraction of the training classes that is held out.
-            allow_missing: leave out annotated images that do not exist, with a warning, instead of refusing.
+            allow_missing: leave out missing images with a warning.
 
         Raises:
             MissingDataError: If files are missing (each named), or annotated images (counted, the first five named).
-            ValueError: If an annotation is not what it should be; it names the file.
+            ValueError: If an annotation is invalid; it names the file.
         """
         annotations = self.read(self.source, root)
         preprocessing = Preprocessing.of(preprocessing, SIZE)
         images = annotations.images(self.source.name, preprocessing, allow_missing=allow_missing)
         is_test = torch.arange(len(images.classes)) >= len(images.classes) // 2
-        return split_by_class(images, is_test, validation=validation, seed=seed)
+        return Splits(**split_by_class(images, is_test, validation=validation, seed=seed))
 
 
-def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> Splits:
-    """Splits by class, none in two parts: as in testing, validation meets classes that training never saw.
+def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
+    """The parts `train`, `validation` and `test`, with each class in one part alone.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
 
     Args:
         images: N images.
         is_test: (C,) which classes are tested on.
-        validation: fraction of the other classes that is held out, those with one image and those with more in
-            proportion.
-        seed: of the classes that are held out.
+        validation: fraction of the other classes that is held out; classes of one image and larger ones in proportion.
+        seed: of the held-out classes.
 
     Raises:
         ValueError: If a part is left without a class, or `validation` is no fraction.
     """
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     candidates = ((counts > 0) & ~is_test).nonzero().flatten()
-    if len(candidates) < 2 or not bool((is_test & (counts > 0)).any()):
+    n_tested = int((is_test & (counts > 0)).sum())
+    if len(candidates) < 2 or n_tested == 0:
         raise ValueError(
             f"{images.name} needs images of at least two classes to train and validate on and of one to test on, got "
-            f"{len(candidates)} and {int((is_test & (counts > 0)).sum())}"
+            f"{len(candidates)} and {n_tested}"
         )
     n_held_out = min(fraction_of(len(candidates), validation, name="validation"), len(candidates) - 1)
     (held_out,) = stratified_split((counts[candidates] > 1).long(), (n_held_out,), seed=seed)
     in_validation = torch.isin(images.labels, candidates[held_out])
     in_test = is_test[images.labels]
     masks = {"train": ~in_validation & ~in_test, "validation": in_validation, "test": in_test}
-    return Splits.of({part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()})
+    return {part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()}
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file in UTF-8.
+def check_digits(path: Path, labels: Tensor) -> None:
+    """Require labels from 0 to 9."""
+    if labels.max() > 9:
+        raise ValueError(f"{path} must hold labels from 0 to 9, got {labels.max()}; get it again")
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """The numbered lines of a text file in UTF-8, stripped; empty ones are left out.
 
     Raises:
-        ValueError: If it is in another encoding; it names the file.
+        ValueError: If it has another encoding; it names the file.
     """
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8: {error}; get it again") from None
+    return [(number, stripped) for number, line in enumerate(lines, 1) if (stripped := line.strip())]
 
 
 def read_mat(path: Path, *names: str) -> list[Any]:

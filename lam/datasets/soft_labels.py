@@ -1,4 +1,4 @@
-"""Soft labels: how often people gave each class to an image, beside a data set in the same order."""
+"""Soft labels: shares of people who chose each class for an image, in the order of a data set."""
 
 from pathlib import Path
 
@@ -13,20 +13,20 @@ CIFAR10H = "cifar10h-probs.npy"
 
 
 def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
-    """Probabilities of classes as a NumPy file holds them, such as CIFAR-10H's of CIFAR-10's 10,000 test images.
+    """Probabilities of classes in a NumPy file, such as CIFAR-10H's of CIFAR-10's 10,000 test images.
 
     Source: Peterson, Battleday, Griffiths and Russakovsky (2019), "Human uncertainty makes classification more robust".
 
     Args:
-        path: a .npy file, or the folder with CIFAR-10H's `cifar10h-probs.npy` in it.
-        n_items: how many images they belong to.
+        path: a .npy file, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
+        n_items: N, the number of images.
 
     Returns:
         (N, C) rows that add up to 1.
 
     Raises:
-        MissingDataError: where the file is not there.
-        ValueError: for a file of another length than the images, or of anything but probabilities.
+        MissingDataError: If the file is missing.
+        ValueError: If it has another number of rows, or other values than probabilities.
     """
     path = Path(path)
     path = path / CIFAR10H if path.is_dir() else path

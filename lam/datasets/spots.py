@@ -1,9 +1,9 @@
-"""Spots of two photographs that ship with scikit-learn, each seen several times; and, out of distribution, of a
-portrait that ships with matplotlib. A small stand-in for photographs of places: which spot is this?
+"""Views of spots in two photographs that ship with scikit-learn, a small stand-in for photographs of places; and, out
+of distribution, of a portrait that ships with matplotlib.
 """
 
 import math
-from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, Splits, TensorImages, carve_missing
 
-_SIDE = 96  # pixels of a view, which show as many of the photograph on average
-_STRIDE = 68  # between spots: neighbours share a third of what they show
+_SIDE = 96  # pixels of a view, of as many pixels of the photograph on average
+_STRIDE = 68  # between spots, so that neighbours share a third of their pixels
 _SHIFT, _ZOOM, _ANGLE, _DARKER, _CONTRAST = 8.0, 1.3, 10.0, 1.5, 1.3
 _MARGIN = math.ceil(_SHIFT + _ZOOM * _SIDE / 2 * (math.cos(math.radians(_ANGLE)) + math.sin(math.radians(_ANGLE))))
 _VIEWS, _VIEWS_OUTSIDE = 15, 4
@@ -22,15 +22,14 @@ _VIEWS, _VIEWS_OUTSIDE = 15, 4
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
     """960 views, (3, 96, 96) in [0, 1], of 64 spots of a temple in China and of a flower: fifteen of each.
 
-    Every view is shifted by up to 8 pixels, zoomed by up to 1.3, turned by up to 10°, and darker or with another
-    contrast. The label is the spot.
+    A view is shifted by up to 8 pixels, zoomed by up to 1.3, turned by up to 10°, darkened by up to 1.5, and changed in
+    contrast by up to 1.3. The label is the spot.
 
     Source: scikit-learn's `load_sample_images`, CC BY 2.0.
 
     Args:
         seed: of the split; the views are always the same.
-        validation: fraction of the views for validation.
-        test: fraction of the views for testing.
+        validation, test: fractions of the views for these parts.
 
     Raises:
         ValueError: If a fraction is not within 0 and 1, or together they leave nothing to train on.
@@ -44,11 +43,11 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
     photographs = map(Image.fromarray, load_sample_images().images)
     views = _views(dict(zip(("china", "flower"), photographs, strict=True)), "spots", _VIEWS)
-    return Splits.of(carve_missing({"train": views}, validation=validation, test=test, seed=seed, source="spots"))
+    return Splits(**carve_missing({"train": views}, validation=validation, test=test, seed=seed, source="spots"))
 
 
 def portrait(*, like: Dataset) -> TensorImages:
-    """Views of 42 spots of a portrait of Grace Hopper, of the same kind, four of each.
+    """Such views of 42 spots of a portrait of Grace Hopper, four of each.
 
     Source: matplotlib's sample data, in the public domain.
     """
@@ -63,17 +62,11 @@ def _views(photographs: dict[str, Image.Image], name: str, each: int) -> TensorI
     pixels: list[Tensor] = []
     classes: list[str] = []
     for title, photograph in photographs.items():
-        for x, y in _spots(photograph):
+        for y, x in product(*(range(_MARGIN, side - _MARGIN + 1, _STRIDE) for side in reversed(photograph.size))):
             classes.append(f"{title}-{x}-{y}")
             pixels += [_view(photograph, x, y, generator) for _ in range(each)]
     labels = torch.arange(len(classes)).repeat_interleave(each)
     return TensorImages(torch.stack(pixels), labels, name=name, classes=classes)
-
-
-def _spots(photograph: Image.Image) -> Iterator[tuple[int, int]]:
-    """The centres of the spots, from left to right and from top to bottom."""
-    for y in range(_MARGIN, photograph.height - _MARGIN + 1, _STRIDE):
-        yield from ((x, y) for x in range(_MARGIN, photograph.width - _MARGIN + 1, _STRIDE))
 
 
 def _view(photograph: Image.Image, x: int, y: int, generator: torch.Generator) -> Tensor:

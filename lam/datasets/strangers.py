@@ -1,6 +1,6 @@
-"""Whole classes set aside before training: what the network never sees, so that errors on strangers can be promised.
+"""Held-out classes, which training never sees, so that a run can bound errors on strangers.
 
-Which rate so many classes can promise is told by `lam.retrieval.decisions.conformal`.
+`lam.retrieval.decisions.conformal` says which rate so many classes can bound.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,23 @@ from lam.datasets.base import Dataset, Shown, Splits
 from lam.inputs.thumbnails import SIZE
 
 SHARE, LEAST_CLASSES = 0.1, 20
-"""The share of the classes that is set aside by default, and how many classes there must be for that."""
+"""The default share of held-out classes, and the least number of classes for it."""
 
 
-def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
-    """Splits without the items of some classes, drawn at random, which are `strangers` instead.
+def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
+    """Splits without some random classes, whose items are the `strangers` instead.
 
-    Of questions with answers the questions are; the answers of their classes are left out.
+    Of questions with answers, the questions of these classes are the strangers, and their answers are left out.
 
     Args:
         splits: of labelled items.
         share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
-            `SHARE` where there are at least `LEAST_CLASSES` classes; none where there are fewer, no class has two
-            items, items are places, or all parts share a gallery beside their queries, from which nothing may be
-            missing.
+            `SHARE` with at least `LEAST_CLASSES` classes, else none. The default is also none where no class has two
+            items, items are places, or the parts share a gallery, which must stay complete.
         seed: of the draw.
 
     Raises:
-        ValueError: for a share of the classes of places, or one that leaves a part without an item.
+        ValueError: If items are places and a share is given, or a part would be left without an item.
     """
     parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):
@@ -46,28 +45,27 @@ def set_classes_aside(splits: Splits, share: float | None = None, *, seed: int) 
         return splits
     count = max(1, round(share * len(classes)))
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
-    aside = classes[order[:count]]
-    strangers: list[Dataset] = []
+    held_out = classes[order[:count]]
+    rest, strangers = dict[str, Any](), list[Dataset]()
     for name, part in parts.items():
-        queries = part.queries  # answers beside them are in every part
-        mask = torch.isin(queries.labels, aside)
+        queries = part.queries  # their answers are in every part
+        mask = torch.isin(queries.labels, held_out)
         if mask.all():
             raise ValueError(
                 f"setting {count} of {len(classes)} classes aside leaves the {name} split without an item: give more "
                 "data or a smaller data.strangers"
             )
         strangers += [queries.subset(mask.nonzero()[:, 0])] if mask.any() else []
-    rest = {name: part.subset((~torch.isin(part.labels, aside)).nonzero()[:, 0]) for name, part in parts.items()}
-    return replace(
-        splits, **rest, strangers=JoinedItems([(part, row) for part in strangers for row in range(len(part))])
-    )
+        rest[name] = part.subset((~torch.isin(part.labels, held_out)).nonzero()[:, 0])
+    items = [(part, row) for part in strangers for row in range(len(part))]
+    return replace(splits, **rest, strangers=JoinedItems(items))
 
 
 class JoinedItems(Dataset):
     """Items of several data sets with one list of classes, one after the other.
 
     Args:
-        items: each as its data set and the position there.
+        items: each as its data set and its position there.
     """
 
     items: tuple[tuple[Dataset, int], ...]
@@ -84,16 +82,16 @@ class JoinedItems(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """Those of the parts."""
+        """The names in the data sets."""
         names = {key: part.names for key, part in {id(part): part for part, _ in self.items}.items()}
         return [names[id(part)][row] for part, row in self.items if names[id(part)]]
 
     @property
     def files(self) -> Sequence[Path]:
-        """Those of the parts."""
+        """The files in the data sets."""
         return [part.files[row] for part, row in self.items if part.files]
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """As its own data set shows it."""
+        """As its data set shows it."""
         part, row = self.items[index]
         return part.shown(row, side=side)

@@ -1,11 +1,11 @@
-"""Anyone's own texts: a table of texts with labels, or of questions with answers, or a folder of such tables.
+"""Texts of the user: a table of texts with labels, or of questions with answers, or a folder of such tables.
 
 The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}, all but the last
-two gzipped or not. See `Table.read` for what such a file holds.
+two gzipped or not. See `Table.read` for the content of a file.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing, top_up
-from lam.inputs.texts import TextPreprocessing
+from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing, labels_of, top_up
+from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table, is_no_label
 
@@ -29,18 +29,16 @@ _LONGEST_NAME = 190
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a file are what.
+    """The columns of a file; default names may be in upper or lower case.
 
     Attributes:
-        text: of the texts; by default `text`, or `question` where the file has questions alone.
-        label: of what says which texts match; by default `label`, where there is one.
-        question: of questions that are searched for, and whose right answer is the one beside them.
-        answer: of answers, which are what is searched.
-
-    The default names may be in upper or lower case.
+        text: texts; by default `text`, or `question` in a file of questions alone.
+        label: texts of one label match; by default `label`, if there is such a column.
+        question: questions, the queries; the answer in their row is right.
+        answer: answers, the gallery.
 
     Raises:
-        ValueError: for a question without an answer or the other way round, or both a text and a question.
+        ValueError: If one of question and answer is missing, or text and question are both named.
     """
 
     text: str | None = None
@@ -54,16 +52,11 @@ class Columns:
         if self.question is not None and self.text is not None:
             raise ValueError("name the column of texts, or those of questions and answers, not all of them")
 
-    @property
-    def searched_for(self) -> str | None:
-        """The column of the texts, or else of the questions."""
-        return self.text or self.question
-
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
-        """The columns that a table has, defaults resolved.
+        """The columns of a table, defaults resolved.
 
         Raises:
-            ValueError: where a named one, or with `labelled` one that is needed, is missing.
+            ValueError: If a named column, or with `labelled` a required one, is missing.
         """
         usual = {name.lower(): name for name in table.columns} | {name: name for name in table.columns}
         text, label, question, answer = self.text, self.label, self.question, self.answer
@@ -84,17 +77,35 @@ class Columns:
         return Columns(text, label, question, answer)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Columns):
+    """How a file or folder of texts is read in three parts.
+
+    Attributes:
+        validation: fraction for validation, if it has no file.
+        test: fraction for testing, if it has no file.
+        max_bytes: length of an input; see `TextPreprocessing`.
+    """
+
+    validation: float = 0.2
+    test: float = 0.2
+    max_bytes: int = MAX_BYTES
+
+
+_DEFAULTS = TextOptions()
+
+
 class Texts(Dataset):
     """N labelled texts.
 
     Args:
         texts: N, each not empty.
         labels, name, classes, preprocessing, is_query: as of `Dataset`.
-        metadata: what else is known of each; by default nothing.
-        paths: where each comes from; by default the name of the data set and a position.
+        metadata: further values of each text by name; by default none.
+        paths: origin of each text; by default the name of the data set and a position.
 
     Raises:
-        ValueError: If these are not as many, or a text is empty.
+        ValueError: If these differ in number, or a text is empty.
 
     Example:
         >>> texts = Texts(["a cat", "a kitten", "a train"], torch.tensor([0, 0, 1]))
@@ -134,16 +145,16 @@ class Texts(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The texts themselves, and which of them are queries."""
+        """The texts themselves, and at the end which of them are queries."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
     def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """What of the text is an input."""
+        """The part of the text that is an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Shown(self.paths[index], text=text, metadata=self.metadata[index])
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Of questions with answers random questions, each with one answer of its label: else none may be answered."""
+        """Random questions, each with one answer of its label, so that each keeps an answer."""
         if self.is_query is None:
             return super()._draw(n, seed)
         generator = torch.Generator().manual_seed(seed)
@@ -158,54 +169,38 @@ class Texts(Dataset):
         return top_up(drawn, n, len(self), generator)
 
 
-def splits(
-    *,
-    root: str | Path,
-    seed: int = 0,
-    text: str | None = None,
-    label: str | None = None,
-    question: str | None = None,
-    answer: str | None = None,
-    validation: float = 0.2,
-    test: float = 0.2,
-    max_bytes: int | None = None,
-) -> Splits:
+def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS) -> Splits:
     """Read texts in three parts.
 
-    Of a folder, the files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts; a part
-    that has no file of its own is carved out of what there is to train on, see `lam.datasets.base.carve_missing`.
-    Questions are parted. Their answers are the gallery, and every part has all of them. The label of both is the column
-    `label`, or else the answer itself; without that column a query asks whether its one answer is in the gallery.
+    The files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) of a folder are the parts.
+    Missing parts are carved out of the training texts, see `lam.datasets.base.carve_missing`. Questions are parted;
+    their answers are the gallery of every part. The label of both is the column `label`, or else the answer itself;
+    then a query asks whether its one answer is in the gallery.
 
     Args:
-        root: a file, or the folder of one a part.
-        seed: of the parts that have no file.
-        text, label, question, answer: columns; see `Columns`.
-        validation: fraction for validation, where it has no file.
-        test: fraction for testing, where it has no file.
-        max_bytes: how much of a text becomes an input; see `TextPreprocessing`.
+        root: a file, or a folder with a file a part.
+        seed: of the parts that are carved out.
+        options: columns, fractions and length of an input.
 
     Raises:
         MissingDataError: If there is no such file or folder.
-        ValueError: If a named column is missing, a text or a label is empty, or too few texts are there to split.
+        ValueError: If a named column is missing, a text or a label is empty, or there are too few texts to split.
     """
-    columns = Columns(text, label, question, answer)
-    preprocessing = TextPreprocessing() if max_bytes is None else TextPreprocessing(max_bytes)
-    tables = {part: Table.read(path) for part, path in _files(Path(root).expanduser()).items()}
-    named = {part: columns.of(table) for part, table in tables.items()}
-    rows = {part: _rows(table, named[part], named[part].searched_for) for part, table in tables.items()}
-    answers = _distinct(
-        [row for part, table in tables.items() for row in _rows(table, named[part], named[part].answer)]
+    files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
+    rows = {part: queries for part, (queries, _, _) in files.items()}
+    answers = _distinct(row for _, gallery, _ in files.values() for row in gallery)
+    classes = _classes(row for queries in rows.values() for row in queries)
+    style: dict[str, Any] = {"classes": classes, "preprocessing": TextPreprocessing(options.max_bytes)}
+    parts = {part: _texts(queries, **style) for part, queries in rows.items()}
+    parts = carve_missing(
+        parts, validation=options.validation, test=options.test, seed=seed, source=root, by_class=not answers
     )
-    classes = _names([row for of_part in rows.values() for row in of_part])
-    parts = {part: _texts(of_part, classes, preprocessing) for part, of_part in rows.items()}
-    parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root, by_class=not answers)
     if not answers:
-        return Splits.of(parts)
-    gallery = _texts(answers, classes, preprocessing)
-    is_labelled = any(columns.label for columns in named.values())
-    parts = {name: _searching(part, gallery) for name, part in parts.items()}
-    return Splits.of(parts, gallery="classes" if is_labelled else "identities", answers=True)
+        return Splits(**parts)
+    gallery = _texts(answers, **style)
+    parts = {name: _with_gallery(part, gallery) for name, part in parts.items()}
+    is_labelled = any(columns.label for _, _, columns in files.values())
+    return Splits(**parts, gallery="classes" if is_labelled else "identities", answers=True)
 
 
 def read(
@@ -216,35 +211,33 @@ def read(
     labelled: bool = False,
     name: str = "texts",
 ) -> Texts:
-    """All texts of a file; of questions with answers both, the answers as the gallery of the questions.
+    """All texts of a file; questions are queries, and their answers are the gallery.
 
     Args:
         root: the file.
-        preprocessing: how a text becomes an input.
+        preprocessing: makes an input of a text.
         columns: of the file.
-        labelled: whether every text must have a label; one without has an empty one.
-        name: what the data set is called in tables.
+        labelled: whether every text must have a label; otherwise a missing label is empty.
+        name: of the data set, in tables.
 
     Raises:
         MissingDataError: If there is no such file.
-        ValueError: If a column is missing, or a text, or one of the labels that must be there, is empty.
+        ValueError: If a column is missing, or a text or a required label is empty.
     """
-    table = Table.read(_existing(Path(root).expanduser()))
-    columns = (Columns() if columns is None else columns).of(table, labelled=labelled)
-    queries = _rows(table, columns, columns.searched_for, labelled=labelled)
-    answers = _distinct(_rows(table, columns, columns.answer, labelled=labelled))
-    classes = _names([*queries, *answers])
-    texts = _texts(queries, classes, preprocessing, name=name)
-    return _searching(texts, _texts(answers, classes, preprocessing, name=name)) if answers else texts
+    queries, answers, _ = _read(_existing(Path(root).expanduser()), columns or Columns(), labelled=labelled)
+    answers = _distinct(answers)
+    style: dict[str, Any] = {"classes": _classes([*queries, *answers]), "preprocessing": preprocessing, "name": name}
+    texts = _texts(queries, **style)
+    return _with_gallery(texts, _texts(answers, **style)) if answers else texts
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
-    """All texts of a file, or its questions, as inputs of the length that `like` has; see `read`."""
+    """All texts of a file, or its questions, as inputs of the length of `like`; see `read`."""
     return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text)).queries
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
-    """How the texts of another data set become inputs; the default where it has none, whose shape then differs."""
+    """The preprocessing of another data set of texts; the default of any other, whose shape then differs."""
     return other.preprocessing if isinstance(other.preprocessing, TextPreprocessing) else TextPreprocessing()
 
 
@@ -271,6 +264,47 @@ def _files(root: Path) -> dict[str, Path]:
     return files
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A text of a file, the key of its class, its metadata, and its place."""
+
+    text: str
+    key: str
+    metadata: Mapping[str, str]
+    path: str
+
+
+def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[_Row], list[_Row], Columns]:
+    """The texts or questions of a file, its answers, and its columns."""
+    table = Table.read(path)
+    columns = columns.of(table, labelled=labelled)
+    used = (columns.text, columns.label, columns.question, columns.answer)
+    others = {name: values for name, values in table.columns.items() if name and name not in used}
+    metadata = [{name: of[row] for name, of in others.items() if of[row]} for row in range(len(table.lines))]
+    paths = [f"{table.path}:{line}" for line in table.lines]
+
+    def rows(column: str | None) -> list[_Row]:
+        if column is None:
+            return []
+        texts = _filled(table, column)
+        if not texts:
+            raise ValueError(f"{table.path} holds no text: give at least one")
+        return list(map(_Row, texts, _keys(table, columns, labelled=labelled), metadata, paths))
+
+    return rows(columns.text or columns.question), rows(columns.answer), columns
+
+
+def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
+    """The label or else the answer of each row, empty without either."""
+    if columns.label:
+        keys = _labels(table, columns.label, needed=labelled)
+    elif columns.answer:
+        keys = _filled(table, columns.answer) if labelled else table.columns[columns.answer]
+    else:
+        keys = [""] * len(table.lines)
+    return [normalize("NFC", key) for key in keys]
+
+
 def _filled(table: Table, column: str) -> list[str]:
     for line, value in zip(table.lines, table.columns[column], strict=True):
         if not value:
@@ -279,7 +313,7 @@ def _filled(table: Table, column: str) -> list[str]:
 
 
 def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
-    """The labels of a file. One that means none is refused where a label is needed, and empty elsewhere."""
+    """The labels of a file; a word for "no label" is an error where one is needed, else an empty label."""
     if not needed:
         return ["" if is_no_label(label) else label for label in table.columns[column]]
     labels = _filled(table, column)
@@ -292,63 +326,29 @@ def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
     return labels
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A text of a file: what says which others match it, what else is known of it, and where it stands."""
-
-    text: str
-    key: str
-    metadata: Mapping[str, str]
-    path: str
+def _distinct(rows: Iterable[_Row]) -> list[_Row]:
+    """The first row of each text with each label, in the order of their last rows."""
+    return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
 
 
-def _rows(table: Table, columns: Columns, column: str | None, *, labelled: bool = True) -> list[_Row]:
-    """The texts in one of the columns of a file, if it has that one."""
-    if column is None:
-        return []
-    texts, key = _filled(table, column), columns.label or columns.answer
-    if not texts:
-        raise ValueError(f"{table.path} holds no text: give at least one")
-    if key is None:
-        keys = [""] * len(texts)
-    elif columns.label:
-        keys = _labels(table, key, needed=labelled)
-    else:
-        keys = _filled(table, key) if labelled else table.columns[key]
-    used = (columns.text, columns.label, columns.question, columns.answer)
-    others = {name: values for name, values in table.columns.items() if name and name not in used}
-    metadata = [{name: of[row] for name, of in others.items() if of[row]} for row in range(len(texts))]
-    composed = [normalize("NFC", key) for key in keys]
-    paths = [f"{table.path}:{line}" for line in table.lines]
-    return list(map(_Row, texts, composed, metadata, paths))
+def _classes(rows: Iterable[_Row]) -> list[str]:
+    return sorted({row.key for row in rows})
 
 
-def _distinct(rows: Sequence[_Row]) -> list[_Row]:
-    """Each text with each of its labels once, the first time that it stands there."""
-    return list({(row.text, row.key): row for row in reversed(rows)}.values())[::-1]
-
-
-def _names(rows: Sequence[_Row]) -> dict[str, int]:
-    """The number of each class."""
-    return {key: number for number, key in enumerate(sorted({row.key for row in rows}))}
-
-
-def _texts(
-    rows: Sequence[_Row], classes: Mapping[str, int], preprocessing: TextPreprocessing, *, name: str = "texts"
-) -> Texts:
+def _texts(rows: Sequence[_Row], classes: Sequence[str], name: str = "texts", **options: Any) -> Texts:
     return Texts(
         [row.text for row in rows],
-        torch.tensor([classes[row.key] for row in rows], dtype=torch.int64),
+        labels_of((row.key for row in rows), classes),
         name=name,
         classes=[_shortened(key) for key in classes],
-        preprocessing=preprocessing,
         metadata=[row.metadata for row in rows],
         paths=[row.path for row in rows],
+        **options,
     )
 
 
-def _searching(queries: Texts, gallery: Texts) -> Texts:
-    """Texts as queries of others."""
+def _with_gallery(queries: Texts, gallery: Texts) -> Texts:
+    """Texts as queries, with others as their gallery."""
     return Texts(
         [*queries.texts, *gallery.texts],
         torch.cat([queries.labels, gallery.labels]),
@@ -362,7 +362,7 @@ def _searching(queries: Texts, gallery: Texts) -> Texts:
 
 
 def _shortened(key: str) -> str:
-    """The name of a class; of a long one its beginning, and a hash by which it stays another than those like it."""
+    """The name of a class; of a long one the beginning, and a hash that keeps it unique."""
     if len(key) <= _LONGEST_NAME:
         return key
     return f"{key[:_LONGEST_NAME]}… ({hashlib.sha256(key.encode()).hexdigest()[:8]})"

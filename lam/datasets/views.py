@@ -12,14 +12,14 @@ from lam.datasets.augmented import AugmentationOptions, Augmented, without_augme
 
 @dataclass(frozen=True)
 class Views(AugmentationOptions):
-    """What is drawn for each view of an image.
+    """Random changes of each view of an image.
 
     Args:
-        jitter: in [0, 1): contrast and brightness of a view are drawn from 1 ± jitter and ± jitter / 2 of the image's
-            standard deviation.
+        jitter: in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard deviations of
+            the image.
 
     Raises:
-        ValueError: for an option outside its range.
+        ValueError: If an option is outside its range.
     """
 
     jitter: float = 0.0
@@ -30,19 +30,34 @@ class Views(AugmentationOptions):
             raise ValueError(f"jitter must be in [0, 1), got {self.jitter}")
 
 
-class TwoViews:
-    """A data set whose batches hold two random views of each image, with the image's number in place of its label.
+class _ViewsOfImages:
+    """Batches of the first view of all images, then the second, and so on, `views` times as long as asked for."""
 
-    First come the first views of all images of a batch, then the second ones; a batch is twice as long as it was asked
-    for. It draws from torch's global generator, which `lam.training` reseeds for every batch.
+    def __init__(self, dataset: Any, options: Sequence[AugmentationOptions], advice: str) -> None:
+        check_images(dataset, advice)
+        self.kinds = [Augmented(without_augmentation(dataset), of_view) for of_view in options]
+        self.views = len(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds[0])
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Any]]:
+        return [item for images in self.kinds for item in images.__getitems__(indices)]
+
+
+class TwoViews(_ViewsOfImages):
+    """A data set of two random views of each image, with the image's number in place of its label.
+
+    A batch holds the first views of all images, then the second ones. Views are drawn from torch's global generator,
+    which `lam.training` reseeds for every batch.
 
     Args:
-        dataset: of images with values in about [0, 1] or standardised; its labels are not read. Of one that is
-            augmented already the images behind are taken.
-        options: what is drawn for a view.
+        dataset: of images with values in about [0, 1] or standardised, without regard to labels; an augmentation of its
+            own is dropped.
+        options: of the views.
 
     Raises:
-        ValueError: for items that are no images.
+        ValueError: If items are no images.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -52,19 +67,13 @@ class TwoViews:
         [2, 0, 2, 0]
     """
 
-    views = 2
-    """Items of a batch for each one that was asked for."""
-
     def __init__(self, dataset: Any, options: Views) -> None:
-        check_images(dataset, "take a method that learns from labels")
-        self.images, self.jitter = Augmented(without_augmentation(dataset), options), options.jitter
-
-    def __len__(self) -> int:
-        return len(self.images)
+        super().__init__(dataset, [options, options], "take a method that learns from labels")
+        self.jitter = options.jitter
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        images = [image for _ in range(2) for image, _ in self.images.__getitems__(indices)]
-        return [(self._jittered(image), index) for image, index in zip(images, [*indices, *indices], strict=True)]
+        items = super().__getitems__(indices)
+        return [(self._jittered(image), index) for (image, _), index in zip(items, 2 * [*indices], strict=True)]
 
     def _jittered(self, image: Tensor) -> Tensor:
         if not self.jitter:
@@ -75,18 +84,17 @@ class TwoViews:
         return centre + (1 + contrast) * (image - centre) + brightness / 2 * spread
 
 
-class ViewsOfKinds:
-    """A data set whose batches hold a view of each kind of every image, with its target.
+class ViewsOfKinds(_ViewsOfImages):
+    """A data set of a view of each kind of every image, with its target.
 
-    First come the views of the first kind of all images of a batch, then those of the second; a batch is so many times
-    as long as it was asked for.
+    A batch holds the views of the first kind of all images, then those of the second kind, and so on.
 
     Args:
-        dataset: of images; of one that is augmented already the images behind are taken.
+        dataset: of images; an augmentation of its own is dropped.
         kinds: crops and flips of each kind.
 
     Raises:
-        ValueError: for items that are no images.
+        ValueError: If items are no images.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -97,28 +105,20 @@ class ViewsOfKinds:
     """
 
     def __init__(self, dataset: Any, kinds: Sequence[AugmentationOptions]) -> None:
-        check_images(dataset, "take a single member")
-        self.kinds = [Augmented(without_augmentation(dataset), options) for options in kinds]
-        self.views = len(self.kinds)
-
-    def __len__(self) -> int:
-        return len(self.kinds[0])
+        super().__init__(dataset, kinds, "take a single member")
 
     def __getattr__(self, name: str) -> Any:
-        """Labels, and whatever else there is one of for each item: that of the images."""
+        """Labels and other attributes of the items."""
         if name == "kinds":  # while a copy is made
             raise AttributeError(name)
         return getattr(self.kinds[0], name)
 
-    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int | Tensor]]:
-        return [item for images in self.kinds for item in images.__getitems__(indices)]
-
 
 def check_images(dataset: Any, advice: str) -> None:
-    """Refuse what no view can be taken of.
+    """Require images as items, with advice in the error.
 
     Raises:
-        ValueError: for items that are no images.
+        ValueError: If items are no images.
     """
     shape = tuple(without_augmentation(dataset)[0][0].shape)
     if len(shape) != 3:

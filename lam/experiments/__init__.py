@@ -1,7 +1,7 @@
-"""Controlled experiments of the papers: losses on data whose truth is known, and tables of accuracy in a small size.
+"""Controlled experiments of the papers, in a small size: losses on data of a known truth, and tables of accuracy.
 
-Each is a frozen record of settings with `run`. `lam experiment NAME` runs one and writes what came out as JSON and as a
-page. `EXPERIMENTS` has them by name.
+Each is a frozen record of settings with `run`. `lam experiment NAME` runs one of `EXPERIMENTS` and writes its outcome
+as JSON and as a page.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ from lam.utils.files import read_yaml
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured"]
+
 EXPERIMENTS: dict[str, type[Experiment]] = {
     experiment.name: experiment
     for experiment in (PosteriorRecovery, AnInfoNCELatents, VarConAccuracy, ExplicitConcentration)
@@ -28,14 +30,14 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 
 def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
-    """An experiment with settings such as `dimension=10`, values as YAML has them.
+    """An experiment with settings such as `dimension=10`, whose values are YAML.
 
     Args:
-        name: of the experiment, or a YAML file that has it as `name`, beside settings.
-        settings: above those of the file.
+        name: of the experiment, or a YAML file of this `name` and settings.
+        settings: override those of the file.
 
     Raises:
-        ValueError: for an unknown name or setting, a value of another type or outside its range, or a file of something
+        ValueError: If a name or setting is unknown, a value has another type or range, or the file holds something
             else.
 
     Example:
@@ -46,7 +48,9 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
 
     values: dict[str, Any] = {}
     if Path(name).is_file():
-        values = _read(Path(name))
+        values = read_yaml(name)
+        if not isinstance(values, dict):
+            raise ValueError(f"{name} must hold the name of an experiment and its settings, got {values!r}")
         name = str(values.pop("name", None))
     if name not in EXPERIMENTS:
         raise ValueError(
@@ -67,21 +71,10 @@ def configured(name: str, settings: Sequence[str] = ()) -> Experiment:
     try:
         return TypeAdapter(EXPERIMENTS[name]).validate_python(values)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise ValueError("; ".join(map(_in_words, problems))) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold the name of an experiment and its settings, got {values!r}")
-    return values
+        raise ValueError("; ".join(map(_in_words, error.errors(include_url=False)))) from None
 
 
 def _in_words(problem: "ErrorDetails") -> str:
-    if problem["type"] == "value_error":  # of an experiment's own check, which says what it was given
+    if problem["type"] == "value_error":  # of an experiment's own check, whose message has the value
         return problem["msg"].removeprefix("Value error, ")
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}, got {problem['input']!r}"
-
-
-__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "configured"]

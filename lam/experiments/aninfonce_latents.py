@@ -1,4 +1,4 @@
-"""Whether losses recover latents of which some vary far more within a positive pair than others.
+"""Whether losses recover latents, some of which vary far more within a positive pair than others.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1.
 """
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_losses
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_choices
 from lam.experiments.networks import layers
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
@@ -23,44 +23,42 @@ from lam.utils.checks import check_at_least, check_positive
 
 LossOfLatents = Literal["aninfonce", "infonce", "ensemble"]
 
-_SHELL = 0.02  # how far from the sphere a draw may lie that is taken for one on it
+_SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on it
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnInfoNCELatents(Experiment):
-    """Latents on the sphere are observed through an invertible network; an encoder learns them from pairs, by a loss.
+    """An encoder learns latents on the sphere, seen through an invertible network, from pairs, by a loss.
 
-    z is uniform, z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere; of the first half of the dimensions,
-    the style, Λ_d = `style`, of the others, the content, `content`. What is observed is g(z), of linear layers with
-    orthogonal weights and leaky ReLUs. Negatives are the other anchors; where asked for, some are added that are drawn
-    near the anchor as z⁺ is, with a concentration Λ⁻ of all dimensions, from the beginning or once the encoder has
-    learned for a while. Near ones may also be all there are: the loss is then told Λ⁻, and the best similarity has
-    Λ⁺ − Λ⁻. R² is that of z under linear regression on the encoder's outputs; the learned Λ, sorted, is compared with
-    the true one, sorted.
+    z is uniform, and z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the first half of
+    the dimensions and `content` in the second. The observed g(z) has linear layers with orthogonal weights and leaky
+    ReLUs. Negatives are the other anchors; near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be
+    added, at once or later. They may also be the only ones: then the loss knows Λ⁻, and the best similarity has
+    Λ⁺ − Λ⁻. R² is of z under linear regression on the encoder's outputs. Learned and true Λ are compared sorted.
 
-    With two ways to make pairs, in the second one style and content change places; an ensemble has a Λ for each, while
-    the other losses treat pairs of both ways alike.
+    Of two ways to make pairs, the second swaps style and content; an ensemble has a Λ for each, while the other losses
+    treat all pairs alike.
 
-    Source: of near negatives appendix I.3, which adds three to each anchor's in fine-tuning, and corollary B.1.
+    Source: for near negatives appendix I.3, which adds three to each anchor's in fine-tuning, and corollary B.1.
 
     Attributes:
         dimension: d, even.
         style: Λ₁ of the style.
         content: Λ₂ of the content.
-        losses: which are compared.
-        temperature: of InfoNCE, in the source's published code 1; at 1/(2Λ₁), no less isotropic, it keeps the style.
-        initial: Λ at the beginning of AnInfoNCE, in all dimensions.
+        losses: to compare.
+        temperature: of InfoNCE, 1 in the source's published code; at 1/(2Λ₁), no less isotropic, it keeps the style.
+        initial: Λ of AnInfoNCE at first, in all dimensions.
         ways: 1 or 2 to make pairs.
-        n_hard: negatives of each anchor that are drawn near it; 0 for none.
+        n_hard: near negatives of each anchor; 0 for none.
         hard: Λ⁻ of these.
         hard_from: batches before the first with near negatives, below `n_batches`.
         others: whether the other anchors are negatives, too.
-        normalise: whether the encoder's outputs are made unit vectors; else they are as it gives them.
+        normalise: scale the encoder's outputs to unit vectors.
         n_batches: of the training by each loss.
         batch_size: positive pairs of a batch, of each way.
         width: of the encoder's three hidden layers.
-        learning_rate: at the beginning; it falls by a cosine.
-        n_test: points of the regression, and as many others on which R² is taken.
+        learning_rate: at first; it falls by a cosine.
+        n_test: points for the regression, and as many others for R².
     """
 
     dimension: int = 10
@@ -103,17 +101,17 @@ class AnInfoNCELatents(Experiment):
             raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
             raise ValueError(f"dimension must be even, half style and half content, got {self.dimension}")
-        check_losses(self.losses, get_args(LossOfLatents))
+        check_choices("losses", self.losses, get_args(LossOfLatents))
 
     @property
     def concentrations(self) -> Float[Tensor, "k D"]:
-        """Λ of each way to make pairs, style first in the first."""
+        """Λ of each way to make pairs; the first way has style first."""
         half = self.dimension // 2
         first = torch.tensor([self.style] * half + [self.content] * half)
         return torch.stack([first, first.flip(0)])[: self.ways]
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each loss, with the processor's seconds, and how R² grew."""
+        """Run it: a table row for each loss, and R² over batches."""
         observe = observation(self.dimension, self.generator("observation"))
         rows, curves = [], {}
         for name in self.losses:
@@ -163,7 +161,7 @@ class AnInfoNCELatents(Experiment):
         return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
-        """Means of the smaller and the larger half of the learned Λ, the largest relative error, how two Λ go along."""
+        """Means of the smaller and the larger half of the learned Λ, largest relative error, correlation of two Λ."""
         columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
             return dict.fromkeys(columns)
@@ -176,7 +174,7 @@ class AnInfoNCELatents(Experiment):
 
     @torch.no_grad()
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
-        """R² of the style and of the content, on points that the regression has not seen."""
+        """R² of the style and of the content, on points outside the regression."""
         z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
         outputs = self._outputs(encoder, observe(z)).double()
         design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
@@ -190,12 +188,12 @@ class AnInfoNCELatents(Experiment):
         return F.normalize(outputs) if self.normalise else outputs
 
     def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:
-        """The pairs of each way in a batch with so many near negatives an anchor."""
+        """The pairs of each way in a batch with `n_hard` near negatives an anchor."""
         ways = range(1, self.ways + 1)
         return [pairs_of_batch(self.batch_size, way, self.ways, n_hard, device, others=self.others) for way in ways]
 
     def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Latents without end: anchors, the positives of each way, then any near negatives, anchor by anchor."""
+        """Endless batches of latents: anchors, the positives of each way, then near negatives, anchor by anchor."""
         near_negatives = torch.full((self.dimension,), self.hard)
         for batch in count():
             anchors = uniform(self.batch_size, self.dimension, generator)
@@ -213,7 +211,7 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point of the sphere for each anchor, of density e^(−Σ_d Λ_d (x_d − z_d)²): Gaussian draws that lie upon it."""
+    """A point of the sphere for each anchor, of density e^(−Σ_d Λ_d (x_d − z_d)²): the Gaussian draws on it."""
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
@@ -240,8 +238,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way: an anchor's positive is its partner in that place, its negatives are the other anchors and
-    those drawn near it, or these alone."""
+    """The pairs of one way: an anchor's positive is its partner in that place; negatives are near ones and `others`."""
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

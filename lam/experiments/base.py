@@ -1,4 +1,4 @@
-"""What experiments share: settings as a frozen record, an outcome as tables and curves, and how both are written."""
+"""What experiments share: settings as a frozen record, an outcome of tables and curves, and their files."""
 
 import io
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ from lam.utils.pages import figure, rendered
 from lam.utils.random import derive_seed
 
 SECONDS = "seconds"
-"""The column of the processor's time that a row took, which no seed repeats."""
+"""The column of a row's processor time, which no seed repeats."""
 Row = Mapping[str, str | float | None]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]
-"""Called with what is done, how many steps of it are done and how many there are."""
+"""Called with the name of the work, the number of finished steps, and the number of all steps."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ class Plot:
     """Curves, or clouds of points, in one pair of axes.
 
     Attributes:
-        x: what is to the right.
-        y: what is upwards.
-        curves: by name: x and y of each point.
+        x, y: labels of the axes.
+        curves: x and y of each point, by name.
     """
 
     x: str
@@ -40,13 +39,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found.
+    """The result of an experiment.
 
     Attributes:
         rows: of the table, all with the same columns.
         plots: by title.
-        notes: what a reader should know.
-        tables: further ones by title, rows as of the first.
+        notes: remarks for the reader.
+        tables: further tables, as rows, by title.
     """
 
     rows: Sequence[Row]
@@ -60,8 +59,8 @@ class Experiment(ABC):
     """An experiment; its fields are its settings, which check themselves.
 
     Attributes:
-        seed: of everything drawn; what is drawn differs between kinds of devices.
-        accelerator: "cpu", "cuda", or "auto" for CUDA where there is some.
+        seed: of all draws; they differ between kinds of devices.
+        accelerator: "cpu", "cuda", or "auto" for CUDA if there is any.
         name: its key in `lam.experiments.EXPERIMENTS` and on the command line.
         title: of its page.
     """
@@ -74,21 +73,19 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out; torch's global random state is not used."""
+        """Run it, without torch's global random state."""
 
     def generator(self, *place: str) -> torch.Generator:
-        """A source of randomness for one purpose, on the device of the experiment."""
+        """A random generator for one purpose, on the device of the experiment."""
         return torch.Generator(resolve_accelerator(self.accelerator)).manual_seed(derive_seed(self.seed, *place))
 
 
 def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
-    """Run an experiment and write `outcome.json` and `report.html` into a folder, which is made where it is missing."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)  # before what may take hours
+    """Run an experiment and write `outcome.json` and `report.html` into a folder, new or not."""
+    folder, settings = Path(folder), asdict(experiment)
+    folder.mkdir(parents=True, exist_ok=True)  # fails before a run of hours
     outcome = experiment.run(progress)
-    write_json(
-        folder / "outcome.json", {"experiment": experiment.name, "settings": asdict(experiment), **asdict(outcome)}
-    )
+    write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **asdict(outcome)})
     page = rendered(
         Path(__file__).with_name("report.html.jinja"),
         title=experiment.title,
@@ -96,22 +93,22 @@ def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = 
         tables=outcome.tables,
         notes=outcome.notes,
         plots=[figure(title, "", _picture(plot)) for title, plot in outcome.plots.items()],
-        options=list(asdict(experiment).items()),
+        options=list(settings.items()),
     )
     write_text(folder / "report.html", page)
     return outcome
 
 
-def check_losses(losses: Sequence[str], allowed: Sequence[str]) -> None:
-    """Refuse to compare no losses at all, or one that is not allowed."""
-    if not losses:
-        raise ValueError(f"losses must be at least one of {', '.join(allowed)}, got none")
-    for loss in losses:
-        check_choice("losses", loss, allowed)
+def check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
+    """Require at least one value, and allowed ones alone."""
+    if not values:
+        raise ValueError(f"{name} must be at least one of {', '.join(allowed)}, got none")
+    for value in values:
+        check_choice(name, value, allowed)
 
 
-def shown(value: str | float | None) -> str:
-    """A cell of a table as text: numbers to four digits, a dash for what is undefined."""
+def cell_text(value: str | float | None) -> str:
+    """A cell of a table as text: numbers to four digits, a dash for None."""
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
@@ -122,8 +119,7 @@ def _picture(plot: Plot) -> bytes:
     axes = picture.add_subplot()
     for name, points in plot.curves.items():
         x, y = zip(*points, strict=True)
-        is_curve = list(x) == sorted(x)
-        axes.plot(x, y, "-" if is_curve else ".", markersize=2, label=name)
+        axes.plot(x, y, "-" if list(x) == sorted(x) else ".", markersize=2, label=name)
     axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.legend()
     buffer = io.BytesIO()

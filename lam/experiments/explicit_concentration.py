@@ -1,4 +1,4 @@
-"""Whether κ learned without labels, from how well two views agree, goes with corruption and with wrong answers.
+"""Whether κ, learned without labels from the agreement of two views, tells corruption and wrong answers.
 
 Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 to 3, figures 2
 and 4.
@@ -13,7 +13,7 @@ import torch
 
 from lam import datasets, losses
 from lam.encoders.base import Prediction
-from lam.experiments.base import SECONDS, Outcome, Plot, Progress
+from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
 from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.losses.alignment import Explicit
 from lam.methods import Byol, Simclr, Simsiam, Swav
@@ -23,38 +23,38 @@ from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.retrieval.metrics.selective import mann_whitney_p
-from lam.utils.checks import check_at_least, check_choice
+from lam.utils.checks import check_at_least
 
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
-"""The table after the source's table 1: a row a kind, a column a base with an addition."""
+"""Title of the table after the source's table 1: a row a kind, a column a base with an addition."""
 OUTSIDERS = "AUROC of outsiders, by features, κ and both"
-"""The table after the source's table 2, of trainings with a κ."""
+"""Title of the table after the source's table 2, of trainings with a κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
-_BLOCK = 512  # items whose distances are held at once
-_STRONG = -0.8  # a rank correlation, of which the source's table has most kinds below
+_BLOCK = 512  # items whose distances are in memory at once
+_STRONG = -0.8  # most rank correlations of the source's table are below
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitConcentration(ImageExperiment):
-    """Each base method learns from two crops of each image, as it is and with an explicit concentration.
+    """Each base method learns from two crops of each image, alone and with an explicit concentration.
 
-    Then the network is frozen. A linear classifier and 20 neighbours go by its features. κ is taken of corrupted test
-    images: of each kind the rank correlation of severity, 0 to 5, and the mean κ, at best −1. Of the answers that a
-    linear classifier gives by the mean directions: how often κ of a wrong one is below that of a right one (AUROC), and
-    the p-value of Mann-Whitney. Outsiders are told from test images (AUROC) by `outlyingness`.
+    Then the network is frozen. A linear classifier and 20 neighbours take its features. For each kind of corruption,
+    severities 0 to 5 are correlated by rank with the mean κ, at best −1. A linear classifier answers by the mean
+    directions: the AUROC of wrong answers by −κ, and the p-value of Mann-Whitney. `outlyingness` tells outsiders from
+    test images (AUROC).
 
-    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; colours, flips and frost are not here.
-    Its outsiders are told by the features of another network, which learned with labels.
+    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; here are no colours, flips and frost.
+    For outsiders it takes the features of another network, which learned with labels.
 
     Attributes:
-        bases: which methods.
-        additions: "none", the base alone, and the regularisers of κ.
+        bases: methods.
+        additions: "none" for the base alone, and regularisers of κ.
         weight: λ_a of the alignment.
         decay: λ of the square.
         batch_size: images, each with two views.
-        ood: sets of outsiders, of `lam.datasets.load_ood`, with the folder of each, or None where it needs none.
+        ood: the folder (or None) of each set of outsiders, by its name in `lam.datasets.load_ood`.
     """
 
     bases: tuple[Base, ...] = get_args(Base)
@@ -70,15 +70,12 @@ class ExplicitConcentration(ImageExperiment):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least("batch_size", self.batch_size, 2)
-        for name, values, allowed in (("bases", self.bases, Base), ("additions", self.additions, Addition)):
-            if not values:
-                raise ValueError(f"{name} must be at least one of {', '.join(get_args(allowed))}, got none")
-            for value in values:
-                check_choice(name, value, get_args(allowed))
+        check_choices("bases", self.bases, get_args(Base))
+        check_choices("additions", self.additions, get_args(Addition))
         Explicit(self.weight, "square", self.decay)
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each method with each addition, and what is said of κ."""
+        """Run it: a table row for each method with each addition, and tables of κ."""
         train, test = self.parts()
         outsiders = {
             name: datasets.load_ood(name, like=test, root=root).limit(len(test)) for name, root in self.ood.items()
@@ -87,22 +84,15 @@ class ExplicitConcentration(ImageExperiment):
         for base in self.bases:
             for addition in self.additions:
                 start = time.process_time()
-                encoder = self.trained(
-                    self._method(base, addition),
-                    losses.build(margin=0.7),  # not used
-                    train,
-                    self.batch_size,
-                    base,
-                    progress,
-                )
+                method, unused = self._method(base, addition), losses.build(margin=0.7)
+                encoder = self.trained(method, unused, train, self.batch_size, base, progress)
                 seconds = time.process_time() - start
                 known, unseen = predicted(encoder, train), predicted(encoder, test)
-                features = known.features, train.labels, unseen.features
+                answers = LinearProbe(known.features, train.labels).predict(unseen.features)
+                features = known.features, train.labels, unseen.features, test.labels
                 row: dict[str, Any] = {"base": base, "κ": addition}
-                row["linear probe"] = float(
-                    (LinearProbe(*features[:2]).predict(features[2]) == test.labels).double().mean()
-                )
-                row["k-NN"] = knn_accuracy(*features, test.labels, k=min(20, len(train)))
+                row["linear probe"] = float((answers == test.labels).double().mean())
+                row["k-NN"] = knn_accuracy(*features, k=min(20, len(train)))
                 answers = LinearProbe(known.embeddings.mean, train.labels).predict(unseen.embeddings.mean)
                 right, kappa = answers == test.labels, unseen.embeddings.kappa
                 row["wrong"] = float((~right).sum())
@@ -121,13 +111,9 @@ class ExplicitConcentration(ImageExperiment):
                     by_kind.setdefault(kind, {"kind": kind})[f"{base}, {addition}"] = correlation
                 curves = curves or {kind: over_severity(by) for kind, by in means.items()}
         plot = Plot("severity", "mean κ", curves)
-        return Outcome(
-            rows,
-            {"Mean κ over severity, of the first row that has one": plot} if curves else {},
-            tables={
-                title: table for title, table in ((BY_KIND, [*by_kind.values()]), (OUTSIDERS, of_outsiders)) if table
-            },
-        )
+        plots = {"Mean κ over severity, of the first row that has one": plot} if curves else {}
+        tables = {BY_KIND: [*by_kind.values()], OUTSIDERS: of_outsiders}
+        return Outcome(rows, plots, tables={title: table for title, table in tables.items() if table})
 
     def _method(self, base: Base, addition: Addition) -> ViewsMethod:
         options: dict[str, Any] = {"kappa": "none"} if addition == "none" else {"regulariser": addition}
@@ -136,7 +122,7 @@ class ExplicitConcentration(ImageExperiment):
     def _of_kappa(
         self, by_kind: Mapping[str, float | None], kappa: torch.Tensor | None, right: torch.Tensor
     ) -> dict[str, float | None]:
-        """What the table says of κ; None of a method without it, and of correlations where κ is constant."""
+        """The columns on κ: all None of a method without it, some None where κ is constant."""
         columns = "correlation with severity", "kinds at most −0.8", "AUROC of wrong", "p of Mann-Whitney"
         if kappa is None:
             return dict.fromkeys(columns)
@@ -149,10 +135,10 @@ class ExplicitConcentration(ImageExperiment):
 
 
 def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor]:
-    """Three scores of N items, higher for what is further out: after the source's table 2, but for whose features.
+    """Three scores (N,) of items, higher for outsiders, after the source's table 2.
 
-    `features` is the distance to the fifth nearest of known items, `κ` is −κ, and `both` the distance where κ is one
-    more feature. Features and κ are each divided by the standard deviation that they have among the known.
+    `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as one more
+    feature. Features and κ are each divided by their standard deviation among the known items.
     """
     parts = [prediction.features for prediction in (items, known)]
     kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]

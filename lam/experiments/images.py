@@ -1,4 +1,4 @@
-"""What the experiments on images share: data with a network for each, training, and what is asked of an encoder."""
+"""What experiments on images share: data, a network for each, training, corruptions and embeddings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,25 +25,25 @@ NETWORKS: dict[DataName, str] = {
     **{"cifar10": "convnet32", "folder": "convnet32"},
 }
 _OPTIONS: dict[DataName, dict[str, Any]] = {"folder": {"preprocessing": {"size": 32, "crop": 32}}}
-_BATCH = 500  # of what is embedded
+_BATCH = 500  # of images to embed
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageExperiment(Experiment):
-    """An experiment that trains networks on images and asks what their features are worth.
+    """An experiment that trains networks on images and evaluates their features.
 
-    Networks begin with the weights of the seed and are those of their last epoch. The split of the data is the same for
-    all seeds; its validation part is not used.
+    The seed decides the first weights; the last epoch counts. The split of the data is the same for all seeds, and its
+    validation part is unused.
 
     Attributes:
-        data: "digits", "fashionmnist", "cifar10", or "folder" for images of one's own, in a folder a class, which are
-            resized and cropped to 32 pixels.
-        root: the folder of the files, where the data need one.
-        limit: at most so many images of each part; None for all.
+        data: "digits", "fashionmnist", "cifar10", or "folder" for your images in a folder a class, resized and cropped
+            to 32 pixels.
+        root: the folder of the files, if the data need one.
+        limit: most images of each part, at least 40; None for all.
         dimension: D of the embeddings.
         epochs: of each training.
         learning_rate: of Adam.
-        n_corrupted: test images that are corrupted, by each of `lam.inputs.corruption.published_kinds`.
+        n_corrupted: number of corrupted test images, of each of `lam.inputs.corruption.published_kinds`.
     """
 
     data: DataName = "digits"
@@ -61,22 +61,22 @@ class ImageExperiment(Experiment):
         check_positive("learning_rate", self.learning_rate)
 
     def parts(self) -> tuple[Dataset, Dataset]:
-        """What is trained on, and what is tested on."""
+        """The images to train on, and those to test on."""
         splits = datasets.load(self.data, root=self.root, **_OPTIONS.get(self.data, {}))
-        parts = splits.train, splits.test
-        return parts if self.limit is None else tuple(part.limit(self.limit) for part in parts)  # pyright: ignore
+        limit = max(len(splits.train), len(splits.test)) if self.limit is None else self.limit
+        return splits.train.limit(limit), splits.test.limit(limit)
 
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
     ) -> Encoder:
-        """A network of these images, trained by a method; the progress is by epochs."""
+        """The encoder of a network that a method trains on these images; progress is by epochs."""
         epoch = 0
 
         def after_an_epoch(_: torch.nn.Module) -> float:
             nonlocal epoch
             epoch += 1
             progress(name, epoch, self.epochs)
-            return float(epoch)  # the last is kept
+            return float(epoch)  # so that the last counts
 
         network = models.build(NETWORKS[self.data], dimension=self.dimension, seed=self.seed)
         training = Training(
@@ -92,7 +92,7 @@ class ImageExperiment(Experiment):
         return method.train(network, images, training).encoder
 
     def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
-        """By kind, the first `n_corrupted` images at severities 0, clean, to 5, as inputs."""
+        """The first `n_corrupted` images at severities 0 (clean) to 5, as inputs, by kind."""
         generator = torch.Generator().manual_seed(self.seed)
         preprocessing = images.preprocessing
         pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
@@ -102,7 +102,7 @@ class ImageExperiment(Experiment):
             yield kind, [preprocessing.standardize(images) for images in worse]
 
     def corrupted_of(self, images: Dataset) -> int:
-        """How many are corrupted."""
+        """Number of corrupted images."""
         return min(self.n_corrupted, len(images))
 
 
@@ -113,5 +113,5 @@ def predicted(encoder: Encoder, images: Dataset) -> Prediction:
 
 
 def over_severity(values: Sequence[float]) -> list[tuple[float, float]]:
-    """The points of a curve over severities from 0 on."""
+    """Points of a curve over severities 0, 1, ..."""
     return [(float(severity), value) for severity, value in enumerate(values)]

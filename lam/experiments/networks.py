@@ -10,9 +10,9 @@ from torch.nn.utils import skip_init
 
 
 def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers of these widths with leaky ReLUs between them, with random weights of one variance throughout.
+    """Linear layers of these widths with leaky ReLUs between them, on the device of the generator.
 
-    They are on the device of the generator.
+    Outputs of all layers have about one variance at first.
     """
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise(widths):

@@ -1,4 +1,4 @@
-"""Whether losses of distributions recover the posteriors of a generative process that is known.
+"""Whether losses of distributions recover the posteriors of a known generative process.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs", section 5.1 and appendix B.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_losses
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_choices
 from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
@@ -25,42 +25,42 @@ from lam.vmf.distribution import VonMisesFisher
 
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
-_PROBES = 1000  # inputs by which a network's range of κ is set
-_CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # inputs among which positives are sought at a time
-_AHEAD = 16  # batches whose positives are sought together
-_WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the networks that learn, in multiples of D
-_NEAR = 0.5  # radians, of which most latents lie from their means
+_PROBES = 1000  # inputs to set a network's range of κ
+_CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # inputs to draw positives from at a time
+_AHEAD = 16  # batches whose positives are drawn together
+_WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the learning networks, in multiples of D
+_NEAR = 0.5  # radians between most latents and their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks μ(x) and κ(x) are the truth; others learn it from pairs alone, by each loss.
+    """Random networks μ(x) and κ(x) are the truth; other networks learn it from pairs alone, by each loss.
 
-    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). The positive of an anchor's latent z is an input
-    accepted with the probability e^(κ_pos (z·z⁺ − 1)), negatives are any inputs: so the truth is where MCInfoNCE is
-    least with many samples and negatives. κ̂ begins with the range of κ. MCInfoNCE learns μ̂ in the first half of the
-    batches and κ̂ in the second, as the source found best; the others learn both at once. Latents are known up to a
-    rotation, so cosines of pairs are compared.
+    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input is the positive of an anchor's latent z
+    with the probability e^(κ_pos (z·z⁺ − 1)), negatives are any inputs. So MCInfoNCE with many samples and negatives is
+    least at the truth. κ̂ begins with the range of κ. MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the
+    second, the best order in the source; the other losses learn both at once. The loss leaves a rotation of latents
+    open, so cosines of pairs are compared.
 
-    The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat where latents lie
-    close: with negatives drawn from all inputs alike, κ̂ comes out at half of κ and its order is lost.
+    The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat for close latents:
+    with negatives of all inputs alike, κ̂ is half of κ and loses its order.
 
     Attributes:
         dimension: D of inputs and latents.
         ambiguity: the least and the largest κ(x).
-        losses: which are compared.
+        losses: to compare.
         n_batches: of the training by each loss.
         batch_size: positive pairs of a batch.
-        n_negatives: further inputs of a batch, uniform in the cube, which are the negatives of all anchors. With few,
-            the loss is least elsewhere than at the truth.
-        straightening: steps in which μ(x) is trained to keep angles in proportion to distances of inputs. A network as
-            it is drawn is often discontinuous inside of the cube, or nearly constant.
+        n_negatives: further inputs of a batch, uniform in the cube, negatives of all anchors. With few, the loss is not
+            least at the truth.
+        straightening: steps of training μ(x) to keep angles in proportion to distances of inputs. A random network is
+            often discontinuous inside the cube, or nearly constant.
         n_samples: of MCInfoNCE and HIB.
         kappa_pos: of the process and of the losses.
-        learning_rate: at the beginning of each phase; it falls by a cosine. At D = 10 take the source's 1e-4: with 1e-3
-            μ̂ leaves the truth again in long training, and κ̂ with it.
-        n_test: inputs on which κ̂ is compared; μ̂ is on pairs of at most 2,000 of them.
+        learning_rate: at first in each phase; it falls by a cosine. For D = 10 take the source's 1e-4: with 1e-3, long
+            training moves μ̂, and κ̂ with it, away from the truth again.
+        n_test: inputs to compare κ̂; pairs of at most 2,000 of them compare μ̂.
     """
 
     dimension: int = 2
@@ -88,10 +88,10 @@ class PosteriorRecovery(Experiment):
         low, high = self.ambiguity
         if not 1 < low < high < math.inf:
             raise ValueError(f"ambiguity must be two concentrations, 1 < least < largest, got {low} and {high}")
-        check_losses(self.losses, get_args(LossOfPosteriors))
+        check_choices("losses", self.losses, get_args(LossOfPosteriors))
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each loss, with the processor's seconds, and how κ̂ lies over κ."""
+        """Run it: a table row for each loss, and κ̂ over κ."""
         process = Process(self)
         test = uniform(self.n_test, self.dimension, self.generator("test"))
         rows, clouds = [], {}
@@ -141,12 +141,12 @@ class PosteriorRecovery(Experiment):
 
 
 class Posteriors(nn.Module):
-    """μ(x) and κ(x) = 1 + e^(a r(x) + b), each by a network of linear layers and leaky ReLUs of its own.
+    """μ(x) and κ(x) = 1 + e^(a r(x) + b), each with a network of linear layers and leaky ReLUs.
 
     Args:
         dimension: D of inputs and latents.
-        of_mean: widths of the hidden layers of μ.
-        of_kappa: widths of those of κ.
+        of_mean: widths of the hidden layers for μ.
+        of_kappa: widths of the hidden layers for κ.
         generator: of the weights.
     """
 
@@ -170,7 +170,7 @@ class Posteriors(nn.Module):
         return 1 + raw.clamp(max=18.0).exp()  # beyond e¹⁸ the losses cut κ anyway
 
     def straighten(self, n_steps: int, generator: torch.Generator) -> None:
-        """Train μ so that angles are in proportion to distances of inputs, π between opposite corners of the cube."""
+        """Train μ to angles in proportion to distances of inputs, π between opposite corners of the cube."""
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
@@ -182,7 +182,7 @@ class Posteriors(nn.Module):
 
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
-        """Set a and b so that κ reaches from `low` to `high` on probes."""
+        """Set a and b so that κ ranges from `low` to `high` on random inputs."""
         raw = self.of_kappa(uniform(_PROBES, self.dimension, generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)
@@ -194,7 +194,7 @@ class Process:
     """The generative process: random posteriors, and positive pairs by rejection.
 
     Args:
-        settings: the dimension, the range of κ, κ_pos and how long μ is straightened.
+        settings: for the dimension, the range of κ, κ_pos and the steps of straightening.
     """
 
     def __init__(self, settings: PosteriorRecovery) -> None:
@@ -207,9 +207,9 @@ class Process:
         self.mean, self.kappa = posteriors.mean, posteriors.kappa
 
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Inputs without end: anchors, the positive of each, then negatives; some batches are drawn at a time."""
+        """Endless batches of inputs: anchors, the positive of each, then negatives; drawn some batches ahead."""
         while True:
-            anchors, latents = self._drawn(_AHEAD * n_pairs, generator)
+            anchors, latents = self._draw(_AHEAD * n_pairs, generator)
             negatives = uniform(_AHEAD * n_negatives, self.dimension, generator)
             parts = anchors, self.positives(latents, generator), negatives
             yield from torch.cat([part.unflatten(0, (_AHEAD, -1)) for part in parts], 1)
@@ -218,16 +218,16 @@ class Process:
         """An input for each latent z, of a density proportional to E e^(κ_pos z·z⁺) over its own latents z⁺."""
         inputs, pending = torch.empty_like(latents), torch.arange(len(latents), device=latents.device)
         while len(pending):
-            candidates, others = self._drawn(_CANDIDATES[latents.device.type], generator)
+            candidates, others = self._draw(_CANDIDATES[latents.device.type], generator)
             log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
             uniforms = torch.rand(log_odds.shape, generator=generator, device=log_odds.device)
-            best = (log_odds - uniforms.log()).max(1)  # accepted where positive: any of those, all alike
+            best = (log_odds - uniforms.log()).max(1)  # candidates are accepted where positive, any is as good
             accepted = best.values > 0
             inputs[pending[accepted]] = candidates[best.indices[accepted]]
             pending = pending[~accepted]
         return inputs
 
-    def _drawn(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         inputs = uniform(n, self.dimension, generator)
         posteriors = VonMisesFisher(self.mean(inputs), self.kappa(inputs), validate_args=False)
         return inputs, posteriors.sample(generator=generator)
@@ -239,9 +239,9 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 
 
 def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
-    """The pairs of such a batch: an anchor's positive is its partner, its negatives are those drawn apart.
+    """The pairs of such a batch: an anchor's positive is its partner, its negatives are the separate draws.
 
-    Other pairs are no negatives, and positives no anchors: they are not uniform.
+    Positives are no anchors, and other pairs are no negatives, as positives are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
@@ -253,8 +253,7 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """Root mean square error and rank correlation of the cosines of pairs, and of κ; medians of κ̂/κ, and of μ̂'s angles
-    over those of μ where these are small."""
+    """Root mean square error and rank correlation of pair cosines and of κ; median ratios of κ and of small angles."""
     few = test[:2000]
     upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]

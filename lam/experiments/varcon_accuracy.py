@@ -1,4 +1,4 @@
-"""What networks trained by VarCon, SupCon and others are worth to simple classifiers.
+"""Accuracy of simple classifiers on networks trained by VarCon, SupCon and others.
 
 Source: Wang et al. (2025), "Variational supervised contrastive learning", tables 1, 2 and 6 and figures 2c, 3a and 3c.
 """
@@ -6,7 +6,7 @@ Source: Wang et al. (2025), "Variational supervised contrastive learning", table
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lam import losses
 from lam.datasets.base import Dataset
-from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_losses
+from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
 from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.losses import Loss
 from lam.losses.base import TrainableLoss
@@ -29,21 +29,21 @@ _NEIGHBOURS = 5, 20
 
 @dataclass(frozen=True, kw_only=True)
 class VarConAccuracy(ImageExperiment):
-    """A network is trained by each loss at several batch sizes, and on a few images a class; then it is frozen.
+    """A network is trained by each loss at several batch sizes, and on few images a class; then it is frozen.
 
-    A linear classifier learns on its features, neighbours vote by its embeddings, Ward's clusters of the embeddings are
-    compared with classes (NMI, ARI, purity), and the linear classifier is tried on corrupted images: the mean over
-    kinds and severities 1 to 5. `cross_entropy` is that of learned directions of the classes, at the same temperature;
-    `simclr` reads no labels, sees two random crops of each image, and has a temperature of 0.5.
+    A linear classifier learns its features, neighbours vote by its embeddings, and Ward's clusters of the embeddings
+    are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's accuracy on corrupted
+    images, the mean over kinds and severities 1 to 5. `cross_entropy` has learned directions of the classes, at the
+    same temperature. `simclr` takes two random crops of each image without labels, at a temperature of 0.5.
 
-    The source has ResNets, SGD, 200 to 350 epochs, two views by heavy augmentation for all, and batches up to 6,144;
-    here networks are small, optimised by Adam, and see images as they are.
+    The source has ResNets, SGD, 200 to 350 epochs, two views by heavy augmentation for all, and batches up to 6,144.
+    Here networks are small, Adam optimises them, and images are plain.
 
     Attributes:
-        losses: which are compared.
+        losses: to compare.
         batch_sizes: of the trainings on all images.
-        few: numbers of images a class, of trainings at the first batch size.
-        temperature: of all but `simclr`.
+        few: numbers of images a class, for trainings at the first batch size.
+        temperature: of all losses except `simclr`.
     """
 
     losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)
@@ -56,7 +56,7 @@ class VarConAccuracy(ImageExperiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_losses(self.losses, get_args(LossOfClasses))
+        check_choices("losses", self.losses, get_args(LossOfClasses))
         check_positive("temperature", self.temperature)
         if not self.batch_sizes:
             raise ValueError("batch_sizes must be at least one size, got none")
@@ -65,7 +65,7 @@ class VarConAccuracy(ImageExperiment):
                 check_at_least(name, value, 2)
 
     def run(self, progress: Progress) -> Outcome:
-        """Carry it out: a row of the table for each loss and each training, and accuracy over severity."""
+        """Run it: a table row for each training by each loss, and accuracy over severity."""
         train, test = self.parts()
         ways = [(batch_size, None) for batch_size in self.batch_sizes]
         ways += [(self.batch_sizes[0], number) for number in self.few]
@@ -77,11 +77,8 @@ class VarConAccuracy(ImageExperiment):
                 images = train if number is None else self._few(train, number)
                 encoder = self.trained(method, loss, images, batch_size, name, progress)
                 seconds = time.process_time() - start
-                row = {
-                    "loss": name,
-                    "batch": float(batch_size),
-                    "images a class": None if number is None else float(number),
-                }
+                row: dict[str, Any] = {"loss": name, "batch": float(batch_size)}
+                row["images a class"] = None if number is None else float(number)
                 known, unseen = predicted(encoder, images), predicted(encoder, test)
                 probe = LinearProbe(known.features, images.labels)
                 row["linear probe"] = float((probe.predict(unseen.features) == test.labels).double().mean())
@@ -91,16 +88,11 @@ class VarConAccuracy(ImageExperiment):
                 clusters = clustering(unseen.embeddings.mean, test.labels)
                 for column, figure in (("NMI", "nmi"), ("ARI", "ari"), ("purity", "purity")):
                     row[column] = None if clusters is None else getattr(clusters, figure)
-                under = torch.tensor(
-                    [
-                        [
-                            float((probe.predict(encoder.predict(inputs).features) == truth).double().mean())
-                            for inputs in severities
-                        ]
-                        for truth in [test.labels[: self.corrupted_of(test)]]
-                        for _, severities in self.corruptions(test)
-                    ]
-                )
+                truth, by_kind = test.labels[: self.corrupted_of(test)], list[list[float]]()
+                for _, severities in self.corruptions(test):
+                    answers = [probe.predict(encoder.predict(inputs).features) for inputs in severities]
+                    by_kind.append([float((of_severity == truth).double().mean()) for of_severity in answers])
+                under = torch.tensor(by_kind)
                 row["under corruption"] = float(under[:, 1:].mean())
                 rows.append({**row, SECONDS: seconds})
                 if (batch_size, number) == ways[0]:
@@ -119,14 +111,14 @@ class VarConAccuracy(ImageExperiment):
         return Deterministic(), loss
 
     def _few(self, images: Dataset, number: int) -> Dataset:
-        """So many images of each class, drawn at random."""
+        """So many random images of each class."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
         labels = images.labels[order]
         return images.subset(torch.cat([order[labels == label][:number] for label in labels.unique()]))
 
 
 class ClassDirections(TrainableLoss):
-    """Cross-entropy of each item's cosines with a direction of each class, which is learned, over a temperature."""
+    """Cross-entropy of each item's cosines with learned directions of the classes, over a temperature."""
 
     needs_classes = True
 

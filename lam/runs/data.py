@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lam import datasets
 from lam.datasets import Dataset, MissingDataError, Splits
 from lam.datasets.soft_labels import read_soft_labels
-from lam.datasets.strangers import set_classes_aside
+from lam.datasets.strangers import hold_out_classes
 from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
 from lam.gallery.damaged import DamagedFiles, path_key, read_images, without_damaged, write_damaged
@@ -66,7 +66,7 @@ def load_data(
     Raises:
         MissingDataError: naming the setting that says where the files are.
         ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
-            `lam.datasets.strangers.set_classes_aside`.
+            `lam.datasets.strangers.hold_out_classes`.
     """
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
@@ -75,7 +75,7 @@ def load_data(
     splits = replace(splits, notes=tuple(str(each.message) for each in caught))
     if data.soft_labels is not None:
         splits.test.soft_labels = read_soft_labels(data.soft_labels, len(splits.test))
-    splits = set_classes_aside(splits, data.strangers, seed=data.seed)
+    splits = hold_out_classes(splits, data.strangers, seed=data.seed)
     if data.gallery is not None:
         splits = replace(splits, gallery=data.gallery)
     ood: dict[str, Dataset] = {}

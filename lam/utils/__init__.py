@@ -1,1 +1,1 @@
-"""Files that are whole or not there, tables, processes, seeds, checks: what every room uses and none owns."""
+"""Helpers of every room: whole files, tables, processes, seeds, checks."""

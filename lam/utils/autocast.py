@@ -1,4 +1,4 @@
-"""torch's autocast is for networks: what is computed from their outputs keeps the precision that it is given."""
+"""Computations on the outputs of networks without torch's autocast, in the precision of their inputs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,9 +10,9 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """No autocast on any device, as a context or as a decorator; afterwards it is as it was.
+    """Turn autocast off on every device, as a context or a decorator.
 
-    Under it a matrix product of float32 is of bfloat16 or float16: three digits, where curvature and κ need seven.
+    Autocast computes float32 matrix products in bfloat16 or float16: three digits, where curvature and κ need seven.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16), without_autocast():

@@ -1,4 +1,4 @@
-"""Checks of arguments that every room makes, in one wording; what they refuse is a `ValueError`."""
+"""Checks of arguments, with one wording for all rooms; each raises a `ValueError`."""
 
 import inspect
 import math
@@ -12,21 +12,20 @@ from torch import Tensor
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Refuse NaN and infinities in (N, ...) rows of numbers, naming the first row that holds one."""
+    """Require finite numbers (N, ...); the error names the first row with another."""
     if not values.isfinite().all():
-        places = (~values.isfinite()).nonzero()
-        first = float(values[tuple(places[0])])
-        raise ValueError(f"{name} must be finite, got {first} at index {int(places[0, 0])}")
+        place = (~values.isfinite()).nonzero()[0]
+        raise ValueError(f"{name} must be finite, got {float(values[tuple(place)])} at index {int(place[0])}")
 
 
 def check_no_nan(name: str, values: Tensor) -> None:
-    """Refuse NaN, naming where the first one stands; infinities have an order and may pass."""
+    """Require numbers without NaN; the error names the first row. Infinities have an order and pass."""
     if values.isnan().any():
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """A count as an `int`, also one of NumPy; what is no integer of at least 1 is refused."""
+    """A count of at least 1, also of NumPy, as an `int`."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -39,7 +38,8 @@ def positive_integer(name: str, value: Any) -> int:
 def integers(name: str, values: Any) -> Tensor:
     """A tensor, an array or a sequence of integers as an int64 tensor on the CPU.
 
-    Floats, booleans and what int64 does not hold are refused.
+    Raises:
+        ValueError: If a value is a float, a boolean or beyond int64.
     """
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
@@ -56,26 +56,26 @@ def integers(name: str, values: Any) -> Tensor:
 
 
 def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
-    """Refuse anything but one value for each of `length` items, naming both shapes."""
+    """Require one value for each of `length` items, named `reference`."""
     if values.shape != (length,):
-        shape = tuple(values.shape)
-        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {shape}")
+        actual = tuple(values.shape)
+        raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {actual}")
 
 
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
-    """Rows scaled to length one in float64; what has no direction is refused.
+    """Rows scaled to length one in float64.
 
-    Float32 rows are of length one only to 6e-8, more than separates near neighbours of a tight cluster.
+    Float32 rows have length one to 6e-8 only, more than the distance of near neighbours in a tight cluster.
 
     Args:
-        name: what the vectors are called in errors.
+        name: of the vectors, in errors.
         vectors: (..., N, D) finite, non-zero rows.
 
     Returns:
         (..., N, D) float64 unit rows.
 
     Raises:
-        ValueError: naming the first row that is not finite or all zero.
+        ValueError: If a row is not finite or all zero; it names the first.
     """
     rows = vectors.double()
     norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
@@ -92,13 +92,13 @@ def _first(mask: Tensor) -> int:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse what no number can be read from without parsing, such as a text, and a boolean; None stands."""
+    """Require a number: strings and booleans are rejected, None passes."""
     if isinstance(value, bool) or (value is not None and not hasattr(value, "__float__")):
         raise ValueError(f"{name} must be a number, got {value!r}")
 
 
 def check_at_least(name: str, value: int | float | None, least: int | float) -> None:
-    """Refuse a number below the least or not finite, and a fraction where the least is an integer; None stands."""
+    """Require a finite number from `least` on, and an integer if `least` is one; None passes."""
     check_number(name, value)
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
@@ -107,55 +107,58 @@ def check_at_least(name: str, value: int | float | None, least: int | float) -> 
 
 
 def check_positive(name: str, value: int | float | None) -> None:
-    """Refuse a number that is not positive and finite; None is no number and stands."""
+    """Require a positive, finite number; None passes."""
     check_number(name, value)
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def check_margin(margin: float | None) -> None:
-    """Refuse a margin outside (0, 2]; None stands."""
+    """Require a margin in (0, 2]; None passes."""
     check_number("margin", margin)
     if margin is not None and not 0 < margin <= 2:
         raise ValueError(f"margin must be in (0, 2], the distances on the unit sphere, got {margin}")
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what lies outside (0, 1), as does NaN."""
+    """Require a number in (0, 1)."""
     check_number(name, value)
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie in (0, 1), got {value}")
 
 
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
-    """Refuse a choice that is not allowed."""
+    """Require an allowed word."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
-    """Advice for an error: which of these layers to name instead, or the last where none is left."""
+    """Advice for an error: the usable layers among `paths`, or the last layer if none is left."""
     usable = [path for path in paths if path not in unusable]
     return f"leave it out, with layers={usable}" if usable else 'use layers="last"'
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse values of other types than the arguments of a function have, `name` in the error: why it failed.
+    """Explain why a call failed: raise for the first option with another type than the function's argument.
 
-    Which of several words an argument may be is left to the function.
+    Options with a choice of words are left to the function.
+
+    Args:
+        name: of the function in the error.
+        function: whose annotations count.
+        options: by name.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import
 
     parameters = inspect.signature(function).parameters
-    kinds = {option: parameters[option].annotation for option in options if option in parameters}
-    for option, kind in kinds.items():
+    for option, value in options.items():
+        kind = parameters[option].annotation if option in parameters else ""
         if kind is inspect.Parameter.empty or isinstance(kind, str):
             continue
         try:
-            TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
-                options[option], strict=True
-            )
+            TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value, strict=True)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             if problem["type"] != "literal_error":
-                raise ValueError(f"option {option} of {name}: {problem['msg']}, got {options[option]!r}") from None
+                raise ValueError(f"option {option} of {name}: {problem['msg']}, got {value!r}") from None

@@ -1,7 +1,6 @@
 """Several processes that work as one, started by torchrun: ranks, broadcasts from rank zero, gathered rows, shards.
 
-In one process every function here returns its argument unchanged. `lam.training` decides which device a process has,
-and how gradients are averaged.
+In one process every function returns its argument unchanged. `lam.training` chooses devices and averages gradients.
 """
 
 import atexit
@@ -25,21 +24,19 @@ from torch.utils.data.distributed import DistributedSampler
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
-"""For the first process while it evaluates alone; torchrun ends them all as soon as one of them fails."""
+"""Of other processes while the first evaluates alone; torchrun ends all as soon as one fails."""
 
 _IS_ALONE = ContextVar("is_alone", default=False)
 
 
 def join() -> None:
-    """Join the other processes that torchrun started; nothing where there are none, or where that has been done.
+    """Join the other processes that torchrun started, once; does nothing if there are none.
 
-    Tensors on the CPU go through gloo, tensors on CUDA through NCCL. What is no tensor goes through gloo, so that
-    waiting for the first process keeps no GPU busy.
+    Tensors on CUDA go through NCCL, all else through gloo, so that waiting for the first process keeps no GPU busy.
     """
-    alone = not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1
-    if alone or dist.is_initialized():
+    if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         return
-    # imported once there is a group, as DistributedDataParallel does, it keeps the group beyond `leave`
+    # before there is a group: imported later, as DistributedDataParallel does, it would keep the group beyond `leave`
     import torch._dynamo
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -48,9 +45,9 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Leave the other processes; nothing where this process has joined none. Done when a process that has joined ends.
+    """Leave the other processes, if this one has joined them; also called when the process ends.
 
-    No thread of gloo is left then: one that lets go of a tensor while the interpreter ends would abort the process.
+    It ends gloo's threads: one that lets go of a tensor while the interpreter ends would abort the process.
     """
     if dist.is_initialized():
         gc.collect()  # DistributedDataParallel holds the group too, and would end it without letting its threads finish
@@ -59,7 +56,7 @@ def leave() -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work as if there were no other, as long as the others wait for it."""
+    """Let this process work as if there were no other, while the others wait for it."""
     token = _IS_ALONE.set(True)
     try:
         yield
@@ -68,14 +65,14 @@ def alone() -> Iterator[None]:
 
 
 def world_size() -> int:
-    """How many processes there are; 1 before they `join`, and of a process that works `alone`."""
+    """Number of processes; 1 before they `join`, and for a process that works `alone`."""
     if _IS_ALONE.get():
         return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0; before they `join`, the one that torchrun says."""
+    """The number of this process, from 0; before they `join`, torchrun's."""
     if _IS_ALONE.get():
         return 0
     if dist.is_available() and dist.is_initialized():
@@ -89,9 +86,7 @@ def is_rank_zero() -> bool:
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Call a function in the first process alone, and return in all what it returned, or raise in all what it raised.
-
-    The others wait for it, and so does any of them for the slowest to get here.
+    """Call a function in the first process alone; its result or error is that of all processes, which wait for it.
 
     Example:
         >>> broadcast_from_rank_zero(lambda: 1 + 1)
@@ -114,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the others: what it downloads is there once and whole for them.
+    """Call a function in the first process, then in the others, which find its downloads complete.
 
     Example:
         >>> rank_zero_first(lambda: 1 + 1)
@@ -126,7 +121,7 @@ def rank_zero_first(function: Callable[[], T]) -> T:
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all processes, of the same bits in each."""
+    """Sum of a tensor over all processes, with the same bits in each."""
     if world_size() == 1:
         return tensor
     total = tensor.clone()
@@ -135,7 +130,7 @@ def all_reduce(tensor: Tensor) -> Tensor:
 
 
 def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors, in place, by their values in the first process."""
+    """Overwrite tensors in place by their values in the first process."""
     if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
@@ -144,8 +139,8 @@ def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
 def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """Rows of all processes one below the other, in the order of their ranks; gradients flow back.
 
-    The gradient of a process's rows is the sum of their gradients in all processes. Where each computes the same loss
-    of all rows, and the gradients of the weights are then averaged over processes, that is the gradient in one process.
+    The gradient of a process's rows is the sum of their gradients in all processes. So, if each computes the same loss
+    of all rows, and gradients of weights are averaged over processes, they equal those of one process.
 
     Args:
         rows: (n, ...) of this process.
@@ -160,15 +155,14 @@ def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """This process's share of the batches of a loader: of W processes, process r takes batches r, r + W, r + 2W, ...
 
-    The loader must give the same batches in every process, but for a `DataLoader` with a batch size: its order is drawn
-    in the first process, and each reads its own batches alone. Of others every process reads all and leaves out those
-    that are not its own.
+    Of a `DataLoader` with a batch size, the first process draws the order, and each process reads its own batches. Any
+    other loader must give the same batches in every process, which reads all and skips those of the others.
 
     Returns:
-        The first batch of all, None where there is none; and those of this process.
+        The first batch of all, or None without one, and the batches of this process.
 
     Raises:
-        ValueError: for a loader that shares the items out by itself.
+        ValueError: If the loader has a `DistributedSampler`.
 
     Example:
         >>> first, own = shard("abc")
@@ -188,10 +182,10 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
 
 
 def worker_context(num_workers: int) -> BaseContext | None:
-    """How the workers of a `DataLoader` must be started where there are several processes; None for as usual.
+    """The start method of a `DataLoader`'s workers beside other processes; None for the default.
 
-    Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never comes to life, and all processes
-    wait for it. They are therefore forked from a server that has no threads; data sets must then be picklable.
+    Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never starts, and all processes wait for
+    it. So workers are forked from a server without threads; data sets must be picklable.
 
     Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
     """
@@ -203,7 +197,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches of all processes, in the order that they had before `shard`; of several processes, on the CPU."""
+    """Batches of all processes in the order before `shard`; of several processes, on the CPU."""
     if world_size() == 1:
         yield from batches
         return
@@ -219,9 +213,10 @@ def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
 
 
 class _AllGather(torch.autograd.Function):
-    """`torch.distributed.nn.all_gather`, and so Fabric's, for as many rows as each process has.
+    """All-gather with gradients, for any number of rows a process.
 
-    Theirs is deprecated in torch 2.13, wants equally many rows of all, and sums gradients of half precision as such.
+    `torch.distributed.nn.all_gather`, and so Fabric's, is deprecated in torch 2.13, needs equally many rows in all
+    processes, and sums gradients in half precision.
     """
 
     @staticmethod
@@ -241,21 +236,21 @@ class _AllGather(torch.autograd.Function):
 
 
 class _Indices(Dataset[Any]):
-    """A data set whose item at an index is the index."""
+    """A data set of the indices themselves."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
 def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the first batch of all, and of this process's."""
+    """A loader of the first batch of all, and of this process's batches."""
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
             "batches are shared out between processes here, and this loader's DistributedSampler has done so with the "
             "items already: leave it out"
         )
     indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
-    # it draws as the loader itself
+    # draws as the loader itself would
     order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
     own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")

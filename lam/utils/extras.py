@@ -4,9 +4,9 @@ DISTRIBUTION = "lam-retrieval"  # the project `lam` on PyPI is another one
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds an extra to an installed lam, from any folder.
+    """The shell command that adds an extra to an installed lam, in any folder.
 
-    pip finds lam itself installed, from a clone too, and fetches only the libraries of the extra.
+    pip finds lam itself installed, from a clone too, and fetches the libraries of the extra alone.
 
     Args:
         extra: one of `setup.cfg`, such as "serve".

@@ -1,4 +1,4 @@
-"""`Note`: the category of warnings that say what lam decided by itself, where nothing is wrong."""
+"""`Note`: warnings that tell a decision of lam where nothing is wrong."""
 
 
 class Note(UserWarning):

@@ -1,6 +1,6 @@
-"""Self-contained HTML pages from jinja2 templates: the look they share, numbers and pictures; not what they show.
+"""Self-contained HTML pages from jinja2 templates: their common look, numbers and pictures.
 
-`page.html.jinja` has the macros by which a template becomes a page.
+`page.html.jinja` has the macros of a page.
 """
 
 import base64
@@ -11,7 +11,7 @@ _WIDE = 1.45  # a picture wider than this times its height takes a row of its ow
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """A template with its values; the templates beside it and the macros of this room are found by their names."""
+    """A rendered template; it can include the templates beside it and the macros of this room by name."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -26,7 +26,7 @@ def rendered(template: Path, **values: Any) -> str:
 
 
 def figure(title: str, caption: str, png: bytes) -> dict[str, Any]:
-    """What the macro `figures` shows: a PNG picture that was drawn at twice the resolution of a screen."""
+    """The argument of the macro `figures`: a PNG picture, drawn at twice the resolution of a screen."""
     width, height = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))
     return {
         **{"title": title, "caption": caption, "content": base64.b64encode(png).decode()},

@@ -1,4 +1,4 @@
-"""Classes by name, to which others may add their own."""
+"""Tables of classes by name, to which users may add their own."""
 
 from typing import TypeVar
 
@@ -6,10 +6,16 @@ T = TypeVar("T")
 
 
 def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
-    """Enter a class or function into a table; the same one again is no mistake, a name that another one has is.
+    """Enter a class or function into a table; entering it twice does nothing.
+
+    Args:
+        table: by name.
+        kind: of the entries, for the error.
+        name: of the entry.
+        entry: the class or function.
 
     Raises:
-        ValueError: saying which kind of entry has the name.
+        ValueError: If another entry has the name.
 
     Example:
         >>> table = {"int": int}

@@ -1,4 +1,4 @@
-"""Rows of Excel workbooks and Parquet files, each read by an optional library; not what columns they make."""
+"""Rows of Excel workbooks and Parquet files, read by optional libraries."""
 
 import importlib
 import zipfile
@@ -9,17 +9,16 @@ from typing import Any
 from lam.utils.extras import install_command
 
 LARGEST = 2**30  # bytes unpacked
-_CELL = 8  # bytes of one at least
+_CELL = 8  # bytes of a cell, at least
 _LAST_ROW = 2**20  # of a sheet
-_ROWS = 64  # unpacked at once, as a small file may hold one long text in all of them
+_ROWS = 64  # unpacked at once: few, as a small file may hold one long text in every row
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
-    """The rows of the first sheet that are not empty, each with its number, padded to the width of the first.
+    """The non-empty rows of the first sheet, each with its number, padded to the width of the first.
 
     Raises:
-        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond the last of a sheet; or openpyxl is
-            not installed.
+        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or openpyxl is missing.
     """
     library, rows, n_cells = _library("openpyxl", path), [], 0
     try:
@@ -34,8 +33,8 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
                 check_size(path, n_cells * _CELL)
                 if number > _LAST_ROW:
                     raise ValueError(f"{path} has a row beyond {_LAST_ROW}, the last of a sheet: save it as CSV")
-                if any(value is not None for value in row):
-                    rows.append((number, _trimmed(row)))
+                if filled := [i for i, value in enumerate(row) if value is not None]:
+                    rows.append((number, list(row[: filled[-1] + 1])))
         finally:
             book.close()
     except (zipfile.BadZipFile, zlib.error, KeyError, IndexError, SyntaxError, EOFError) as error:
@@ -48,7 +47,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     """The rows by column.
 
     Raises:
-        ValueError: If it is no Parquet file, unpacks to over 1 GiB, or pyarrow is not installed.
+        ValueError: If it is no Parquet file, unpacks to over 1 GiB, or pyarrow is missing.
     """
     library, rows = _library("pyarrow.parquet", path), []
     try:
@@ -75,10 +74,6 @@ def _library(name: str, path: Path) -> Any:
 
 
 def check_size(path: Path, size: int) -> None:
+    """Require a file that unpacks to at most 1 GiB."""
     if size > LARGEST:
         raise ValueError(f"{path} unpacks to over {LARGEST} bytes: unpack it, or save it as CSV, which has no limit")
-
-
-def _trimmed(row: tuple[Any, ...]) -> list[Any]:
-    last = max(i for i, value in enumerate(row) if value is not None)
-    return list(row[: last + 1])

@@ -1,4 +1,4 @@
-"""Columns of a CSV or JSON file as text and numbers, with errors that name file and line; not what they mean."""
+"""Columns of a table in a file, as text and numbers, with errors that name file and line."""
 
 import codecs
 import csv
@@ -23,13 +23,13 @@ from lam.utils.notes import Note
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 from lam.utils.tasks import are_tasks, rows_of_tasks
 
-_LONGEST_FIELD = 2**31 - 1  # a text may be as long as it is; more does not fit a C long of Windows
+_LONGEST_FIELD = 2**31 - 1  # the most that fits a C long of Windows: a text may have any length
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def is_no_label(label: str) -> bool:
-    """Whether a cell is what programs write for an item without a label, such as NaN or -1."""
+    """Whether a cell is a usual word for no label, such as NaN or -1."""
     return label.lower() in ("-1", "-1.0", "nan", "<na>", "nat", "null", "n/a", "#n/a")
 
 
@@ -39,9 +39,9 @@ class Table:
 
     Attributes:
         path: the file.
-        columns: of each name, the text in every row, without blanks around it.
-        lines: where in the file each row ends, from 1.
-        unit: what `lines` counts: lines, or the objects of a JSON file.
+        columns: the text of every row by name, without blanks around it.
+        lines: the place in the file where each row ends, from 1.
+        unit: of `lines`: line, object (of a JSON file) or row (of a sheet).
     """
 
     path: Path
@@ -51,17 +51,21 @@ class Table:
 
     @classmethod
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
-        """The table of a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark.
+        """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
-        The first line of a CSV file names its columns and shows what separates them: a comma, semicolon, tab or bar;
-        a line such as `sep=;` may stand before it. Empty lines are skipped, and rows of separators alone at the end.
-        A JSON file holds a list of objects, or the tasks of a labelling tool (`lam.utils.tasks`), a JSON Lines file an
-        object a line. A name that ends in .gz is unpacked. The first sheet of an .xlsx workbook, and Parquet, need the
-        extra `tables`. A separator that was found is said by a `Note`, unless it is a comma.
+        The first line of a CSV file names its columns and shows their separator: a comma, semicolon, tab or bar, of
+        which a `Note` tells unless it is a comma; a line such as `sep=;` may come before. Empty lines are skipped, and
+        rows of separators alone at the end. A JSON file holds a list of objects, or tasks of a labelling tool
+        (`lam.utils.tasks`), a JSON Lines file an object a line. The first sheet of an .xlsx workbook, and Parquet, need
+        the extra `tables`.
+
+        Args:
+            path: the file.
+            needed: columns that it must have.
 
         Raises:
-            ValueError: If it lacks a needed column, names two alike, or a row has more or fewer values than there are
-                columns; or it is no such file, is damaged, or unpacks to over 1 GiB.
+            ValueError: If it lacks a needed column, two columns share a name, a row has too many or too few values, or
+                the file is of another kind, damaged, or unpacks to over 1 GiB.
         """
         form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
         if form in _OBJECTS:
@@ -105,14 +109,14 @@ class Table:
         return name in self.columns
 
     def numbers(self, name: str, *, unknown: bool = False) -> Float64[Tensor, " N"]:
-        """A column of numbers.
+        """A column of finite numbers.
 
         Args:
             name: of the column.
-            unknown: whether a value may be empty or "nan"; it becomes NaN.
+            unknown: allow empty values and "nan", which become NaN.
 
         Raises:
-            ValueError: If a value is no finite number: how many, and the first with its line.
+            ValueError: If there are other values: how many, and the first with its line.
         """
         values = [_number(text, unknown) for text in self.columns[name]]
         if wrong := [row for row, value in enumerate(values) if value is None]:
@@ -129,7 +133,7 @@ class Table:
         return torch.tensor([_BOOLEANS[text.lower()] for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
-        """Refuse by a `ValueError` a column with a value that is not allowed, upper or lower case, naming the first."""
+        """Require allowed values in a column, in upper or lower case; the `ValueError` names the first other one."""
         known = {text.lower() for text in allowed}
         for line, text in zip(self.lines, self.columns[name], strict=True):
             if text.lower() not in known:
@@ -150,7 +154,7 @@ def _number(text: str, unknown: bool) -> float | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """The text of a file, gzipped or not, in UTF-16 if it begins with that byte order mark and in UTF-8 otherwise."""
+    """A text file, gzipped or not, in UTF-16 if it begins with its byte order mark, else in UTF-8."""
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     name = "UTF-8"
     try:
@@ -168,7 +172,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
 
 
 def _separated(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV file that are not empty, without blanks around values, each with the line where it ends."""
+    """The non-empty rows of a CSV file, without blanks around values, each with the line where it ends."""
     with _opened(path) as stream:
         before, header = 0, ""
         while not header.strip() and (header := stream.readline()):
@@ -202,7 +206,7 @@ def _sniffed(header: str, path: Path) -> str:
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file holds, gzipped or not.
+    """The value of a JSON file, gzipped or not.
 
     Raises:
         ValueError: If it is no JSON.

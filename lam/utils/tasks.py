@@ -1,4 +1,4 @@
-"""Tasks of a labelling tool, as Label Studio exports them in JSON, as rows of a table."""
+"""Tasks of Label Studio, as it exports them in JSON, as rows of a table."""
 
 import json
 import logging
@@ -8,29 +8,28 @@ from statistics import mode
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
-_OF_WHOLE = ("choices", "taxonomy", "rating")
-"""Kinds of controls that label a whole item, not a part of it."""
+_OF_WHOLE = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
 
 
 def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether all rows are tasks: data, and a list of annotations."""
+    """Whether all rows have data and a list of annotations."""
     return bool(rows) and all(
         isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list) for row in rows.values()
     )
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, with its label under the name of the control that gave it.
+    """The data of each task, and its label under the name of its control.
 
-    Of several annotations the ground truth counts, or else the commonest label. Tasks that are not labelled, or were
-    skipped, are left out; a message says how many.
+    Of several annotations the ground truth counts, or else the commonest label. Tasks without a label and skipped ones
+    are left out; a message counts them.
 
     Args:
-        path: the file.
+        path: the file, for errors.
         tasks: by number, each with its `data` and `annotations`.
 
     Raises:
-        ValueError: for annotations of another form, naming the first task.
+        ValueError: If annotations have another form; it names the first task.
     """
     rows: dict[int, dict[str, Any]] = {}
     for number, task in tasks.items():
@@ -56,4 +55,4 @@ def _labels(annotations: list[Any]) -> dict[str, str]:
         if result["type"] in _OF_WHOLE and (value := result["value"][result["type"]]):
             one = value[0] if isinstance(value, list) and len(value) == 1 else value
             labels.setdefault(result["from_name"], []).append(one if isinstance(one, str) else json.dumps(one))
-    return {name: mode(given) for name, given in labels.items()}
+    return {name: mode(of_control) for name, of_control in labels.items()}

@@ -1,14 +1,12 @@
-"""Lets torchvision be imported beside a torch that it was not built for, by lam or by anyone after `import lam`.
+"""Makes torchvision importable beside a torch that it was not built for, for anyone after `import lam`.
 
 torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch its extension does not load, its operators are
-never declared, and `import torchvision` dies where it registers shapes for one of them: "operator torchvision::nms does
-not exist". Networks, transforms and data sets need none of these operators, so declaring the schemas is all it takes.
-They are declared just before that place, and only where the extension has not: a sound install declares them itself,
-and a second declaration would break it. What remains missing is the operators' code: `torchvision.ops.nms` and its kin
-say so when they are called.
+never declared, and `import torchvision` fails where it registers shapes for one of them: "operator torchvision::nms
+does not exist". Networks, transforms and data sets need none of these operators, so declaring the schemas is enough. It
+happens just before that place, and only if the extension has not done so: a second declaration would break a sound
+install. `torchvision.ops.nms` and its kin then have no code, and say so when they are called.
 
-`import lam` imports no torchvision, it only watches for its import, for libraries that import it themselves (timm,
-transformers). No use of torchvision lives here.
+`import lam` does not import torchvision, but watches for its import, for libraries such as timm and transformers.
 """
 
 import sys
@@ -22,7 +20,7 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as its Lib
 
 
 class Finder(MetaPathFinder):
-    """Finds no module, but declares torchvision's operators where they are missing when they are asked for."""
+    """Finds no module, but declares missing operators of torchvision just before it needs them."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         """Leave every module to the other finders."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lam import datasets
-from lam.datasets.base import ReadAnew
+from lam.datasets.base import ImagesAsFiles
 
 
 def test_views_of_a_spot_differ_and_are_always_the_same() -> None:
@@ -35,7 +35,7 @@ def test_images_in_memory_are_read_as_asked() -> None:
     options = {"size": [16, 16], "mean": [0.5] * 3, "std": [0.5] * 3}
     parts = datasets.load("digits", preprocessing=options)
     plain = datasets.load("digits")
-    assert isinstance(parts.train, ReadAnew)
+    assert isinstance(parts.train, ImagesAsFiles)
     assert parts.train.shape == parts.test.shape == (3, 16, 16)
     assert torch.equal(parts.train.labels, plain.train.labels)
     assert parts.train[0][0].min() >= -1

@@ -9,7 +9,7 @@ from PIL import Image
 
 from lam import datasets
 from lam.datasets import Splits, TensorImages
-from lam.datasets.strangers import set_classes_aside
+from lam.datasets.strangers import hold_out_classes
 
 
 def splits_of(n_classes: int, *, per_class: int = 2) -> Splits:
@@ -26,7 +26,7 @@ def parts(splits: Splits) -> tuple[TensorImages, ...]:
     ("n_classes", "share", "count"), [(20, None, 2), (150, None, 15), (10, 0.3, 3), (10, 0.01, 1), (40, 0.25, 10)]
 )
 def test_whole_classes_are_set_aside(n_classes: int, share: float | None, count: int) -> None:
-    splits = set_classes_aside(replace(splits_of(n_classes), gallery="identities"), share, seed=3)
+    splits = hold_out_classes(replace(splits_of(n_classes), gallery="identities"), share, seed=3)
     assert splits.gallery == "identities"
     strange = set(splits.strangers.labels.tolist())
     assert len(strange) == count
@@ -35,7 +35,7 @@ def test_whole_classes_are_set_aside(n_classes: int, share: float | None, count:
         assert strange.isdisjoint(part.labels.tolist())
         assert len(part.labels.unique()) == n_classes - count
         assert part.classes == splits.strangers.classes
-    again, other = (set_classes_aside(splits_of(n_classes), share, seed=seed) for seed in (3, 4))
+    again, other = (hold_out_classes(splits_of(n_classes), share, seed=seed) for seed in (3, 4))
     assert torch.equal(again.strangers.labels, splits.strangers.labels)
     assert n_classes < 40 or set(other.strangers.labels.tolist()) != strange
 
@@ -43,20 +43,20 @@ def test_whole_classes_are_set_aside(n_classes: int, share: float | None, count:
 @pytest.mark.parametrize(("n_classes", "share"), [(19, None), (10, None), (100, 0.0)])
 def test_of_few_classes_none_is_set_aside_unless_asked(n_classes: int, share: float | None) -> None:
     splits = splits_of(n_classes)
-    assert set_classes_aside(splits, share, seed=0) is splits
+    assert hold_out_classes(splits, share, seed=0) is splits
     assert splits.strangers is None
 
 
 def test_of_classes_that_occur_once_none_is_set_aside() -> None:
     texts = datasets.Texts([f"text {number}" for number in range(30)], torch.arange(30))
     once = Splits(texts.subset(range(20)), texts.subset(range(20, 25)), texts.subset(range(25, 30)))
-    assert set_classes_aside(once, seed=0).strangers is None
-    assert set_classes_aside(once, 0.1, seed=0).strangers is not None
+    assert hold_out_classes(once, seed=0).strangers is None
+    assert hold_out_classes(once, 0.1, seed=0).strangers is not None
 
 
 def test_strangers_are_the_items_themselves() -> None:
     before = splits_of(20)
-    strangers = set_classes_aside(before, seed=0).strangers
+    strangers = hold_out_classes(before, seed=0).strangers
     (image, label), known = strangers[0], before.train
     position = int((known.labels == label).nonzero()[0, 0])
     assert torch.equal(image, known[position][0])
@@ -70,7 +70,7 @@ def test_strangers_of_files_are_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in range(6):
             Image.new("L", (8, 8), 10 * number).save(tmp_path / name / f"{number}.png")
-    splits = set_classes_aside(datasets.load("folder", root=tmp_path), 0.25, seed=0)
+    splits = hold_out_classes(datasets.load("folder", root=tmp_path), 0.25, seed=0)
     assert len(splits.strangers) == len(splits.strangers.names) == 6
     assert len({Path(name).parent for name in splits.strangers.names}) == 1
     assert ["/".join(path.parts[-2:]) for path in splits.strangers.files] == splits.strangers.names
@@ -87,7 +87,7 @@ def test_the_names_of_each_part_are_asked_for_once() -> None:
             return [str(label) for label in self.labels.tolist()]
 
     part = Named(torch.zeros(120, 1, 2, 2), torch.arange(40).repeat(3))
-    strangers = set_classes_aside(Splits(part, part, part), 0.5, seed=0).strangers
+    strangers = hold_out_classes(Splits(part, part, part), 0.5, seed=0).strangers
     assert strangers.names == [str(label) for label in strangers.labels.tolist()]
     assert Named.asked == 3
 
@@ -95,9 +95,9 @@ def test_the_names_of_each_part_are_asked_for_once() -> None:
 def test_what_cannot_be_set_aside_is_refused() -> None:
     one, other = TensorImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 0]), classes="ab"), splits_of(2).train
     both = TensorImages(other.images, other.labels, classes="ab")
-    seed = next(seed for seed in range(9) if 0 in set_classes_aside(splits_of(2), 0.5, seed=seed).strangers.labels)
+    seed = next(seed for seed in range(9) if 0 in hold_out_classes(splits_of(2), 0.5, seed=seed).strangers.labels)
     with pytest.raises(ValueError, match="setting 1 of 2 classes aside leaves the test split without an item"):
-        set_classes_aside(Splits(both, both, one), 0.5, seed=seed)
+        hold_out_classes(Splits(both, both, one), 0.5, seed=seed)
 
 
 def test_places_have_no_classes_to_set_aside() -> None:
@@ -108,9 +108,9 @@ def test_places_have_no_classes_to_set_aside() -> None:
 
     part = Places(torch.zeros(40, 1, 2, 2), torch.arange(40))
     splits = Splits(part, part, part)
-    assert set_classes_aside(splits, seed=0) is splits
+    assert hold_out_classes(splits, seed=0) is splits
     with pytest.raises(ValueError, match=r"places have none: leave data.strangers out"):
-        set_classes_aside(splits, 0.1, seed=0)
+        hold_out_classes(splits, 0.1, seed=0)
 
 
 def test_of_questions_with_answers_questions_are_the_strangers() -> None:
@@ -120,7 +120,7 @@ def test_of_questions_with_answers_questions_are_the_strangers() -> None:
     texts = datasets.Texts([f"text {number}" for number in range(160)], labels, is_query=asked)
     answers = range(120, 160)
     parts = [texts.subset([*range(40 * number, 40 * number + 40), *answers]) for number in range(3)]
-    splits = set_classes_aside(Splits(*parts), 0.1, seed=0)
+    splits = hold_out_classes(Splits(*parts), 0.1, seed=0)
     strangers = splits.strangers
     assert len(set(strangers.names)) == len(strangers) == 3 * 4
     for part in (splits.train, splits.validation, splits.test):
@@ -134,4 +134,4 @@ def test_of_questions_with_answers_questions_are_the_strangers() -> None:
     orders = (torch.randperm(2, generator=torch.Generator().manual_seed(seed)) for seed in range(9))
     seed = next(seed for seed, order in enumerate(orders) if order[0] == 0)  # of the class of the only question
     with pytest.raises(ValueError, match="setting 1 of 2 classes aside leaves the train split without an item"):
-        set_classes_aside(splits, 0.5, seed=seed)
+        hold_out_classes(splits, 0.5, seed=seed)

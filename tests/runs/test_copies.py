@@ -38,7 +38,7 @@ def _splits(folder: Path, parts: dict[str, list[tuple[str, str]]]) -> Splits:
         paths = [folder / name for name, _ in named]
         labels = torch.tensor(["ab".index(label) for _, label in named])
         made[part] = FolderImages(paths, labels, name="images", classes=["a", "b"], preprocessing=SIZED)
-    return Splits.of(made)
+    return Splits(**made)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_texts_are_compared_as_they_are_read_and_answers_are_not() -> None:
         )
         for name in ("train", "validation", "test")
     }
-    copies = find_copies(Splits.of(parts, answers=True), {})
+    copies = find_copies(Splits(**parts, answers=True), {})
     assert [(copy.part, copy.part_of_original) for copy in copies] == [("validation", "test"), ("train", "test")]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lam import datasets
 from lam.datasets import Dataset, Splits, TensorImages, Texts
-from lam.datasets.strangers import set_classes_aside
+from lam.datasets.strangers import hold_out_classes
 from lam.runs.finished import Run
 from lam.runs.samples import COUNT, Sample, draw_samples, read_samples, write_samples
 from lam.utils.files import CorruptFileError, seal
@@ -60,7 +60,7 @@ def test_of_which_items_they_are() -> None:
     outside: dict[str, Dataset] = {"far": images([6], shade=70), "near": images([7], shade=80)}
     assert of(draw_samples(known, outside, everywhere, seed=0)[-1]) == (70, 6)
     assert draw_samples(known, outside, everywhere, seed=0)[-1].stranger
-    aside = set_classes_aside(known, 0.2, seed=0)
+    aside = hold_out_classes(known, 0.2, seed=0)
     assert aside.strangers is not None
     last = draw_samples(aside, {}, torch.arange(len(aside.test)), seed=0)[-1]
     assert (last.source, last.stranger) == ("strangers", True)

@@ -40,8 +40,8 @@ class MissingDataError(FileNotFoundError, ValueError):
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What people see of an item: a picture or a text.
+class Preview:
+    """A picture or a text of an item, for people.
 
     Attributes:
         path: its file, or its name.
@@ -149,9 +149,9 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         """The items of the gallery; all where `is_query` is None."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """What people see of an item, a picture of at most `side` pixels."""
-        return Shown(f"{self.name} {index}")
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+        """The preview of an item, with a picture of at most `side` pixels."""
+        return Preview(f"{self.name} {index}")
 
     def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
         """The items at R positions, in their order.
@@ -277,9 +277,9 @@ class TensorImages(Dataset):
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
         """A thumbnail of the image."""
-        return Shown(f"{self.name} {index}", thumbnail(self.picture(index), side))
+        return Preview(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
         """The image as a file would hold it."""
@@ -307,9 +307,9 @@ class ImagesAsFiles(Dataset):
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
         return self.preprocessing(self.images.picture(index)), int(self.labels[index])
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
         """A thumbnail of the image."""
-        return self.images.shown(index, side=side)
+        return self.images.preview(index, side=side)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from unicodedata import normalize
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, ImageOptions, MissingDataError, Shown, Splits, carve_missing, labels_of
+from lam.datasets.base import PARTS, Dataset, ImageOptions, MissingDataError, Preview, Splits, carve_missing, labels_of
 from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
@@ -75,10 +75,10 @@ class FolderImages(Dataset):
         """The paths."""
         return self.paths
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
         """A thumbnail of the file."""
         path = str(self.paths[index])
-        return Shown(path, thumbnail_of_file(path, side))
+        return Preview(path, thumbnail_of_file(path, side))
 
 
 def splits(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lam.datasets.base import Dataset, Shown, Splits
+from lam.datasets.base import Dataset, Preview, Splits
 from lam.inputs.thumbnails import SIZE
 
 SHARE, LEAST_CLASSES = 0.1, 20
@@ -91,7 +91,7 @@ class JoinedItems(Dataset):
         """The files in the data sets."""
         return [part.files[row] for part, row in self.items if part.files]
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
-        """As its data set shows it."""
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
+        """The preview of its data set."""
         part, row = self.items[index]
-        return part.shown(row, side=side)
+        return part.preview(row, side=side)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, MissingDataError, Shown, Splits, carve_missing, labels_of, top_up
+from lam.datasets.base import PARTS, Dataset, MissingDataError, Preview, Splits, carve_missing, labels_of, top_up
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table, is_no_label
@@ -109,7 +109,7 @@ class Texts(Dataset):
 
     Example:
         >>> texts = Texts(["a cat", "a kitten", "a train"], torch.tensor([0, 0, 1]))
-        >>> texts.shape, texts[1][1], texts.shown(2).text
+        >>> texts.shape, texts[1][1], texts.preview(2).text
         ((4096,), 0, 'a train')
     """
 
@@ -148,10 +148,10 @@ class Texts(Dataset):
         """The texts themselves, and at the end which of them are queries."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
-    def shown(self, index: int, *, side: int = SIZE) -> Shown:
+    def preview(self, index: int, *, side: int = SIZE) -> Preview:
         """The part of the text that is an input."""
         text = self.preprocessing.kept(self.texts[index])
-        return Shown(self.paths[index], text=text, metadata=self.metadata[index])
+        return Preview(self.paths[index], text=text, metadata=self.metadata[index])
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
         """Random questions, each with one answer of its label, so that each keeps an answer."""

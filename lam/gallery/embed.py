@@ -125,10 +125,10 @@ def _sources(items: FolderImages | Texts) -> list[SourceImage]:
         return [SourceImage(str(path), label, file_id(path)) for path, label in zip(items.paths, labels, strict=True)]
     sources: list[SourceImage] = []
     for row, label in enumerate(labels):
-        shown = items.shown(row)
-        facts, text = dict(shown.metadata), str(shown.text)
+        preview = items.preview(row)
+        facts, text = dict(preview.metadata), str(preview.text)
         item_id = facts.pop("id", None)
-        sources.append(SourceImage(shown.path, label, content_id(text.encode()), item_id, {**facts, "text": text}))
+        sources.append(SourceImage(preview.path, label, content_id(text.encode()), item_id, {**facts, "text": text}))
     return sources
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from lam.datasets.base import Shown
+from lam.datasets.base import Preview
 from lam.gallery.item import (
     ID_RULE,
     INDEXED,
@@ -158,11 +158,11 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
         )
 
 
-def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, shown: Shown) -> Item:
-    """An item of a data set, known by what is shown of it: a text is kept in its metadata."""
-    metadata = checked_metadata({**shown.metadata, **({} if shown.text is None else {"text": shown.text})})
-    images = Images(paths=json.dumps([shown.path]))
-    return Item(item_id, vector.tobytes(), kappa, label, metadata, shown.picture, INDEXED, images)
+def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
+    """An item of a data set, from its preview; the text is in the metadata."""
+    metadata = checked_metadata({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
+    images = Images(paths=json.dumps([preview.path]))
+    return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)
 
 
 def _item(

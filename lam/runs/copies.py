@@ -204,7 +204,7 @@ def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
 
 def _item(name: str, part: Dataset, row: int) -> Item:
     label = "" if part.targets.ndim > 1 else part.classes[int(part.labels[row])]
-    path = str(part.files[row]) if part.files else part.shown(row).path
+    path = str(part.files[row]) if part.files else part.preview(row).path
     return Item(name, row, path, label)
 
 

@@ -234,12 +234,12 @@ def check_texts(items: Dataset) -> None:
         ValueError: naming the text whose metadata are, with itself, too long or no Unicode.
     """
     for row in range(len(items) if isinstance(items, Texts) else 0):
-        shown = items.shown(row)
+        preview = items.preview(row)
         try:
-            checked_metadata({**shown.metadata, "text": shown.text})
+            checked_metadata({**preview.metadata, "text": preview.text})
         except Refusal as refusal:
             raise ValueError(
-                f"{shown.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
+                f"{preview.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "
                 "data.options.max_bytes"
             ) from None
 

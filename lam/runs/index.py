@@ -95,7 +95,7 @@ def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
     items = [
-        item_of_embedding(str(row), vectors[row], kappa[row], label, images.shown(row))
+        item_of_embedding(str(row), vectors[row], kappa[row], label, images.preview(row))
         for row, label in enumerate(labels)
     ]
     with open_store(run / GALLERY) as store:

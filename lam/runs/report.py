@@ -133,7 +133,7 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
 
     def image(items: Dataset, index: int) -> Tensor | str:
         if isinstance(items, Texts):
-            return str(items.shown(index).text)
+            return str(items.preview(index).text)
         return items.preprocessing.denormalize(items[index][0])
 
     def verdict(query: int) -> bool | str:

@@ -114,7 +114,9 @@ def _of_different_classes(part: Dataset, gallery: Tensor, generator: torch.Gener
 
 def _sample(part: Dataset, row: int, source: str) -> Sample | None:
     """An item as a sample; None where it cannot be shown, and so not be asked either."""
-    shown = part.shown(row, side=_SIDE)
-    if shown.text is None and shown.picture is None:
+    preview = part.preview(row, side=_SIDE)
+    if preview.text is None and preview.picture is None:
         return None
-    return Sample(source, stranger=False, text=shown.text, image=None if shown.text is not None else shown.picture)
+    return Sample(
+        source, stranger=False, text=preview.text, image=None if preview.text is not None else preview.picture
+    )

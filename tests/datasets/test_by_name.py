@@ -63,7 +63,7 @@ def test_images_of_another_shape_are_read_as_files_of_them_would_be():
     assert (len(patches), patches.name) == (len(grey), grey.name)
     assert isinstance(grey, TensorImages)
     assert torch.equal(patches.subset([1, 3])[1][0], patches.preprocessing(grey.picture(3)))
-    assert patches.shown(3) == grey.shown(3)
+    assert patches.preview(3) == grey.preview(3)
 
 
 def test_images_are_refused_where_texts_are_known(tmp_path):

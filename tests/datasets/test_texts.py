@@ -60,7 +60,7 @@ def test_columns_by_name_and_others_as_metadata(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "mine.csv", "source,body,kind", [("page 1", *row) for row in ROWS])
     splits = datasets.load("texts", root=path, text="body", label="kind", max_bytes=64)
     assert splits.test.shape == (64,)
-    shown = splits.test.shown(0)
+    shown = splits.test.preview(0)
     assert shown.text == splits.test.names[0]
     assert shown.metadata == {"source": "page 1"}
 
@@ -212,7 +212,7 @@ def test_docstrings_are_parted_and_descriptions_are_others() -> None:
     names = [set(part.names) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, names)) == len(set.union(*names)) > 1000
     assert "math" in splits.train.classes
-    assert splits.train.shown(0).metadata["name"].startswith(splits.train.classes[int(splits.train.labels[0])])
+    assert splits.train.preview(0).metadata["name"].startswith(splits.train.classes[int(splits.train.labels[0])])
     outsiders = datasets.load_ood("descriptions", like=splits.test)
     assert len(outsiders) > 20
     assert not set(outsiders.names) & set.union(*names)

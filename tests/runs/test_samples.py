@@ -40,7 +40,7 @@ def test_a_run_has_three_that_are_known_and_a_stranger(finished_run: FinishedRun
     assert [(sample.source, sample.stranger) for sample in known] == [("validation", False)] * 3
     assert [(sample.source, sample.stranger) for sample in strangers] == [("digits_patches", True)]
     test = datasets.load("digits")
-    validation = {test.validation.shown(row).picture: int(test.validation.labels[row]) for row in range(289)}
+    validation = {test.validation.preview(row).picture: int(test.validation.labels[row]) for row in range(289)}
     assert len({validation[sample.image] for sample in known}) == 3
 
 
@@ -69,8 +69,8 @@ def test_of_which_items_they_are() -> None:
 
 def test_what_cannot_be_shown_is_no_sample(tmp_path: Path) -> None:
     class Hidden(TensorImages):
-        def shown(self, index: int, **_: int) -> datasets.base.Shown:
-            return datasets.base.Shown(str(index))
+        def preview(self, index: int, **_: int) -> datasets.base.Preview:
+            return datasets.base.Preview(str(index))
 
     hidden = Hidden(torch.zeros(4, 1, 2, 2), torch.tensor([0, 0, 1, 1]))
     samples = draw_samples(Splits(hidden, hidden, hidden), {"far": hidden}, torch.arange(4), seed=0)

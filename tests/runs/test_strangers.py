@@ -13,7 +13,7 @@ from PIL import Image
 import lam
 from lam.cli import main
 from lam.datasets import Dataset
-from lam.datasets.base import Shown
+from lam.datasets.base import Preview
 from lam.gallery.enrolment import item_of_embedding
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import ConformalScores
@@ -110,7 +110,7 @@ def test_items_of_their_classes_that_were_added_count_as_matches(run_with_strang
     names = [strangers.classes[label] for label in strangers.labels.tolist()]
     rows = zip(unit_vectors(embeddings, 3).numpy(), embeddings.kappa.tolist(), names, strict=True)
     with closing(run.open_gallery()) as gallery:
-        gallery.write([item_of_embedding(f"more{i}", *row, Shown("")) for i, row in enumerate(rows)])
+        gallery.write([item_of_embedding(f"more{i}", *row, Preview("")) for i, row in enumerate(rows)])
     assert len(run.gallery) == 60 + len(strangers)
     targets = Targets(far=0.25, ood=0.2, conformal_miss=0.2)
     scores = calibrate_run(run.folder, CalibrationOptions(targets=targets), progress=False).false_accepts.scores

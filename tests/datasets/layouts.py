@@ -1,5 +1,6 @@
 """Writes small data sets in the layouts of their authors: every file and column that a reader touches."""
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,29 @@ def lines(path: Path, *content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
     return path
+
+
+def idx(values: np.ndarray) -> bytes:
+    """An IDX file of unsigned bytes."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return bytes((0, 0, 8, values.ndim)) + sizes + values.astype(np.uint8).tobytes()
+
+
+def packed(path: Path, content: bytes) -> Path:
+    """A file, compressed if its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def mnist(root: Path, *, suffix: str = "", n_train: int = 60, n_test: int = 20) -> Path:
+    """MNIST's or FashionMNIST's four files; pixel (0, 1) of every image is its position in its file."""
+    for prefix, n, grey in (("train", n_train, 255), ("t10k", n_test, 100)):
+        images = np.full((n, 28, 28), grey)
+        images[:, 0, 1] = np.arange(n)
+        packed(root / f"{prefix}-images-idx3-ubyte{suffix}", idx(images))
+        packed(root / f"{prefix}-labels-idx1-ubyte{suffix}", idx(np.arange(n) % 10))
+    return root
 
 
 def cifar10(root: Path, *, n_batch: int = 20, n_test: int = 30) -> Path:

@@ -19,7 +19,6 @@ from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.run import run
 from tests.datasets import layouts
-from tests.datasets.test_idx import make as idx_files
 from tests.models import bag_of_words  # noqa: F401 - which registers itself
 
 FILES = sorted(SHIPPED.glob("*/*.yaml"))
@@ -115,7 +114,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small data set in each layout, below one folder: what $LAM_DATA names."""
     root = tmp_path_factory.mktemp("data")
     for name in ("fashionmnist", "mnist"):
-        idx_files(root / name, n_train=100, n_test=40)
+        layouts.mnist(root / name, n_train=100, n_test=40)
     layouts.cifar10(root / "cifar10")
     layouts.svhn(root / "svhn")
     layouts.cub200(root / "cub200", n_classes=16)

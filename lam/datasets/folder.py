@@ -7,7 +7,7 @@ file, its categories are the classes. Without classes, or with one class alone, 
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -118,8 +118,10 @@ def splits(
         flat = ", ".join(part for part, of_part in classes.items() if "" in of_part)
         raise MissingDataError(f"{root}: {flat} has no class folders, as other parts have; put each class into one")
     is_labelled = len(names) > 1
-    if not is_labelled:
-        classes = {part: _each_its_own(of_part, root) for part, of_part in classes.items()}
+    if not is_labelled:  # each image is a class, by its path
+        for part, of_part in classes.items():
+            paths = [path for files in of_part.values() for path in files]
+            classes[part] = {_as_utf8(path.relative_to(root).as_posix()): [path] for path in paths}
         names = sorted(name for of_part in classes.values() for name in of_part)
     parts = {part: _images(of_part, names, preprocessing) for part, of_part in classes.items()}
     parts = carve_missing(parts, validation=validation, test=test, seed=seed, source=root)
@@ -232,12 +234,6 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
-
-
-def _each_its_own(classes: Mapping[str, Iterable[Path]], root: Path) -> dict[str, list[Path]]:
-    """Each image as a class, by its path from the root."""
-    files = [path for of_class in classes.values() for path in of_class]
-    return {_as_utf8(path.relative_to(root).as_posix()): [path] for path in files}
 
 
 def _as_utf8(name: str) -> str:

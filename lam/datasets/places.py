@@ -16,6 +16,7 @@ Tested on files made here.
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float64, Int64
@@ -65,15 +66,17 @@ def splits(
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     table = _table(Path(root).expanduser(), csv)
-    positions, area = _positions(table), _column(table, ("area", "city"))
+    positions, paths = _positions(table), [Path(root).expanduser() / path for path in table.columns["path"]]
+    area = next((table.columns[name] for name in ("area", "city") if name in table), ["everywhere"] * len(paths))
     names = sorted(set(area))
     labels = labels_of(area, names)
     part = _parts_of_column(table) if "split" in table else _strips(positions, labels, validation=validation, test=test)
+    is_query = None
     if "role" in table:
         table.check_choices("role", ("query", "database"))
+        is_query = torch.tensor([role.lower() == "query" for role in table.columns["role"]])
     if angles and "angle" not in table:
         raise ValueError(f"{table.path} has no column angle; leave out angles=True")
-    paths = [Path(root).expanduser() / path for path in table.columns["path"]]
     present = check_present(paths, annotated_in=table.path, allow_missing=allow_missing)
     places = PlaceImages(
         paths,
@@ -83,10 +86,15 @@ def splits(
         classes=names,
         preprocessing=preprocessing,
         angles=table.numbers("angle", unknown=True) if angles else None,
-        is_query=torch.tensor([role.lower() == "query" for role in table.columns["role"]]) if "role" in table else None,
+        is_query=is_query,
     )
-    train, validation, test = (_subset(places, (part == i) & present, name, table) for i, name in enumerate(PARTS))
-    return Splits(train, validation, test, gallery="identities")
+    parts: dict[str, Any] = {}
+    for number, name in enumerate(PARTS):
+        rows = ((part == number) & present).nonzero().flatten()
+        if len(rows) == 0:
+            raise ValueError(f"{table.path} leaves no image for {name}: name more images, or parts in a column split")
+        parts[name] = places.subset(rows)
+    return Splits(**parts, gallery="identities")
 
 
 def _table(root: Path, csv: str) -> Table:
@@ -106,11 +114,6 @@ def _table(root: Path, csv: str) -> Table:
     return table
 
 
-def _column(table: Table, names: tuple[str, ...]) -> list[str]:
-    """The first of these columns that the table has; one area for all without any."""
-    return next((table.columns[name] for name in names if name in table), ["everywhere"] * len(table.columns["path"]))
-
-
 def _positions(table: Table) -> Float64[Tensor, "N X"]:
     for names in _METRES:
         if all(name in table for name in names):
@@ -121,11 +124,8 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
             f"and lon in degrees; it has {', '.join(table.columns)}"
         )
     degrees = torch.stack([table.numbers(name) for name in _DEGREES], 1)
-    for name, values, limit in zip(_DEGREES, degrees.T, (90, 180), strict=True):
-        if (outside := (values.abs() > limit).nonzero()).numel():
-            row = int(outside[0])
-            first = f"{values[row]:g} in {table.unit} {table.lines[row]}"
-            raise ValueError(f"{table.path}: {name} must be from -{limit} to {limit} degrees, got {first}")
+    for name, limit in zip(_DEGREES, (90, 180), strict=True):
+        table.check(name, lambda text, limit=limit: abs(float(text)) <= limit, f"be from -{limit} to {limit} degrees")
     if len(nowhere := (degrees == 0).all(1).nonzero()):
         raise ValueError(
             f"{table.path}: lat and lon are both 0 in {len(nowhere)} rows, such as {table.unit} "
@@ -184,9 +184,3 @@ def _strips(
         place = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
         part[members[along]] = torch.searchsorted(bounds, place)
     return part
-
-
-def _subset(places: PlaceImages, mask: Tensor, name: str, table: Table) -> PlaceImages:
-    if not mask.any():
-        raise ValueError(f"{table.path} leaves no image for {name}: name more images, or parts in a column split")
-    return places.subset(mask.nonzero().flatten())

@@ -286,44 +286,28 @@ def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[
     def rows(column: str | None) -> list[_Row]:
         if column is None:
             return []
-        texts = _filled(table, column)
-        if not texts:
+        table.check(column, bool, "not be empty")
+        if not table.lines:
             raise ValueError(f"{table.path} holds no text: give at least one")
-        return list(map(_Row, texts, _keys(table, columns, labelled=labelled), metadata, paths))
+        return list(map(_Row, table.columns[column], _keys(table, columns, labelled=labelled), metadata, paths))
 
     return rows(columns.text or columns.question), rows(columns.answer), columns
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
     """The label or else the answer of each row, empty without either."""
-    if columns.label:
-        keys = _labels(table, columns.label, needed=labelled)
-    elif columns.answer:
-        keys = _filled(table, columns.answer) if labelled else table.columns[columns.answer]
-    else:
-        keys = [""] * len(table.lines)
+    column = columns.label or columns.answer
+    if column is None:
+        return [""] * len(table.lines)
+    if labelled:
+        table.check(column, bool, "not be empty")
+    keys = table.columns[column]
+    if columns.label and labelled:
+        rule = "not mean that there is no label, as all such texts would match each other (leave them out or rename it)"
+        table.check(column, lambda label: not is_no_label(label), rule)
+    elif columns.label:
+        keys = ["" if is_no_label(label) else label for label in keys]
     return [normalize("NFC", key) for key in keys]
-
-
-def _filled(table: Table, column: str) -> list[str]:
-    for line, value in zip(table.lines, table.columns[column], strict=True):
-        if not value:
-            raise ValueError(f"{table.path}: {column} must not be empty, as it is in {table.unit} {line}")
-    return table.columns[column]
-
-
-def _labels(table: Table, column: str, *, needed: bool) -> list[str]:
-    """The labels of a file; a word for "no label" is an error where one is needed, else an empty label."""
-    if not needed:
-        return ["" if is_no_label(label) else label for label in table.columns[column]]
-    labels = _filled(table, column)
-    for line, label in zip(table.lines, labels, strict=True):
-        if is_no_label(label):
-            raise ValueError(
-                f"{table.path}: {column} is {label!r} in {table.unit} {line}, which usually means no label, and all "
-                "such texts would match each other: leave them out, or write another name for the label"
-            )
-    return labels
 
 
 def _distinct(rows: Iterable[_Row]) -> list[_Row]:

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from lam.utils.tasks import are_tasks, rows_of_tasks
 
 _LONGEST_FIELD = 2**31 - 1  # the most that fits a C long of Windows: a text may have any length
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def is_no_label(label: str) -> bool:
@@ -118,28 +117,30 @@ class Table:
         Raises:
             ValueError: If there are other values: how many, and the first with its line.
         """
-        values = [_number(text, unknown) for text in self.columns[name]]
-        if wrong := [row for row, value in enumerate(values) if value is None]:
-            first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
-            raise ValueError(
-                f"{self.path}: {name} must be numbers, got {first!r} in {self.unit} {line} "
-                f"({len(wrong)} such {self.unit}s)"
-            )
-        return torch.tensor(values, dtype=torch.float64)
+        self.check(name, lambda text: _number(text, unknown) is not None, "be numbers")
+        return torch.tensor([_number(text, unknown) for text in self.columns[name]], dtype=torch.float64)
 
     def booleans(self, name: str) -> Bool[Tensor, " N"]:
         """A column of True and False, or 1 and 0; see `check_choices`."""
         self.check_choices(name, ("True", "False", "1", "0"))
-        return torch.tensor([_BOOLEANS[text.lower()] for text in self.columns[name]], dtype=torch.bool)
+        return torch.tensor([text.lower() in ("true", "1") for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
-        """Require allowed values in a column, in upper or lower case; the `ValueError` names the first other one."""
+        """Require allowed values in a column, in upper or lower case; see `check`."""
         known = {text.lower() for text in allowed}
-        for line, text in zip(self.lines, self.columns[name], strict=True):
-            if text.lower() not in known:
-                raise ValueError(
-                    f"{self.path}: {name} must be one of {', '.join(allowed)}, got {text!r} in {self.unit} {line}"
-                )
+        self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
+
+    def check(self, name: str, is_right: Callable[[str], object], rule: str) -> None:
+        """Require right values in a column.
+
+        Raises:
+            ValueError: If there are others: that the column must `rule`, how many there are, and the first.
+        """
+        if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
+            first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
+            raise ValueError(
+                f"{self.path}: {name} must {rule}, got {first!r} in {self.unit} {line} ({len(wrong)} such {self.unit}s)"
+            )
 
 
 def _number(text: str, unknown: bool) -> float | None:

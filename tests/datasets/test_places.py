@@ -217,8 +217,8 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("place", "message"),
         [
-            ((91, 0), "lat must be from -90 to 90 degrees, got 91 in line 2"),
-            ((0, -181), "lon must be from -180 to 180 degrees, got -181"),
+            ((91, 0), "lat must be from -90 to 90 degrees, got '91' in line 2"),
+            ((0, -181), "lon must be from -180 to 180 degrees, got '-181'"),
             ((0, 0), "lat and lon are both 0 in 1 rows, such as line 2, .* leave these images out"),
         ],
     )

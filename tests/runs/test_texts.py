@@ -432,7 +432,7 @@ def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> N
         calibrate_run(
             run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text", "fur", "paw"), **options)
         )
-    with pytest.raises(ValueError, match="label must not be empty, as it is in line 3"):
+    with pytest.raises(ValueError, match="label must not be empty, got '' in line 3"):
         calibrate_run(
             run_copy,
             CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", "fur,cats", "paw,"), **options),

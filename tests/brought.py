@@ -1,7 +1,7 @@
-"""Folders as they come from a phone, a network drive, a Mac's zip, a spreadsheet and labelling tools, in small.
+"""Small folders as a phone, a network drive, a Mac's zip, a spreadsheet and labelling tools write them.
 
-Each has photographs of four classes, told by colour and by where it is, or questions of three topics; beside them lies
-what the device or program leaves there. Each function returns what `--data.root` is given.
+Each has photographs of four classes, which differ in colour and its place, or questions of three topics, beside the
+usual other files of the device or program. Each function returns a value for `--data.root`.
 """
 
 import csv
@@ -23,7 +23,7 @@ _TURNED = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90,
 
 
 def view(label: str, number: int) -> Image.Image:
-    """A photograph as it looks to the eye."""
+    """An upright photograph."""
     generator = np.random.default_rng(100 * CLASSES.index(label) + number)
     pixels = generator.integers(0, 60, (48, 64, 3), dtype=np.uint8)
     half = [np.s_[:24], np.s_[24:], np.s_[:, :32], np.s_[:, 32:]][CLASSES.index(label)]
@@ -32,7 +32,7 @@ def view(label: str, number: int) -> Image.Image:
 
 
 def jpeg(label: str, number: int, orientation: int = 1, kind: str = "JPEG", **options: object) -> bytes:
-    """The photograph as a camera stores it, held in one of four ways."""
+    """The photograph as a camera stores it, in one of four orientations."""
     turn, exif, file = _TURNED[orientation], Image.Exif(), io.BytesIO()
     exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Model] = orientation, "Phone"
     image = view(label, number)
@@ -48,7 +48,7 @@ def png(label: str, number: int) -> bytes:
 
 
 def written(path: Path, content: bytes = b"") -> Path:
-    """A file in a folder that may not be there yet."""
+    """A file in a folder, new or not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -61,7 +61,7 @@ def _photographs() -> Iterator[tuple[str, int, bytes]]:
 
 
 def phone(root: Path) -> Path:
-    """Albums copied over a cable: Live Photos, portraits of several pictures, edits, and what waits to be deleted."""
+    """Albums copied over a cable: Live Photos, portraits of several pictures, edits, and deleted files."""
     for label, number, content in _photographs():
         name = f"IMG_{1200 + number}"
         if number == 0:
@@ -154,38 +154,15 @@ def workbook(root: Path) -> Path:
 
 def label_studio(root: Path) -> Path:
     """Texts labelled in Label Studio, exported as JSON: tasks with their annotations."""
-    tasks = [
-        {
-            "id": number,
-            "annotations": [
-                {
-                    "id": 1000 + number,
-                    "completed_by": 1,
-                    "result": [
-                        {
-                            "value": {"choices": [topic]},
-                            "id": f"r{number}",
-                            "from_name": "label",
-                            "to_name": "text",
-                            "type": "choices",
-                            "origin": "manual",
-                        }
-                    ],
-                    "was_cancelled": False,
-                    "ground_truth": False,
-                    "created_at": "2026-07-03T10:11:12.131415Z",
-                    "lead_time": 3.2,
-                }
-            ],
-            "drafts": [],
-            "predictions": [],
-            "data": {"text": question},
-            "meta": {},
-            "inner_id": number,
-            "project": 7,
+    tasks, control = [], {"from_name": "label", "to_name": "text", "type": "choices", "origin": "manual"}
+    for number, (question, topic) in enumerate(questions(), 1):
+        annotation = {
+            **{"id": 1000 + number, "completed_by": 1, "was_cancelled": False, "ground_truth": False},
+            **{"created_at": "2026-07-03T10:11:12.131415Z", "lead_time": 3.2},
+            "result": [{"value": {"choices": [topic]}, "id": f"r{number}", **control}],
         }
-        for number, (question, topic) in enumerate(questions(), 1)
-    ]
+        task = {"id": number, "annotations": [annotation], "drafts": [], "predictions": [], "data": {"text": question}}
+        tasks.append({**task, "meta": {}, "inner_id": number, "project": 7})
     return written(root / "project-7-at-2026-07-03-10-11-1a2b3c4d.json", json.dumps(tasks).encode())
 
 

@@ -1,6 +1,6 @@
-"""What all tests share: nothing may leak out of a test, and one finished run serves all that need one.
+"""Fixtures of all tests: a check for leaks, and one finished run for all.
 
-What takes long to import is imported where it is used: the process that hands tests out needs none of it.
+Slow imports are inside functions: the process that hands tests out needs none of them.
 """
 
 import contextlib
@@ -27,20 +27,17 @@ TINY = ("--data.limit=60", "--training.epochs=2", "--evaluation.n_samples=8", "-
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the longest of the slow tests takes is for whoever runs it."""
+    """Add an option for the length of the longest slow test."""
     parser.addoption("--minutes-of-traffic", type=float, default=10.0, help="good and bad requests to the service")
 
 
 def pytest_collectstart() -> None:
-    """Import lam before any file of tests, as some builds of torchvision can be imported after it alone.
-
-    Only who runs tests collects them: with xdist, the workers.
-    """
+    """Import lam before any test file, in the processes that run tests, as some builds of torchvision need it."""
     import lam  # noqa: F401
 
 
 def tiny(output: Path, *overrides: str) -> "RunConfig":
-    """The demo's configuration under `TINY` and further settings."""
+    """The demo's configuration with `TINY` and further settings."""
     from lam.runs.config_files import load_config
 
     return load_config("digits laplace_posthoc", [*TINY, f"--output={output}", *overrides])
@@ -48,8 +45,8 @@ def tiny(output: Path, *overrides: str) -> "RunConfig":
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks() -> Iterator[None]:
-    """Give every test the same random numbers; fail where environment, threads or default dtype are left changed."""
-    import lightning_fabric  # noqa: F401 - sets an environment variable when it is imported, as it would be in some test
+    """Give every test the same random numbers, and fail if it changes environment, threads or default dtype."""
+    import lightning_fabric  # noqa: F401 - its import sets an environment variable
     import sklearn  # noqa: F401 - likewise
     import torch
 
@@ -59,30 +56,28 @@ def _nothing_leaks() -> Iterator[None]:
     yield
     torch.set_rng_state(random_state)
     np.random.set_state(numpy_state)  # noqa: NPY002
-    leaks = [f"${name}" for name in environment.keys() | os.environ.keys() if _changed(name, environment)]
+    names = (environment.keys() | os.environ.keys()) - {"PYTEST_CURRENT_TEST"}
+    leaks = [f"${name}" for name in names if os.environ.get(name) != environment.get(name)]
     if torch.get_num_threads() != threads:
         leaks.append("torch's number of threads")
     if torch.get_default_dtype() != dtype:
         leaks.append("torch's default dtype")
-    leaks += [
-        f"thread {thread.name}" for thread in threading.enumerate() if not thread.daemon and thread not in running
-    ]
+    leaks += [f"thread {new.name}" for new in set(threading.enumerate()) - running if not new.daemon]
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
     if leaks:
         pytest.fail(f"the test left changed: {', '.join(sorted(leaks))}")
 
 
-def _changed(name: str, before: dict[str, str]) -> bool:
-    return name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != before.get(name)
+@pytest.fixture
+def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn off the type checks of test runs, so that lam's own errors can be seen."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
 @contextlib.contextmanager
 def unrendered_pictures() -> Iterator[None]:
-    """Have pictures drawn up to the last step, and a white dot written: three quarters of a tiny run are rendering.
-
-    For tests that look at no picture; those of `finished_run`, and of runs on images and texts, are rendered.
-    """
+    """Draw pictures but write a white dot, for tests that look at no picture: rendering is most of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         dot = Image.new("L", (1, 1), 255)
         patch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: dot.save(path, format="png"))
@@ -98,7 +93,7 @@ def unrendered() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of the demo under `TINY`, and what it printed."""
+    """A run of the demo with `TINY`, and its printed output."""
 
     folder: Path
     printed: str
@@ -106,7 +101,7 @@ class FinishedRun:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """One finished run for all tests, which must not change it."""
+    """A finished run, which no test may change."""
     from lam.cli import main
 
     folder = tmp_path_factory.mktemp("finished") / "run"
@@ -124,7 +119,7 @@ def run_copy(finished_run: FinishedRun, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
-    """An image folder as a user has it: a sub-folder a class, of images of several sizes."""
+    """A folder of images of several sizes, with a sub-folder a class."""
     generator = np.random.default_rng(0)
     for name, colour in (("birch", 60), ("maple", 130), ("oak", 200)):
         folder = tmp_path / "photographs" / name
@@ -137,7 +132,7 @@ def photographs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
-    """A real Milvus server, which a test that ends it starts again."""
+    """A real Milvus server; a test that ends it starts it again."""
     server = MilvusServer(
         milvus_command(tmp_path_factory.mktemp("milvus") / "env"), tmp_path_factory.mktemp("milvus_data")
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -132,54 +133,38 @@ def test_a_stop_by_the_user_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["demo", "--no.such=1"], "there is no setting no; `lam run --help` lists the settings"),
-        (["demo", "extra"], "there is no demo extra; allowed: digits, text, images"),
-        (
-            ["demo", "--training.loss", "nice"],
-            "training.loss must be one of contrastive, ",
-        ),
-        (["demo", "--method.split=x"], "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
-        (["demo", "--method.fix=x"], "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),
-        (["demo", "--margin=2.5"], "margin must be in (0, 2]"),
-        (["demo", "--margin", "0"], "margin must be in (0, 2]"),
-        (["demo", "--seed", "-1"], "seed must be at least 0, got -1"),
-        (["demo", "--training.epochs=0"], "training.epochs must be at least 1, got 0"),
-        (["demo", "--network.name=x"], "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
-        (["demo", "--data.name=x"], "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
-        (["demo", "--checkpoint=no.pth"], "no.pth does not exist"),
-        (
-            ["run", "no.yaml"],
-            "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run; DATA is ",
-        ),
-        (["run", "--margin", "3", "digits", "laplace_posthoc"], "margin must be in (0, 2]"),
-        (["run", "folder", "laplace_posthoc"], "folder needs a root: the file or folder of its items"),
-        (["run", "folder", "laplace_posthoc", "--data.root=no"], "/no; give the folder that has"),
-        (["run", "fashionmnist", "laplace_posthoc", "--data.root=no"], "(in a run: --data.root=DIR)"),
-        (
-            ["run", "digits", "norm", "--data.ood=[{name: mnist, root: nowhere}]"],
-            "(in a run: --data.ood='[{name: mnist, root: DIR}]')",
-        ),
-        (["demo", "--data.ood=[{name: mnist, root: nowhere}]"], "(in a run: --data.ood='[{name: mnist, root: DIR}]')"),
-        (
-            ["embed", "no", "images", "-o", "out.npz"],
-            "there is no folder no: `lam run CONFIG` or `lam demo` makes a run",
-        ),
-        (["embed", "no", "images", "-o", "no/out.npz"], "there is no folder no to write out.npz to"),
-        (["index", "no", "images"], "there is no folder no"),
-        (["search", "no", "image.png", "-k", "0"], "k must be at least 1, got 0"),
+        ("demo --no.such=1", "there is no setting no; `lam run --help` lists"),
+        ("demo extra", "there is no demo extra; allowed: digits, text, images"),
+        ("demo --training.loss nice", "training.loss must be one of contrastive, "),
+        ("demo --method.split=x", "method.split: Input should be 'euclidean' or 'arccos', got 'x'"),
+        ("demo --method.fix=x", "method.fix: Input should be 'positive', 'fixed', 'full' or 'projected', got 'x'"),
+        ("demo --margin=2.5", "margin must be in (0, 2]"),
+        ("demo --margin 0", "margin must be in (0, 2]"),
+        ("demo --seed -1", "seed must be at least 0, got -1"),
+        ("demo --training.epochs=0", "training.epochs must be at least 1, got 0"),
+        ("demo --network.name=x", "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
+        ("demo --data.name=x", "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
+        ("demo --checkpoint=no.pth", "no.pth does not exist"),
+        ("run no.yaml", "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run"),
+        ("run --margin 3 digits laplace_posthoc", "margin must be in (0, 2]"),
+        ("run folder laplace_posthoc", "folder needs a root"),
+        ("run folder laplace_posthoc --data.root=no", "there is no folder no"),
+        ("run fashionmnist laplace_posthoc --data.root=no", "--data.root=DIR"),
+        ("run digits norm '--data.ood=[{name: mnist, root: no}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
+        ("demo '--data.ood=[{name: mnist, root: no}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
+        ("embed no images -o out.npz", "there is no folder no: `lam run CONFIG` or `lam demo` makes a run"),
+        ("embed no images -o no/out.npz", "there is no folder no to write out.npz to"),
+        ("index no images", "there is no folder no"),
+        ("search no image.png -k 0", "k must be at least 1, got 0"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_before_any_work(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in failure(arguments, capsys)
+    assert message in failure(shlex.split(words), capsys)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,13 +253,8 @@ def test_wrong_usage_has_status_two(arguments: list[str], capsys: pytest.Capture
 
 
 def test_it_is_a_program(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lam.cli", "demo", "--margin=9"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "lam.cli", "demo", "--margin=9"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
 

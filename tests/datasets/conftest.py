@@ -1,18 +1,11 @@
-"""What tests of data sets share: checks of types off where errors are tested, and where real files may be."""
+"""The folders of real files."""
 
 from pathlib import Path
 
-import jaxtyping
 import pytest
 
 MNIST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist"
 FASHIONMNIST = Path("/usr/share/datasets/fashion-mnist")
-
-
-@pytest.fixture
-def as_in_production(monkeypatch):
-    """Shapes and types of arguments are not checked by the tests' own tools: the library must."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,8 @@ from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.hessians.accumulate import StructureOptions
 from lam.hessians.structures.diagonal import Diagonal
 from lam.utils.checks import check_at_least, check_margin, check_positive, check_share
+
+pytestmark = pytest.mark.usefixtures("as_in_production")
 
 TEXT: Any = "a"
 LIST: Any = [0.5]
@@ -36,17 +37,13 @@ NONE: Any = None
         (lambda: StructureOptions(Diagonal, TEXT, None), "max_memory must be a number, got 'a'"),
     ],
 )
-def test_a_setting_that_is_no_number_is_refused_by_name(
-    attempt: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # types are checked before, in tests alone
+def test_a_setting_that_is_no_number_is_refused_by_name(attempt: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attempt()
 
 
 @pytest.mark.parametrize("number", [0.5, np.float32(0.5), torch.tensor(0.5), None])
-def test_numbers_of_numpy_and_torch_pass(number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_numbers_of_numpy_and_torch_pass(number: Any) -> None:
     check_positive("x", number)
     check_margin(number)
     check_at_least("x", number, 0.0)

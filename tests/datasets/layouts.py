@@ -25,6 +25,15 @@ def lines(path: Path, *content: str) -> Path:
     return path
 
 
+def folder(root: Path, classes: Mapping[str, int], *, offset: int = 0) -> Path:
+    """A folder a class, of so many images of distinct grey values."""
+    for label, n in classes.items():
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for index in range(n):
+            Image.new("L", (12, 9), offset + index).save(root / label / f"{index}.png")
+    return root
+
+
 def idx(values: np.ndarray) -> bytes:
     """An IDX file of unsigned bytes."""
     sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
@@ -200,5 +209,5 @@ def texts(folder: Path) -> None:
     content = {**parts, **{f"oos_{part}": outside for part in parts}}
     (folder / "data_full.json").write_text(json.dumps(content), encoding="utf-8")
     for name in ("train", "test"):
-        lines = [f"{text},{topic},{topic}" for text, topic in parts[name]]
-        (folder / f"{name}.csv").write_text("\n".join(["text,label,category", *lines]), encoding="utf-8")
+        content = (f"{text},{topic},{topic}" for text, topic in parts[name])
+        lines(folder / f"{name}.csv", "text,label,category", *content)

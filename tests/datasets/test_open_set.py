@@ -47,12 +47,6 @@ class TestClasses:
         for part in (cars.train, cars.validation, cars.test):
             assert [(int(path.stem) - 1) // 3 for path in part.paths] == part.labels.tolist()
 
-    @pytest.mark.parametrize("name", MAKE)
-    def test_the_seed_decides_what_is_held_out(self, tmp_path, name):
-        root = MAKE[name](tmp_path, n_classes=24, each=2)
-        held_out = [load(name, root=root, seed=seed, **SMALL).validation.labels.tolist() for seed in (0, 0, 1)]
-        assert held_out[0] == held_out[1] != held_out[2]
-
     def test_the_paper_s_preprocessing_is_the_default(self, tmp_path):
         assert load("cub200", root=layouts.cub200(tmp_path)).test.preprocessing == Preprocessing.imagenet(227)
         fields = {"size": [16, 16]}
@@ -84,9 +78,7 @@ class TestClasses:
             load("cub200", root=layouts.cub200(tmp_path), validation=validation)
 
     def test_too_few_classes(self, tmp_path):
-        with pytest.raises(
-            ValueError, match="cub200 needs images of at least two classes to train and validate on and "
-        ):
+        with pytest.raises(ValueError, match="cub200 needs images of at least two classes"):
             load("cub200", root=layouts.cub200(tmp_path, n_classes=3))
 
 
@@ -113,9 +105,7 @@ class TestMissing:
         lost = sorted(root.rglob("*.jpg"))[3:10]
         for path in lost:
             path.unlink()
-        message = (
-            rf"names 7 of 32 images that do not exist: {lost[0]}, .*{lost[4]}, \.\.\.; get them, or leave them out"
-        )
+        message = rf"names 7 of 32 images that do not exist: {lost[0]}, .*{lost[4]}, \.\.\.; "
         with pytest.raises(MissingDataError, match=message) as caught:
             load(name, root=root)
         assert str(lost[5]) not in str(caught.value)
@@ -182,9 +172,7 @@ class TestBadAnnotations:
         rows, names = [("car_ims/000001.jpg", 1)], np.array([["A", "B"]], dtype=object)
         fields = ("relative_im_path", "test")
         savemat(tmp_path / "cars_annos.mat", {"annotations": layouts.structs(rows, fields), "class_names": names})
-        with pytest.raises(
-            ValueError, match=r"cars_annos\.mat: annotations have no field class; they have relative_im_path"
-        ):
+        with pytest.raises(ValueError, match=r"cars_annos\.mat: .* no field class; they have relative_im_path"):
             load("cars196", root=tmp_path)
         savemat(tmp_path / "cars_annos.mat", {"annotations": np.ones(3), "class_names": names})
         with pytest.raises(ValueError, match="annotations have no field relative_im_path, class; they have none"):

@@ -52,11 +52,6 @@ class TestEverySet:
             assert (part.name, len(part.classes)) == (name, 10)
             assert part.shape == ((3, 32, 32) if name in ("cifar10", "svhn") else (1, 28, 28))
 
-    def test_the_seed_decides(self, tmp_path, name):
-        root = MAKE[name](tmp_path)
-        first, again, other = (load(name, root=root, seed=seed, validation=20).validation for seed in (0, 0, 1))
-        assert positions(first) == positions(again) != positions(other)
-
     def test_validation_leaves_training_images(self, tmp_path, name):
         root, n_train = MAKE[name](tmp_path), SIZES[name][0]
         for validation in (0, n_train):

@@ -107,9 +107,7 @@ def _as_files(splits: Splits, preprocessing: Preprocessing) -> Splits:
     parts: dict[str, Any] = {}
     for name, part in splits.parts().items():
         if not isinstance(part, TensorImages):
-            raise ValueError(
-                f"{part.name} holds no images to read so: leave preprocessing out, or take a network for it"
-            )
+            raise ValueError(f"{part.name} has no images to preprocess: leave preprocessing out")
         parts[name] = part if part.preprocessing == preprocessing else ImagesAsFiles(part, preprocessing)
     return replace(splits, **parts)
 

@@ -35,7 +35,7 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
     parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):
         if share:
-            raise ValueError("strangers are set aside by class, and places have none: leave data.strangers out")
+            raise ValueError("strangers are held-out classes, and places have no classes: leave data.strangers out")
         return splits
     classes, counts = torch.cat([part.labels for part in parts.values()]).unique(return_counts=True)
     if share is None:
@@ -52,7 +52,7 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
         mask = torch.isin(queries.labels, held_out)
         if mask.all():
             raise ValueError(
-                f"setting {count} of {len(classes)} classes aside leaves the {name} split without an item: give more "
+                f"holding out {count} of {len(classes)} classes leaves the {name} split without an item: give more "
                 "data or a smaller data.strangers"
             )
         strangers += [queries.subset(mask.nonzero()[:, 0])] if mask.any() else []

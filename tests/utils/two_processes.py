@@ -1,10 +1,11 @@
-"""What one process and several must do alike: each function gives tensors by name, to be compared.
+"""Work that one process and several must do alike: each function returns tensors by name, to be compared.
 
-Called as `torchrun two_processes.py FOLDER`: every process runs all of them and leaves what they gave in its own file.
+`torchrun two_processes.py FOLDER` runs all functions in every process, which writes the tensors into its own file.
 """
 
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +33,7 @@ SIZE, BATCH = 45, 14  # parts of 7 and 7; the last batch has 3 items, too few fo
 
 
 class Images:
-    """Images of four classes, with a random shift at every reading where it is wanted."""
+    """Images of four classes, with a random shift at every reading."""
 
     def __init__(self, shift: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -51,7 +52,7 @@ def network(seed: int = 0) -> Any:
 
 
 def noisy_network() -> Any:
-    """With all that differs between one process and two: batch norm and dropout."""
+    """A network with batch norm and dropout, which differ between one process and two."""
     noisy = network()
     noisy.features.append(nn.BatchNorm1d(512))
     noisy.features.append(nn.Dropout(0.3))
@@ -78,7 +79,7 @@ def counts(encoder: BayesianEncoder) -> Tensor:
     return torch.tensor([*(encoder.posterior.curvature.counts or ()), encoder.posterior.n_items])
 
 
-# What must be the same, up to the order of sums.
+# The same up to the order of sums.
 
 
 def training(folder: Path) -> dict[str, Tensor]:
@@ -90,16 +91,8 @@ def training(folder: Path) -> dict[str, Tensor]:
 
 def mined_training(folder: Path) -> dict[str, Tensor]:
     trained = network()
-    fit(
-        trained,
-        optimizer="sgd",
-        learning_rate=0.05,
-        miner="semihard",
-        max_pairs=20,
-        per_class=4,
-        batch_size=16,
-        num_workers=1,
-    )
+    mining = {"miner": "semihard", "max_pairs": 20, "per_class": 4}
+    fit(trained, optimizer="sgd", learning_rate=0.05, batch_size=16, num_workers=1, **mining)
     return weights(trained)
 
 
@@ -127,56 +120,39 @@ def fitted(batches: Any, **options: Any) -> dict[str, Tensor]:
     return posterior(lam.fit(network(), batches, lam.Laplace(margin=0.7, **options), progress=False))
 
 
-def fit_in_batches(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader())
-
-
-def fit_full(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(num_workers=1), curvature=ContrastiveCurvature(0.7, "euclidean", "full"))
-
-
-def fit_mined(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(), pairs=Relation(miner="semihard", max_pairs=5))
-
-
-def fit_one_batch(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(batch_size=SIZE))
-
-
-def fit_list(folder: Path) -> dict[str, Tensor]:
+def fits(folder: Path) -> dict[str, Tensor]:
+    """Posteriors by several kinds of pairs, batches and curvatures."""
     data = Images()
-    return fitted(list(zip(data.images.split(10), data.labels.split(10), strict=True)))
-
-
-def fit_dataset(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(), pairs="dataset")
+    full, positive = (ContrastiveCurvature(0.7, "euclidean", fix) for fix in ("full", "positive"))
+    cases: dict[str, dict[str, Tensor]] = {
+        "batches": fitted(loader()),
+        "full": fitted(loader(num_workers=1), curvature=full),
+        "mined": fitted(loader(), pairs=Relation(miner="semihard", max_pairs=5)),
+        "one batch": fitted(loader(batch_size=SIZE)),
+        "list": fitted(list(zip(data.images.split(10), data.labels.split(10), strict=True))),
+        "dataset": fitted(loader(), pairs="dataset"),
+        "positive dataset": fitted(loader(), pairs="dataset", curvature=positive),
+    }
+    return {f"{case}.{name}": tensor for case, tensors in cases.items() for name, tensor in tensors.items()}
 
 
 def fit_structures(folder: Path) -> dict[str, Tensor]:
-    given: dict[str, Tensor] = {}
-    for structure in ("kron", "ekfac", "full", "low_rank"):
-        for pairs in ("batch", "dataset"):
-            encoder = lam.fit(
-                network(), loader(), lam.Laplace(margin=0.7, structure=structure, pairs=pairs), progress=False
-            )
-            variance = encoder.posterior.output_spread()(encoder.features(Images().images)).variance
-            given |= {f"{structure}.{pairs}": variance, f"{structure}.{pairs}.counts": counts(encoder)}
-    return given
+    tensors: dict[str, Tensor] = {}
+    for structure, pairs in product(("kron", "ekfac", "full", "low_rank"), ("batch", "dataset")):
+        laplace = lam.Laplace(margin=0.7, structure=structure, pairs=pairs)
+        encoder = lam.fit(network(), loader(), laplace, progress=False)
+        variance = encoder.posterior.output_spread()(encoder.features(Images().images)).variance
+        tensors |= {f"{structure}.{pairs}": variance, f"{structure}.{pairs}.counts": counts(encoder)}
+    return tensors
 
 
 def fit_layers(folder: Path) -> dict[str, Tensor]:
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for structure in ("diag", "kron"):
-        encoder = lam.fit(
-            network(), loader(), lam.Laplace(margin=0.7, layers="all", structure=structure), progress=False
-        )
-        variance = encoder.embed(Images().images).variance
-        given |= {structure: variance, f"{structure}.counts": counts(encoder)}
-    return given
-
-
-def fit_positive_dataset(folder: Path) -> dict[str, Tensor]:
-    return fitted(loader(), pairs="dataset", curvature=ContrastiveCurvature(0.7, "euclidean", "positive"))
+        laplace = lam.Laplace(margin=0.7, layers="all", structure=structure)
+        encoder = lam.fit(network(), loader(), laplace, progress=False)
+        tensors |= {structure: encoder.embed(Images().images).variance, f"{structure}.counts": counts(encoder)}
+    return tensors
 
 
 def fit_added_layer(folder: Path) -> dict[str, Tensor]:
@@ -192,14 +168,14 @@ class SteadyHead(UncertaintyHead):
 
 
 def pfe_and_hib(**options: Any) -> dict[str, Tensor]:
-    """Train both: where the network and the uncertainty head end, and what they say of images."""
-    given: dict[str, Tensor] = {}
+    """Weights of both after training, and their variances of images."""
+    found: dict[str, Tensor] = {}
     for method in (Pfe(epochs=2), Hib(kl_weight=0.1)):
         name, common = method.name, {"accelerator": "cpu", "progress": False, "batch_size": BATCH, **options}
         result = method.train(network(), Images(), Training(loss=LOSS, epochs=2, **common))
         tensors = {"variance": result.encoder.embed(Images().images).variance, **result.encoder.tensors()}
-        given |= {f"{name}.{key}": value for key, value in (tensors | weights(result.encoder.network)).items()}
-    return given
+        found |= {f"{name}.{key}": value for key, value in (tensors | weights(result.encoder.network)).items()}
+    return found
 
 
 def steady_heads(folder: Path) -> dict[str, Tensor]:
@@ -232,20 +208,14 @@ ALIKE: tuple[Callable[[Path], dict[str, Tensor]], ...] = (
     ensemble,
     online,
     steady_heads,
-    fit_in_batches,
-    fit_full,
-    fit_mined,
-    fit_one_batch,
-    fit_list,
-    fit_dataset,
-    fit_positive_dataset,
+    fits,
     fit_structures,
     fit_layers,
     fit_added_layer,
 )
 
 
-# What must be the same on all processes, and nothing more.
+# The same on all processes, and no more.
 
 
 class Interrupted(Step):
@@ -259,7 +229,7 @@ Interrupted.__name__ = Step.__name__  # a checkpoint names the step that made it
 
 
 def resumed(folder: Path) -> dict[str, Tensor]:
-    """Of batch norm, dropout and data that draw: a run that was stopped ends as one that was not."""
+    """A stopped run with batch norm, dropout and random data ends as an uninterrupted one."""
     whole, stopped, again = noisy_network(), noisy_network(), noisy_network()
     fit(whole, Images(0.1))
     try:
@@ -276,18 +246,18 @@ def uncertain_heads(folder: Path) -> dict[str, Tensor]:
 
 
 def half_precision(folder: Path) -> dict[str, Tensor]:
-    given: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for precision in ("bf16-mixed", "16-mixed"):
         trained = network()
         step = OnlineLaplaceStep("head", LaplaceOnline())
         fit(trained, step=step, precision=precision, epochs=1)
         assert step.h is not None
-        given |= {f"{precision}.{name}": tensor for name, tensor in weights(trained).items()} | {precision: step.h}
-    return given
+        found |= {f"{precision}.{name}": tensor for name, tensor in weights(trained).items()} | {precision: step.h}
+    return found
 
 
 def refusals(folder: Path) -> dict[str, Tensor]:
-    """The messages of what every process refuses, as bytes."""
+    """Error messages of every process, as bytes."""
 
     def fail() -> None:
         raise ValueError("the first process cannot write")

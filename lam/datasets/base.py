@@ -245,7 +245,7 @@ class TensorImages(Dataset):
         classes: Sequence[str] | None = None,
         preprocessing: Preprocessing | None = None,
     ) -> None:
-        modes = {1: "L", 3: "RGB"}
+        modes: dict[int, Literal["L", "RGB"]] = {1: "L", 3: "RGB"}
         is_float = images.is_floating_point()
         if images.ndim != 4 or images.shape[1] not in modes or not (is_float or images.dtype == torch.uint8):
             actual = f"{images.dtype} of shape {tuple(images.shape)}"

@@ -52,6 +52,11 @@ class Columns:
         if self.question is not None and self.text is not None:
             raise ValueError("name the column of texts, or those of questions and answers, not all of them")
 
+    @property
+    def query(self) -> str | None:
+        """The column of the queries: texts or questions."""
+        return self.text or self.question
+
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
         """The columns of a table, defaults resolved.
 
@@ -198,7 +203,7 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     if not answers:
         return Splits(**parts)
     gallery = _texts(answers, **style)
-    parts = {name: _with_gallery(part, gallery) for name, part in parts.items()}
+    parts: dict[str, Any] = {name: _with_gallery(part, gallery) for name, part in parts.items()}
     is_labelled = any(columns.label for _, _, columns in files.values())
     return Splits(**parts, gallery="classes" if is_labelled else "identities", answers=True)
 
@@ -291,7 +296,7 @@ def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[
             raise ValueError(f"{table.path} holds no text: give at least one")
         return list(map(_Row, table.columns[column], _keys(table, columns, labelled=labelled), metadata, paths))
 
-    return rows(columns.text or columns.question), rows(columns.answer), columns
+    return rows(columns.query), rows(columns.answer), columns
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from lam import datasets, losses
 from lam.encoders.base import Prediction
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
-from lam.experiments.images import ImageExperiment, over_severity, predicted
+from lam.experiments.images import ImageExperiment, accuracy, over_severity, predicted
 from lam.losses.alignment import Explicit
 from lam.methods import Byol, Simclr, Simsiam, Swav
 from lam.methods.views import ViewsMethod
@@ -88,10 +88,9 @@ class ExplicitConcentration(ImageExperiment):
                 encoder = self.trained(method, unused, train, self.batch_size, base, progress)
                 seconds = time.process_time() - start
                 known, unseen = predicted(encoder, train), predicted(encoder, test)
-                answers = LinearProbe(known.features, train.labels).predict(unseen.features)
                 features = known.features, train.labels, unseen.features, test.labels
                 row: dict[str, Any] = {"base": base, "κ": addition}
-                row["linear probe"] = float((answers == test.labels).double().mean())
+                row["linear probe"] = accuracy(LinearProbe(*features[:2]).predict(unseen.features), test.labels)
                 row["k-NN"] = knn_accuracy(*features, k=min(20, len(train)))
                 answers = LinearProbe(known.embeddings.mean, train.labels).predict(unseen.embeddings.mean)
                 right, kappa = answers == test.labels, unseen.embeddings.kappa

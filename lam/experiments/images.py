@@ -112,6 +112,11 @@ def predicted(encoder: Encoder, images: Dataset) -> Prediction:
     return Prediction(prediction.features.cpu(), prediction.embeddings.to("cpu"))
 
 
+def accuracy(answers: Tensor, labels: Tensor) -> float:
+    """Share of right answers."""
+    return float((answers == labels).double().mean())
+
+
 def over_severity(values: Sequence[float]) -> list[tuple[float, float]]:
     """Points of a curve over severities 0, 1, ..."""
     return [(float(severity), value) for severity, value in enumerate(values)]

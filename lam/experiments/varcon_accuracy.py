@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lam import losses
 from lam.datasets.base import Dataset
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
-from lam.experiments.images import ImageExperiment, over_severity, predicted
+from lam.experiments.images import ImageExperiment, accuracy, over_severity, predicted
 from lam.losses import Loss
 from lam.losses.base import TrainableLoss
 from lam.methods import Deterministic, Method, Simclr
@@ -81,7 +81,7 @@ class VarConAccuracy(ImageExperiment):
                 row["images a class"] = None if number is None else float(number)
                 known, unseen = predicted(encoder, images), predicted(encoder, test)
                 probe = LinearProbe(known.features, images.labels)
-                row["linear probe"] = float((probe.predict(unseen.features) == test.labels).double().mean())
+                row["linear probe"] = accuracy(probe.predict(unseen.features), test.labels)
                 means = known.embeddings.mean, images.labels, unseen.embeddings.mean, test.labels
                 for k in _NEIGHBOURS:
                     row[f"k-NN, {k}"] = knn_accuracy(*means, k=min(k, len(images)))
@@ -91,7 +91,7 @@ class VarConAccuracy(ImageExperiment):
                 truth, by_kind = test.labels[: self.corrupted_of(test)], list[list[float]]()
                 for _, severities in self.corruptions(test):
                     answers = [probe.predict(encoder.predict(inputs).features) for inputs in severities]
-                    by_kind.append([float((of_severity == truth).double().mean()) for of_severity in answers])
+                    by_kind.append([accuracy(of_severity, truth) for of_severity in answers])
                 under = torch.tensor(by_kind)
                 row["under corruption"] = float(under[:, 1:].mean())
                 rows.append({**row, SECONDS: seconds})

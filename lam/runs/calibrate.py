@@ -166,7 +166,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
     splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
     columns = columns_of(opened, options.columns)
-    asked = None if columns is None else Columns(columns.searched_for)  # what is foreign or unknown has no answer
+    asked = None if columns is None else Columns(columns.query)  # what is foreign or unknown has no answer
     images = _held_out(encoder, options, splits, columns)
     stands_in = gallery is None and folder is None and holds_none_of(opened, images)
     gallery = HELD_OUT if stands_in else gallery or INDEX

@@ -165,7 +165,7 @@ class _Searcher:
         return texts, [torch.stack(read[start : start + BATCH]) for start in range(0, len(read), BATCH)]
 
     def _texts_of(self, file: Path) -> Sequence[str]:
-        columns = None if self._columns is None else Columns(self._columns.searched_for)
+        columns = None if self._columns is None else Columns(self._columns.query)
         items = read_items(self._encoder, file, columns).queries
         return items.texts if isinstance(items, Texts) else ()
 

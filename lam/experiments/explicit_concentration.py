@@ -103,8 +103,8 @@ class ExplicitConcentration(ImageExperiment):
                 row |= self._of_kappa(found, kappa if addition != "none" else None, right)
                 for name, items in outsiders.items() if addition != "none" else ():
                     inside, outside = (outlyingness(part, known) for part in (unseen, predicted(encoder, items)))
-                    told = {by: auroc(inside[by], outside[by]) for by in inside}
-                    of_outsiders.append({"base": base, "regulariser": addition, "outsiders": name, **told})
+                    areas = {by: auroc(inside[by], outside[by]) for by in inside}
+                    of_outsiders.append({"base": base, "regulariser": addition, "outsiders": name, **areas})
                 rows.append({**row, SECONDS: seconds})
                 for kind, correlation in found.items():
                     by_kind.setdefault(kind, {"kind": kind})[f"{base}, {addition}"] = correlation

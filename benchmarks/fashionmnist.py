@@ -28,7 +28,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.load import load
 from lam.evaluation import evaluate
 from lam.hessians import Diagonal
-from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians.accumulate import LastLayerAccumulator
 from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.runs.config import RunConfig
@@ -77,13 +77,10 @@ def variants_of(parsed: argparse.Namespace, seed: int) -> dict[str, dict[str, An
     for split, fix in VARIANTS:
         start = time.perf_counter()
         settings = replace(method.loss_curvature, margin=config.margin, split=split, fix=fix)
-        curvature, n_items = curvature_in_batches(
-            ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size)),
-            weight,
-            bias,
-            Relation(),
-            Diagonal.zeros(weight, settings, has_bias=bias is not None),
-        )
+        empty = Diagonal.zeros(weight, settings, has_bias=bias is not None)
+        summing = LastLayerAccumulator(empty=empty, relation=Relation(), weight=weight, bias=bias)
+        batches = ((inputs[rows], labels[rows]) for rows in order.split(method.batch_size))
+        curvature, n_items = summing.accumulate(batches)
         seconds = time.perf_counter() - start
         posterior = DiagonalPosterior(weight, bias, curvature, n_items, seed=seed)
         variant = BayesianEncoder(None, "", posterior, relation=Relation())

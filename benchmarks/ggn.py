@@ -31,9 +31,11 @@ from torch import Tensor, nn
 from lam.hessians import (
     FIXES,
     SPLITS,
+    ContrastiveCurvature,
+    Diagonal,
     SupConCurvature,
-    contrastive_ggn,
-    contrastive_ggn_dataset,
+    diagonal_ggn,
+    ggn_of_dataset,
     total_output_curvature,
 )
 from lam.hessians.losses.contrastive import cross_curvature
@@ -48,6 +50,15 @@ BUDGETS = {"fixed": (1, 10, 100), "full": (1,)}
 """In how many times as long as ours takes a diagonal is estimated."""
 DRAWS = 3
 """How many estimates an error is the mean of."""
+
+
+def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **settings: Any) -> Diagonal:
+    return diagonal_ggn(features, weight, bias, pairs, ContrastiveCurvature(**settings))
+
+
+def contrastive_ggn_dataset(features: Tensor, weight: Tensor, labels: Tensor, margin: float) -> Diagonal:
+    empty = Diagonal.zeros(weight, ContrastiveCurvature(margin), has_bias=False)
+    return ggn_of_dataset(empty, features, weight, None, labels=labels, progress=False)
 
 
 def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Tensor, Pairs]:
@@ -230,11 +241,11 @@ def whole_data_set(N: int, D: int, P: int) -> dict[str, float]:
     labels = torch.randint(0, 10, (N,), **random)
     features = torch.randn(10, P, **random)[labels].add_(torch.randn(N, P, **random))
     weight = torch.randn(D, P, **random) / P**0.5
-    contrastive_ggn_dataset(features[:4096], weight, None, labels=labels[:4096], margin=2.0, progress=False)
+    contrastive_ggn_dataset(features[:4096], weight, labels[:4096], 2.0)
     result = {"N": N, "D": D, "P": P, "unordered_pairs": N * (N - 1) // 2}
     for margin in (0.7, 2.0):
         start = time.perf_counter()
-        contrastive_ggn_dataset(features, weight, None, labels=labels, margin=margin, progress=False)
+        contrastive_ggn_dataset(features, weight, labels, margin)
         synchronise()
         result[f"seconds_margin_{margin}"] = time.perf_counter() - start
     return result

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
 from lam.hessians import SPLITS, Ekfac, SupConCurvature
-from lam.hessians.accumulate import StructureOptions, curvature_in_batches
-from lam.hessians.batch import outputs
+from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
+from lam.hessians.outputs import outputs
 from lam.methods.fit import fit
 from lam.methods.laplace import Laplace
 from lam.pairs.pairs import Pairs
@@ -120,7 +120,8 @@ def fitted(
 
     def passed(empty: Any) -> Any:
         batches = batches_of(*data["train"], config.method.batch_size, config.seed)
-        total, n_items = curvature_in_batches(batches, weight, bias, encoder.relation, empty)
+        summing = LastLayerAccumulator(empty=empty, relation=encoder.relation, weight=weight, bias=bias)
+        total, n_items = summing.accumulate(batches)
         if empty.name != "kron" and hasattr(total, "eigenbasis"):
             _ = total.eigenbasis
         return total, n_items

@@ -21,9 +21,8 @@ from timing import kept, write
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
-from lam.hessians import SupConCurvature
-from lam.hessians.accumulate import StructureOptions, curvature_in_batches
-from lam.hessians.dataset import ggn_of_dataset
+from lam.hessians import SupConCurvature, ggn_of_dataset
+from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
 from lam.posteriors import POSTERIORS
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
@@ -69,7 +68,8 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
             total, n_items = ggn_of_dataset(empty, features[:WHOLE], weight, bias, **options), WHOLE
         else:
             batches = batches_of(features, labels, config.method.batch_size, config.seed)
-            total, n_items = curvature_in_batches(batches, weight, bias, encoder.relation, empty)
+            summing = LastLayerAccumulator(empty=empty, relation=encoder.relation, weight=weight, bias=bias)
+            total, n_items = summing.accumulate(batches)
         fitted = POSTERIORS["diag"](weight, bias, total, n_items, seed=config.seed)
         head = BayesianEncoder(None, "", fitted, relation=encoder.relation, n_samples=N_SAMPLES)
         head.tune([tuned])

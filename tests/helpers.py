@@ -6,6 +6,7 @@ from typing import Any
 
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
+from lam.hessians import ContrastiveCurvature, Curvature, Diagonal, diagonal_ggn, ggn_of_dataset
 
 
 def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -17,3 +18,21 @@ def stored(gallery: Gallery, *, limit: int = 100) -> list[Item]:
     """The first items of a gallery, by id."""
     items = [gallery.get(info.id) for info in gallery.page(after="", limit=limit)]
     return [item for item in items if item is not None]
+
+
+def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **settings: Any) -> Diagonal:
+    """Diagonal GGN of the contrastive loss over the pairs of a batch."""
+    return diagonal_ggn(features, weight, bias, pairs, ContrastiveCurvature(**settings))
+
+
+def diagonal_ggn_dataset(features: Any, weight: Any, bias: Any, curvature: Curvature, **options: Any) -> Diagonal:
+    """Diagonal GGN over every pair of a data set."""
+    empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
+    return ggn_of_dataset(empty, features, weight, bias, **options)
+
+
+def contrastive_ggn_dataset(features: Any, weight: Any, bias: Any, **settings: Any) -> Diagonal:
+    """Diagonal GGN of the contrastive loss over every pair of a data set."""
+    names = ("labels", "neighbours", "block_size", "progress")
+    options = {name: settings.pop(name) for name in names if name in settings}
+    return diagonal_ggn_dataset(features, weight, bias, ContrastiveCurvature(**settings), **options)

@@ -12,7 +12,7 @@ import torch
 import lam
 from lam.experiments import EXPERIMENTS, conduct
 from lam.experiments.base import SECONDS
-from lam.hessians import ContrastiveCurvature, SupConCurvature, contrastive_ggn_dataset
+from lam.hessians import ContrastiveCurvature, SupConCurvature
 from lam.methods import METHODS
 from lam.posteriors import POSTERIORS
 from lam.retrieval.index.faiss_index import Index
@@ -24,6 +24,7 @@ from lam.vmf.embeddings import Embeddings
 from tests.conftest import TINY
 from tests.encoders.small import make_batches, make_network
 from tests.experiments.test_experiments import SHORT
+from tests.helpers import contrastive_ggn_dataset
 from tests.methods import small_data as small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -21,10 +21,10 @@ from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.files import SavedEncoder
 from lam.encoders.held_out import HeldOut
 from lam.encoders.seen import Remembered
-from lam.hessians.accumulate import targets_of
-from lam.hessians.batch import check_feature_values
+from lam.hessians.outputs import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
+from lam.pairs.pairs import targets_of
 from lam.pairs.relation import Relation
 from lam.tuning.ambiguity import Ambiguity, learn
 from lam.utils.checks import check_at_least, check_choice

@@ -18,11 +18,11 @@ from lam.encoders.batches import Batch, as_batches, labelled, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.encoders.held_out import HeldOut
-from lam.hessians.accumulate import curvature_in_batches, targets_of
-from lam.hessians.batch import check_feature_values
+from lam.hessians.accumulate import LastLayerAccumulator
+from lam.hessians.outputs import check_feature_values
 from lam.models.head import ADDED, features_and_output
 from lam.models.weights import plain_names
-from lam.pairs.pairs import check_labels
+from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval.metrics.ood import auroc
@@ -354,14 +354,13 @@ class BayesianEncoder(Encoder):
                 n_items += len(features)
                 yield features, targets
 
-        return curvature_in_batches(
-            entering(),
-            posterior.weight,
-            posterior.bias,
-            self.relation,
-            posterior.curvature.empty(),
+        return LastLayerAccumulator(
+            empty=posterior.curvature.empty(),
+            relation=self.relation,
             seed=posterior.seed,
-        )
+            weight=posterior.weight,
+            bias=posterior.bias,
+        ).accumulate(entering())
 
     @classmethod
     def _restored_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
 from lam.encoders.seeded import TwoHeadedEncoder
-from lam.hessians.batch import check_feature_values
+from lam.hessians.outputs import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.posteriors.base import CHUNK_ELEMENTS

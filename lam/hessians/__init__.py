@@ -1,7 +1,12 @@
 """Curvature of a loss in the weights of a linear last layer: one file a loss, one file a structure."""
 
-from lam.hessians.batch import contrastive_ggn, diagonal_ggn, ggn_of_batch, output_curvature, total_output_curvature
-from lam.hessians.dataset import contrastive_ggn_dataset, diagonal_ggn_dataset, ggn_of_dataset
+from lam.hessians.last_layer import (
+    diagonal_ggn,
+    ggn_of_batch,
+    ggn_of_dataset,
+    output_curvature,
+    total_output_curvature,
+)
 from lam.hessians.losses import (
     CURVATURES,
     AnInfoNCECurvature,
@@ -48,10 +53,7 @@ __all__ = [
     "SummedCurvature",
     "SupConCurvature",
     "VarConCurvature",
-    "contrastive_ggn",
-    "contrastive_ggn_dataset",
     "diagonal_ggn",
-    "diagonal_ggn_dataset",
     "ggn_of_batch",
     "ggn_of_dataset",
     "output_curvature",

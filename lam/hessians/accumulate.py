@@ -1,12 +1,12 @@
-"""From batches of features and targets to the curvature of the last layer.
+"""The one route from data to a sum of curvature: an `Accumulator` takes batches, within which or over which items pair.
 
-The two ways to go through a data set: batch by batch, where pairs never cross batches, and all at once.
-`lam.pairs.Relation` says what makes two items a pair; the formulas are in `batch` and `dataset`.
+`LastLayerAccumulator` is here, that of several layers in `lam.posteriors.layers`.
 """
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.hessians.batch import Sums, ggn_of_batch
-from lam.hessians.dataset import ggn_of_dataset
+from lam.hessians.last_layer import ggn_of_batch, ggn_of_dataset
 from lam.hessians.losses import Curvature
 from lam.hessians.structures import MAX_MEMORY, Ekfac, Kron, Structure
 from lam.pairs.mining import ALL_PAIRS
-from lam.pairs.pairs import Pairs, as_targets, check_labels
+from lam.pairs.pairs import Pairs, check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.utils import distributed
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least
+
+_NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class StructureOptions:
 
     Attributes:
         structure: its class.
-        max_memory: bytes that its sums may take.
-        rank: of a `LowRank` alone: the most columns of its sketch; 256 by default.
+        max_memory: limit in bytes on its sums.
+        rank: of a `LowRank` only: the most columns of its sketch; 256 by default.
 
     Raises:
         ValueError: for options outside their range, or a rank of another structure.
@@ -54,129 +55,165 @@ class StructureOptions:
             check_at_least("rank", self.rank, 1)
 
     def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Refuse a layer by its shape, which is all that is looked at: for `max_memory` or cross terms."""
+        """Reject a layer, by its shape, for `max_memory` or cross terms."""
         weight = torch.empty(layer.out_features, layer.in_features, device="meta")
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure of no batch: what a first pass over the data is summed up in."""
-        if self.structure is Ekfac:  # refused now, not after the first pass
+        """The structure of no batch, for a first pass over the data."""
+        cls: Any = self.structure
+        if cls is Ekfac:  # its basis comes from a first pass; what it would refuse is refused before that
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
             Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
-        cls: Any = Kron if self.structure is Ekfac else self.structure
+            cls = Kron
         rank = {} if self.rank is None else {"rank": self.rank}
         return cls.zeros(weight, curvature, has_bias=has_bias, max_memory=self.max_memory, **rank)
 
-    def summed(self, empty: Structure, passed: Callable[[Any], tuple[Any, int]]) -> tuple[Any, int]:
-        """The structure of all data, and the number of items; in two passes over them where it takes two.
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulator(ABC):
+    """Sums up the curvature of a loss, batch by batch.
+
+    Attributes:
+        empty: the structure of no batch, with the curvature of the loss.
+        relation: which items form pairs, and which pairs of a batch count.
+        seed: of the miner's draws. Each batch starts from it, so that a batch adds the same in any order.
+    """
+
+    empty: Any
+    relation: Relation
+    seed: int = 0
+
+    @abstractmethod
+    def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
+        """The sum after one more batch.
 
         Args:
-            empty: as `empty` gives it.
-            passed: one pass, from the structure of no batch to that of all, and the number of items.
+            total: the sum before it.
+            inputs: (N, ...) of the layer or the network.
+            targets: (N,) labels or (N, X) positions.
+            offset: the number of the first item, for errors.
+
+        Raises:
+            ValueError: for missing targets, or another number of targets than items.
         """
-        total, n_items = passed(empty)
-        if self.structure is not Ekfac:
+
+    def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
+        """Sum over the batches (inputs, targets) of this process, float64, and the number of items."""
+        total, n_items = self.empty, 0
+        for inputs, targets in batches:
+            total = self.add(total, inputs, targets, n_items)
+            n_items += len(targets)
+        return total, n_items
+
+    def fit(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
+        """Sum over the batches of all processes, and the number of items.
+
+        Raises:
+            ValueError: as `add`; if no batch holds an item or pair that a term needs, or the curvature is zero.
+        """
+        return _total_of(*self.accumulate(batches))
+
+    def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
+        """The pairs of a batch that count; `outputs` is called only if a miner chooses by their directions."""
+        pairs = self.relation.pairs(targets)
+        if self.relation.mining == ALL_PAIRS:
+            return pairs
+        with without_autocast():
+            embeddings = F.normalize(outputs())
+        generator = torch.Generator().manual_seed(self.seed)
+        margin = self.relation.triplet_margin
+        return self.relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastLayerAccumulator(Accumulator):
+    """Sums up the curvature in the weights of a linear last layer; inputs are features (N, P).
+
+    Attributes:
+        weight: (D, P) of the layer.
+        bias: (D,) of the layer, or None.
+        options: of the structure; `fit` needs them for an `Ekfac`, which takes two passes.
+        progress: show a progress bar of a whole data set on standard error.
+    """
+
+    weight: Float[Tensor, "D P"]
+    bias: Float[Tensor, " D"] | None
+    options: StructureOptions | None = None
+    progress: bool = False
+
+    def add(self, total: Any, inputs: Float[Tensor, "N P"], targets: Any, offset: int) -> Any:
+        pairs = self.pairs(targets_of(inputs, targets), lambda: F.linear(inputs, self.weight, self.bias))
+        return total + ggn_of_batch(self.empty, inputs, self.weight, self.bias, pairs)
+
+    def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
+        """Sum over all pairs of a relation, within batches or over the data set; see `Accumulator.fit`.
+
+        A second pass, or one over a data set, reads features from a temporary file. Over a data set the first process
+        keeps the features of all.
+        """
+        with tempfile.TemporaryFile() as file:
+            if self.relation.in_batches:
+                again = self.options is not None and self.options.structure is Ekfac
+                source = _replayed(batches, file) if again else lambda: batches
+                return self._in_passes(lambda start: _total_of(*start.accumulate(source())))
+            targets = _write_features(file, batches, self.weight.dtype)
+
+            def compute() -> tuple[Any, int]:
+                flat = torch.from_numpy(np.memmap(file, np.uint8, "c")).view(self.weight.dtype)
+                features = flat.view(-1, self.weight.shape[1])
+                return self.over_pairs(features, targets).to("cpu"), len(features)
+
+            total, n_items = distributed.broadcast_from_rank_zero(compute)
+        return total.to(self.weight.device), n_items
+
+    def over_pairs(self, features: Float[Tensor, "N P"], targets: Any) -> Any:
+        """Sum over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
+        targets = targets_of(features, targets).to(self.weight.device)
+        layer, is_places = (features, self.weight, self.bias), self.relation.positive_within is not None
+        if not is_places:
+            check_labels(targets)
+        if not self.empty.curvature.in_blocks:
+            pairs = self.relation.pairs(targets)
+            return self._in_passes(lambda start: (ggn_of_batch(start.empty, *layer, pairs), 0))[0]
+        related = {"neighbours": self.relation.neighbours(targets)} if is_places else {"labels": targets}
+        options: Any = {**related, "progress": self.progress}
+        total = self._in_passes(lambda start: (ggn_of_dataset(start.empty, *layer, **options), 0))[0]
+        if 0 in total.counts and is_places:
+            raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
+        return total
+
+    def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
+        """What one pass sums up, or a second one in the basis that an `Ekfac` takes from the first."""
+        total, n_items = passed(self)
+        if self.options is None or self.options.structure is not Ekfac:
             return total, n_items
         total.check_finite()
-        return passed(Ekfac.in_basis_of(total, max_memory=self.max_memory))
+        return passed(replace(self, empty=Ekfac.in_basis_of(total, max_memory=self.options.max_memory)))
 
 
-def total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """The curvature of all processes and their number of items, from those of this one.
-
-    Raises:
-        ValueError: for a term that nothing was counted for, naming what no batch holds, and a curvature that is zero.
-    """
+def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
+    """The sums of all processes and their number of items, from those of this one; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
-        raise ValueError(f"at least 2 items are needed to form a pair, got {n_items}")
+        raise ValueError(_NO_PAIR.format(n_items))
     missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
     if missing or not total.sums.any():
-        what = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
+        problem = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
         or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
-        whatever = {"negative pair": "; items of one class alone have none"}
-        never = whatever.get(missing[0], "") if missing else "; by too small a temperature no batch has one"
+        reason = "" if missing else "; a temperature that is too small leaves none"
+        if "negative pair" in missing[:1]:
+            reason = "; items of one class alone have none"
         raise ValueError(
-            f"no batch of the {n_items} items {what}: shuffle them, or take larger batches{or_else}{never}"
+            f"no batch of the {n_items} items {problem}: shuffle them, or take larger batches{or_else}{reason}"
         )
     return total, n_items
 
 
-def curvature_in_batches(
-    batches: Iterable[tuple[Tensor, Any]],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    relation: Relation,
-    empty: Sums,
-    *,
-    seed: int = 0,
-) -> tuple[Sums, int]:
-    """Curvature summed over batches of (features, targets).
-
-    Args:
-        batches: (N, P) features with (N,) labels or (N, X) positions each.
-        weight: (D, P) of the head.
-        bias: (D,) of the head, or None.
-        relation: what makes a pair, and which of the pairs of a batch count, chosen by the head's output.
-        empty: the structure of no batch, with the curvature of the loss.
-        seed: of what the mining draws, the same in every batch: what a batch adds does not depend on those before it.
-
-    Returns:
-        The sums, in float64, and the number of items.
-
-    Raises:
-        ValueError: for a batch without targets, or with another number of targets than items.
-    """
-    total, n_items = empty, 0
-    for features, targets in batches:
-        pairs = pairs_of(relation, targets_of(features, targets), lambda f=features: F.linear(f, weight, bias), seed)
-        total = total + ggn_of_batch(empty, features, weight, bias, pairs)
-        n_items += len(features)
-    return total, n_items
-
-
-def pairs_of(relation: Relation, targets: Tensor, outputs: Callable[[], Tensor], seed: int) -> Pairs:
-    """The pairs of a batch; where they are mined, by the directions of the outputs (N, D) that a call gives."""
-    pairs = relation.pairs(targets)
-    if relation.mining == ALL_PAIRS:
-        return pairs
-    with without_autocast():
-        embeddings = F.normalize(outputs())
-    generator = torch.Generator().manual_seed(seed)
-    margin = relation.triplet_margin
-    return relation.mining.choose(embeddings, pairs, targets, margin=margin, generator=generator)
-
-
-def curvature_of_batches(
-    batches: Iterable[tuple[Tensor, Any]],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    relation: Relation,
-    empty: Structure,
-    options: StructureOptions,
-    *,
-    seed: int = 0,
-) -> tuple[Any, int]:
-    """`curvature_in_batches` of all processes together; a second pass has its features from a temporary file.
-
-    Args, Returns: as `curvature_in_batches`.
-
-    Raises:
-        ValueError: as `curvature_in_batches`, or for a term that no batch holds.
-    """
-
-    def passed(start: Structure) -> tuple[Any, int]:
-        return total_of(*curvature_in_batches(source(), weight, bias, relation, start, seed=seed))
-
-    with tempfile.TemporaryFile() as file:
-        source = _replayed(batches, file) if options.structure is Ekfac else lambda: batches
-        return options.summed(empty, passed)
-
-
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
-    """Batches of features, written to a file, that can be gone through as often as is needed."""
+    """Write the features of batches to a file; returns what reads the batches again, any number of times."""
     rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
         np.save(file, features.cpu().numpy())
@@ -190,34 +227,6 @@ def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callabl
     return replay
 
 
-def curvature_of_dataset(
-    batches: Iterable[tuple[Tensor, Any]],
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    relation: Relation,
-    empty: Structure,
-    options: StructureOptions,
-    *,
-    progress: bool,
-) -> tuple[Any, int]:
-    """Curvature over every pair of all batches; features are kept in a temporary file meanwhile.
-
-    Of several processes each gives its own batches; the first one keeps the features of all and forms the curvature.
-
-    Args, Returns, Raises: as `curvature_in_batches`.
-    """
-
-    def compute() -> tuple[Any, int]:
-        features = torch.from_numpy(np.memmap(file, np.uint8, "c")).view(weight.dtype).view(-1, weight.shape[1])
-        arguments = features, targets, weight, bias, relation, empty, options
-        return curvature_over_all_pairs(*arguments, progress=progress).to("cpu"), len(features)
-
-    with tempfile.TemporaryFile() as file:
-        targets = _write_features(file, batches, weight.dtype)
-        total, n_items = distributed.broadcast_from_rank_zero(compute)
-    return total.to(weight.device), n_items
-
-
 def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
     """Write the features of all processes to the file of the first; returns their targets."""
     targets = []
@@ -226,48 +235,6 @@ def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtyp
         if distributed.is_rank_zero():
             file.write(features.to(device="cpu", dtype=dtype).numpy().tobytes())
     if not targets:
-        raise ValueError("at least 2 items are needed to form a pair, got 0")
+        raise ValueError(_NO_PAIR.format(0))
     file.flush()
     return torch.cat(targets)
-
-
-def curvature_over_all_pairs(
-    features: Float[Tensor, "N P"],
-    targets: Tensor,
-    weight: Float[Tensor, "D P"],
-    bias: Float[Tensor, " D"] | None,
-    relation: Relation,
-    empty: Structure,
-    options: StructureOptions,
-    *,
-    progress: bool,
-) -> Any:
-    """Curvature over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
-    targets, curvature = targets_of(features, targets).to(weight.device), empty.curvature
-    within: dict[str, Any] = {"progress": progress}
-    if not curvature.in_blocks:
-        pairs = relation.pairs(targets)
-        return options.summed(empty, lambda start: (ggn_of_batch(start, features, weight, bias, pairs), 0))[0]
-    if relation.positive_within is None:
-        check_labels(targets)
-        within["labels"] = targets
-    else:
-        within["neighbours"] = relation.neighbours(targets)
-    total, _ = options.summed(empty, lambda start: (ggn_of_dataset(start, features, weight, bias, **within), 0))
-    if 0 in total.counts and relation.positive_within is not None:
-        raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
-    return total
-
-
-def targets_of(features: Tensor, targets: Any) -> Tensor:
-    """Targets as a tensor on the device of the features.
-
-    Raises:
-        ValueError: where they are missing, or not as many as there are items.
-    """
-    if targets is None:
-        raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
-    targets = as_targets(targets).to(features.device)
-    if len(targets) != len(features):
-        raise ValueError(f"there are {len(features)} items and {len(targets)} labels")
-    return targets

@@ -21,16 +21,10 @@ from tqdm import tqdm
 from lam.encoders.base import at_least_float32
 from lam.encoders.batches import Batch, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.layers import LayersEncoder, curvature_of_layers
+from lam.encoders.layers import LayersEncoder
 from lam.encoders.seen import REMEMBERED, item_hashes, spread
-from lam.hessians.accumulate import (
-    curvature_of_batches,
-    curvature_of_dataset,
-    curvature_over_all_pairs,
-    targets_of,
-    total_of,
-)
-from lam.hessians.batch import check_feature_values, check_kinds, check_sphere
+from lam.hessians.accumulate import LastLayerAccumulator
+from lam.hessians.outputs import check_feature_values, check_features, check_sphere
 from lam.hessians.structures import LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
@@ -38,9 +32,11 @@ from lam.methods.laplace import Laplace
 from lam.models.head import ADDED, default_head, evaluating, features_and_output, find_head, probe_output
 from lam.models.layers import elements_of_pass, find_layers, own_weights
 from lam.models.layers import n_items as count_items
-from lam.pairs.pairs import as_targets, check_labels
+from lam.pairs.pairs import as_targets, check_labels, targets_of
+from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from lam.posteriors.base import check_seed
+from lam.posteriors.layers import LayersAccumulator
 from lam.utils import distributed
 
 _LOG = logging.getLogger(__name__)
@@ -144,17 +140,15 @@ def fit(
         _LOG.info("curvature of %s", cost)
         if progress:
             tqdm.write(f"curvature of {cost}", file=sys.stderr)
-        share = curvature_of_layers(map(split_batch, batches), relation=relation, empty=empty, seed=seed, **where)
+        summing = LayersAccumulator(empty=empty, relation=relation, seed=seed, **where)
         where["predictive"] = options.predictive or "linearised"
-        posterior = LAYERS_POSTERIORS[structure](weight, bias, *total_of(*share), *settings, **where)
+        curvature = summing.fit(map(split_batch, batches))
+        posterior = LAYERS_POSTERIORS[structure](weight, bias, *curvature, *settings, **where)
         return LayersEncoder(network, path, posterior, **common)
-    summing = options.structure_options
-    arguments = features, weight, bias, relation, summing.empty(weight, curvature, has_bias=bias is not None), summing
-    if relation.in_batches:
-        sums, n_items = curvature_of_batches(*arguments, seed=seed)
-    else:
-        sums, n_items = curvature_of_dataset(*arguments, progress=progress)
-    return BayesianEncoder(network, path, POSTERIORS[structure](weight, bias, sums, n_items, *settings), **common)
+    summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
+    return BayesianEncoder(
+        network, path, POSTERIORS[structure](weight, bias, *summing.fit(features), *settings), **common
+    )
 
 
 def fit_features(
@@ -194,18 +188,33 @@ def fit_features(
     """
     check_seed(seed)
     options = _chosen(options, margin)
-    relation, summing = replace(options.relation, scope="dataset"), options.structure_options
-    check_kinds(features, weight)
+    relation = replace(options.relation, scope="dataset")
+    check_features(features, weight)
     labels = targets_of(features, labels)
-    if relation.positive_within is None:
-        check_labels(labels)
     weight, bias = detached_copies(weight, bias)
-    empty = summing.empty(weight, options.loss_curvature, has_bias=bias is not None)
-    sums = curvature_over_all_pairs(features, labels, weight, bias, relation, empty, summing, progress=progress)
+    summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
     settings = options.prior_precision, options.likelihood_scale, seed
-    posterior = POSTERIORS[options.structure](weight, bias, sums, len(features), *settings)
+    posterior = POSTERIORS[options.structure](
+        weight, bias, summing.over_pairs(features, labels), len(features), *settings
+    )
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
+
+
+def _accumulator(
+    options: Laplace, weight: Tensor, bias: Tensor | None, *, relation: Relation, seed: int, progress: bool
+) -> LastLayerAccumulator:
+    """What sums up the curvature of a last layer by these settings."""
+    structure = options.structure_options
+    return LastLayerAccumulator(
+        empty=structure.empty(weight, options.loss_curvature, has_bias=bias is not None),
+        relation=relation,
+        seed=seed,
+        weight=weight,
+        bias=bias,
+        options=structure,
+        progress=progress,
+    )
 
 
 def empty_of_layers(

@@ -206,6 +206,20 @@ def as_targets(targets: Any) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
+def targets_of(items: Tensor, targets: Any) -> Tensor:
+    """Targets of N items, as a tensor on their device; see `as_targets`.
+
+    Raises:
+        ValueError: for missing targets, or another number of targets than items.
+    """
+    if targets is None:
+        raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
+    targets = as_targets(targets).to(items.device)
+    if len(targets) != len(items):
+        raise ValueError(f"there are {len(items)} items and {len(targets)} labels")
+    return targets
+
+
 def as_native(array: np.ndarray) -> np.ndarray:
     """An array in this machine's byte order, as torch reads no other."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.hessians import Structure
-from lam.hessians.batch import check_features
+from lam.hessians.outputs import check_features
 from lam.posteriors.spread import Spread
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice, check_positive

@@ -1,7 +1,8 @@
 """`LayersPosterior`: a Gaussian over the weights of several layers of a network; whole inputs in, embeddings out."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -10,12 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lam.hessians.accumulate import Accumulator
 from lam.hessians.jacobians import jacobian, joined, parted, shape_of
+from lam.hessians.last_layer import checked_partners
+from lam.hessians.outputs import check_feature_values, directions
 from lam.hessians.structures import LayersDiagonal, LayersKron
 from lam.hessians.structures.base import is_negative
 from lam.models.head import evaluating, items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
+from lam.pairs.pairs import targets_of
 from lam.posteriors.base import Posterior, Sampler, least_variance
 from lam.posteriors.spread import Whole
 from lam.utils.autocast import without_autocast
@@ -25,6 +30,41 @@ Predictive = Literal["linearised", "sampled"]
 """How outputs vary: as f + J δ, in closed form; or as those of whole sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersAccumulator(Accumulator):
+    """Sums up the curvature in the weights of several layers; inputs are those of the network.
+
+    Attributes:
+        network: the network, which stays as it is.
+        head: path of the layer that gives its outputs.
+        layers: paths of the layers.
+    """
+
+    network: nn.Module
+    head: str
+    layers: Sequence[str]
+
+    @without_autocast()
+    def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
+        """The sum after one more batch; see `Accumulator.add`.
+
+        Raises:
+            ValueError: for outputs that are not finite or have length zero, and as `Accumulator.add`.
+        """
+        curvature, where = self.empty.curvature, (self.network, self.head, self.layers)
+        f = head_output(self.network, self.head, inputs)
+        f = f.to(torch.promote_types(f.dtype, torch.float32))
+        check_feature_values(f, offset, name="outputs")
+        pairs = self.pairs(targets_of(f, targets), lambda: f)
+        n, r = directions(f.to(curvature.working_dtype(f)), f.dtype, offset=offset)
+        matrices = curvature.matrices(n, r, checked_partners(pairs, len(f), curvature))
+        for rows in rows_at_once(*where, inputs, jacobians=self.empty.forms_jacobians):
+            with evaluating(self.network):
+                passes = linearised(*where, items(inputs, rows))[1]
+                total = total + self.empty.of_passes(passes, matrices[rows])
+        return replace(total, counts=tuple(map(operator.add, total.counts or (), curvature.counts(pairs))))
 
 
 @dataclass(frozen=True)

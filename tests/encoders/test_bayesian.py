@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lam
-from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature
 from lam.pairs import Relation
 from lam.retrieval.index.exact import rank
 from tests.encoders.small import fit, make_batches, make_network, same_posterior
+from tests.helpers import contrastive_ggn
 
 
 def test_features_are_what_enters_the_head():

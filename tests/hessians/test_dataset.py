@@ -13,15 +13,13 @@ from lam.hessians import (
     InfoNCECurvature,
     Kron,
     SupConCurvature,
-    contrastive_ggn,
-    contrastive_ggn_dataset,
-    diagonal_ggn_dataset,
     ggn_of_batch,
     ggn_of_dataset,
 )
 from lam.hessians.losses.contrastive import addends_of, bytes_of_blocks
-from lam.hessians.losses.items import cost_of
+from lam.hessians.relations import cost_of
 from lam.pairs import Neighbours, Pairs
+from tests.helpers import contrastive_ggn, contrastive_ggn_dataset, diagonal_ggn_dataset
 from tests.hessians.test_last_layer import make
 
 QUIET = {"progress": False}

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import FIXES, SPLITS, contrastive_ggn, contrastive_ggn_dataset
+from lam.hessians import FIXES, SPLITS
 from lam.hessians.losses.contrastive import _cross_sum_by_output, cross_sum_over_pairs
 from lam.pairs.pairs import Pairs
+from tests.helpers import contrastive_ggn, contrastive_ggn_dataset
 from tests.hessians import twin
 
 VARIANTS = [(split, fix) for split, fix in product(SPLITS, FIXES) if fix != "projected"]

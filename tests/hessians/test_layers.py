@@ -18,8 +18,8 @@ from lam.hessians import (
     SupConCurvature,
     ggn_of_batch,
 )
-from lam.hessians.batch import directions
 from lam.hessians.jacobians import Dense, Outer, is_matrix, jacobian, joined, parted
+from lam.hessians.outputs import directions
 from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
 from tests.hessians.networks import NETWORKS, D, N, images, settled

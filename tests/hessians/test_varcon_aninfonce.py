@@ -20,13 +20,13 @@ from lam.hessians import (
     Kron,
     VarConCurvature,
     diagonal_ggn,
-    diagonal_ggn_dataset,
     ggn_of_batch,
     ggn_of_dataset,
 )
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.pairs import Candidates, Neighbours, Pairs
+from tests.helpers import diagonal_ggn_dataset
 from tests.hessians.test_last_layer import make
 from tests.hessians.test_softmax import curvature_in, loss_of
 from tests.methods.test_curvatures import train

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import lam
 from lam import datasets, models
-from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature
 from lam.methods import LaplaceOnline, LaplacePosthoc
 from lam.methods.fit import fit
 from lam.methods.laplace import Laplace
@@ -20,6 +20,7 @@ from lam.pairs.mining import Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
+from tests.helpers import contrastive_ggn
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import lam
 from lam import Laplace, losses, models
 from lam.datasets import TensorImages
-from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
 from lam.pairs.mining import Mining
@@ -18,6 +18,7 @@ from lam.pairs.relation import Relation
 from lam.training import Training
 from lam.training import train as train_network
 from lam.training.steps import Minibatch
+from tests.helpers import contrastive_ggn
 from tests.methods.small_data import trainer
 
 train = trainer(LaplaceOnline)

@@ -9,13 +9,14 @@ from torch.utils.data import DataLoader
 from lam import Laplace, losses, models
 from lam.datasets import TensorImages
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.hessians import ContrastiveCurvature, contrastive_ggn
+from lam.hessians import ContrastiveCurvature
 from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplacePosthoc
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import Training
 from lam.training import train as train_network
+from tests.helpers import contrastive_ggn
 from tests.methods.small_data import trainer
 
 train = trainer(LaplacePosthoc)

@@ -12,11 +12,12 @@ from pytorch_metric_learning.miners import BatchEasyHardMiner, PairMarginMiner, 
 from torch import Tensor
 
 from lam import losses
-from lam.hessians import ContrastiveCurvature, Diagonal, contrastive_ggn
-from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians import ContrastiveCurvature, Diagonal
+from lam.hessians.accumulate import LastLayerAccumulator
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
+from tests.helpers import contrastive_ggn
 
 MARGIN = 0.4
 KINDS = ["easy", "semihard", "hard", "violating"]
@@ -287,14 +288,14 @@ def test_half_precision_and_gradients_do_not_matter() -> None:
     assert not chosen.negative.requires_grad
 
 
-def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> None:
+def test_accumulated_curvature_is_over_the_chosen_pairs_and_forgets_them() -> None:
     batches = [(points(12, 5, seed), LABELS) for seed in range(3)]
     weight, bias = torch.randn(3, 5, generator=generator(1), dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     mining = Mining("semihard", max_pairs=6)
     relation = Relation(miner="semihard", max_pairs=6, triplet_margin=MARGIN)
     empty = Diagonal.zeros(weight, ContrastiveCurvature(MARGIN), has_bias=True)
-    options: dict[str, Any] = {"empty": empty, "seed": 3}
-    total, n_items = curvature_in_batches(batches, weight, bias, relation, **options)
+    summing = LastLayerAccumulator(empty=empty, relation=relation, seed=3, weight=weight, bias=bias)
+    total, n_items = summing.accumulate(batches)
     expected = torch.zeros_like(total.sums)
     for features, labels in batches:
         embeddings = F.normalize(F.linear(features, weight, bias))
@@ -302,8 +303,8 @@ def test_curvature_in_batches_is_over_the_chosen_pairs_and_forgets_them() -> Non
         expected += contrastive_ggn(features, weight, bias, pairs, margin=MARGIN).sums
     torch.testing.assert_close(total.sums, expected)
     assert n_items == 36
-    rest = total - curvature_in_batches(batches[1:2], weight, bias, relation, **options)[0]
-    kept = curvature_in_batches(batches[::2], weight, bias, relation, **options)[0]
+    rest = total - summing.accumulate(batches[1:2])[0]
+    kept = summing.accumulate(batches[::2])[0]
     torch.testing.assert_close(rest.h, kept.h, rtol=1e-12, atol=1e-15)
 
 

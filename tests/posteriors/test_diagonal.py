@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import contrastive_ggn
 from lam.pairs.pairs import Pairs
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+from tests.helpers import contrastive_ggn
 
 
 def make(

@@ -14,8 +14,8 @@ from lam import methods
 from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import EnsembleEncoder, align
 from lam.encoders.gaussian import GaussianEncoder
-from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Diagonal, contrastive_ggn, contrastive_ggn_dataset
-from lam.hessians.accumulate import curvature_in_batches
+from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Diagonal
+from lam.hessians.accumulate import LastLayerAccumulator
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.models.uncertainty_head import UncertaintyHead
@@ -27,6 +27,7 @@ from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
 from lam.vmf.distribution import VonMisesFisher, fuse
 from tests.encoders.small import WIDE, fit, make_batches, make_network
+from tests.helpers import contrastive_ggn, contrastive_ggn_dataset
 from tests.methods.small_data import images, network, outside, training
 
 N, P, D = 64, 16, 12
@@ -78,7 +79,8 @@ def test_mined_curvature() -> None:
     features, labels, weight, bias = layer()
     relation, curvature = Relation(miner="semihard", max_pairs=200, triplet_margin=0.7), ContrastiveCurvature(0.7)
     empty = Diagonal.zeros(weight, curvature, has_bias=True)
-    same(lambda: [curvature_in_batches([(features, labels)], weight, bias, relation, empty)[0].h])
+    summing = LastLayerAccumulator(empty=empty, relation=relation, weight=weight, bias=bias)
+    same(lambda: [summing.accumulate([(features, labels)])[0].h])
 
 
 @pytest.mark.parametrize("mode", ["marginal", "network"])
@@ -120,7 +122,8 @@ def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_aut
     weight, bias = head.weight.detach(), head.bias.detach()
     if pairs == "batch":
         empty = Diagonal.zeros(weight, ContrastiveCurvature(0.7), has_bias=True)
-        expected = curvature_in_batches(feature_batches, weight, bias, Relation(), empty)[0]
+        summing = LastLayerAccumulator(empty=empty, relation=Relation(), weight=weight, bias=bias)
+        expected = summing.accumulate(feature_batches)[0]
     else:
         expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=0.7, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.h)

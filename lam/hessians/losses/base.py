@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems, Related
+from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems
+from lam.hessians.relations import Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 
@@ -112,7 +113,13 @@ class Curvature(ABC):
         return type(self).over_dataset is not Curvature.over_dataset
 
     def over_dataset(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+        self,
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        relation: Related,
+        *,
+        block_size: int,
+        progress: bool,
     ) -> OfItems:
         """H_a of each item over every pair of a data set, formed in blocks; arguments as those of `diagonal`, and
 

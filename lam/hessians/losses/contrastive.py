@@ -20,8 +20,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses.base import Curvature
-from lam.hessians.losses.items import OfItems, Related, cost_of
+from lam.hessians.losses.items import OfItems
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
+from lam.hessians.relations import Related, cost_of
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
 from lam.utils.checks import check_choice, check_margin, check_number
@@ -131,7 +132,13 @@ class ContrastiveCurvature(Curvature):
             raise ValueError(f'fix must be {allowed} with pairs="dataset", got full: use pairs="batch"')
 
     def over_dataset(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+        self,
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        relation: Related,
+        *,
+        block_size: int,
+        progress: bool,
     ) -> "OfPartners":
         """From sums over the partners of each item: those of negative ones are formed in blocks."""
         terms = [relation.positive_partners(n)]
@@ -303,6 +310,25 @@ def cross_sum_over_pairs(
         H12 = cross_curvature(n[a], r[a], n[b], r[b]) * (4 * t_ab[:, None])
         total.addmm_(H12.T, inputs[a] * inputs[b])
     return total
+
+
+def cross_sum_of_class(
+    inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"]
+) -> Float[Tensor, "D F"]:
+    """Σ 2 H12_i φ_aj φ_bj over all ordered pairs of one class, from its moments.
+
+    With ψ = φ/r the sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k Γ_kij²,
+    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and Γ_ki = Σ_a n_ak n_ai ψ_a; the terms a = b are subtracted.
+    """
+    psi, square = inputs / r, n.square()
+    s, u = psi.sum(0), square.T @ psi
+    moments = torch.zeros_like(u)
+    for k in range(n.shape[1]):
+        square_of_gamma = ((n[:, k : k + 1] * n[:, k:]).T @ psi).square_()
+        moments[k:] += square_of_gamma
+        moments[k] += square_of_gamma[1:].sum(0)  # Γ is symmetric in k and i: each is formed once
+    itself = (1 - square).T @ psi.square()
+    return -2 * (s * (s - 2 * u) + moments - itself)
 
 
 def _cross_sum_by_output(inputs: Tensor, n: Tensor, r: Tensor, t: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -77,32 +77,3 @@ class OfItems(ItemCurvature):
     @abstractmethod
     def __getitem__(self, rows: slice) -> "OfItems":
         """Of some of the items."""
-
-
-@runtime_checkable
-class Related(Protocol):
-    """Which of N items match, without a matrix of all pairs; see `lam.hessians.relations`."""
-
-    size: int
-    n_positives: int
-    n_negatives: int
-    n_matched: int
-    order: Tensor
-    labels: Tensor | None
-
-    def positive_partners(self, n: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of 1 and of n over the positive partners of each item, in float64."""
-        ...
-
-    def exclude(self, t: Tensor, rows: slice, columns: slice) -> bool:
-        """Zero the pairs of a block, in `order`, that are not negative; returns whether any negative may be left."""
-        ...
-
-    def block(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """Which pairs of a block, in the items' own order, are positive and which are negative."""
-        ...
-
-
-def cost_of(n_pairs: int, n_bytes: int) -> str:
-    """What a pass over pairs takes beside the features: how many of them, and how much memory."""
-    return f"{n_pairs:,} pairs, {n_bytes / 2**20:.0f} MiB"

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum
-from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems, Related, cost_of
+from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems
 from lam.hessians.losses.outer_products import arccos, positive_part
+from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
@@ -185,7 +186,13 @@ class SoftmaxCurvature(Curvature):
         return self.softmaxes(n, r, pairs).matrices()
 
     def over_dataset(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+        self,
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        relation: Related,
+        *,
+        block_size: int,
+        progress: bool,
     ) -> "Softmaxes":
         """Block by block of the items and their candidates, which are all other items: nothing is kept of a pair."""
         (N, D), size = n.shape, min(block_size, len(n))

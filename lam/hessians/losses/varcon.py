@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lam.hessians.losses.items import Related, cost_of
 from lam.hessians.losses.softmax import Block, Derivatives, SoftmaxCurvature, Softmaxes, exponential
+from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
 from lam.utils.checks import check_positive
@@ -68,7 +68,13 @@ class VarConCurvature(SoftmaxCurvature):
         return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
 
     def over_dataset(
-        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
+        self,
+        n: Float[Tensor, "N D"],
+        r: Float[Tensor, "N 1"],
+        relation: Related,
+        *,
+        block_size: int,
+        progress: bool,
     ) -> Softmaxes:
         """The centroids of the classes of a data set: linear in the number of items."""
         centroids, own = _centroids(n, relation.labels)

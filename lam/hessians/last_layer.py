@@ -1,0 +1,278 @@
+"""GGN of a linear last layer f = Wφ + b: over the pairs of a batch, or over every pair of a data set.
+
+A data set is never held as a matrix of pairs. Sums over the partners of each item come first, in blocks or by class;
+then the features stream past once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from lam.hessians.losses import Curvature
+from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, cross_sum_over_pairs
+from lam.hessians.losses.items import ItemCurvature, OfItems
+from lam.hessians.outputs import check_feature_values, check_layer, outputs
+from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
+from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
+from lam.hessians.structures.diagonal import Diagonal
+from lam.pairs.candidates import Candidates
+from lam.pairs.neighbours import Neighbours
+from lam.pairs.pairs import Pairs
+from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_at_least
+
+ROWS = 4096
+"""Items of a feature matrix that are streamed at once."""
+
+BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
+"""Items on a side of a block of similarities, by the kind of device; float32 takes 2 GiB on a GPU."""
+
+_ALL_ZERO = "features are all zero: the network says nothing about its inputs"
+
+Sums = TypeVar("Sums", bound=Structure)
+
+
+@without_autocast()
+def ggn_of_batch(
+    empty: Sums,
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+) -> Sums:
+    """Exact GGN of a loss over the given pairs, in the form of a structure.
+
+    Args:
+        empty: the structure of no batch, with the curvature of the loss.
+        features: (N, P) what enters the layer.
+        weight: (D, P) the layer's weight.
+        bias: (D,) its bias, or None.
+        pairs: among the N items; or candidates that the items are compared with, if the curvature takes them.
+
+    Returns:
+        The sums behind h, in the type of the features.
+
+    Raises:
+        ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
+            candidates for a curvature that takes none.
+    """
+    curvature = empty.curvature
+    inputs, n, r, partners = _checked(features, weight, bias, pairs, curvature)
+    part = empty.of_items(inputs, curvature.of_batch(n, r, partners))
+    if curvature.has_cross_terms:
+        part = replace(part, sums=part.sums + curvature.cross(with_ones(inputs, bias is not None), n, r, partners))
+    part = replace(part, counts=curvature.counts(partners))
+    return part.of_type(torch.promote_types(features.dtype, torch.float32))
+
+
+def diagonal_ggn(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+) -> Diagonal:
+    """Diagonal GGN of a loss, Σ_a H_a,ii φ_aj² and any cross terms: `ggn_of_batch` of a `Diagonal`.
+
+    Example:
+        >>> from lam.hessians import ContrastiveCurvature
+        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> diagonal_ggn(features, torch.eye(3), None, pairs, ContrastiveCurvature(1.0)).counts
+        (2, 4)
+    """
+    shape = len(curvature.terms), len(weight), weight.shape[1] + (bias is not None)
+    zeros = weight.new_zeros(()).expand(shape)  # the shape alone is read, so nothing is allocated
+    empty = Diagonal(zeros, (0,) * shape[0], curvature, has_bias=bias is not None)
+    return ggn_of_batch(empty, features, weight, bias, pairs)
+
+
+@without_autocast()
+def output_curvature(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+) -> Float[Tensor, "N D D"]:
+    """H_a of every item: the curvature of a loss in its output, the other outputs held still, averaged as h is.
+
+    Σ_a H_a ⊗ φ_a φ_aᵀ is the GGN in the weights. The result takes 4 N D² bytes in float32; `total_output_curvature`
+    is its sum.
+
+    Args, Raises: as `diagonal_ggn`, and
+        ValueError: for a curvature with cross terms, and pairs without a positive one.
+
+    Example:
+        >>> from lam.hessians import ContrastiveCurvature
+        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0, fix="projected")).shape
+        torch.Size([3, 3, 3])
+    """
+    items = _items(features, weight, bias, pairs, curvature)
+    return weighted_by_term(items.matrices().movedim(1, 0), curvature, curvature.counts(pairs))
+
+
+@without_autocast()
+def total_output_curvature(
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    pairs: Pairs | Candidates,
+    curvature: Curvature,
+) -> Float[Tensor, "D D"]:
+    """Σ_a of `output_curvature`. Its arrays are (N, N), (N, D) and (D, D), except for `projected` softmaxes.
+
+    Example:
+        >>> from lam.hessians import ContrastiveCurvature
+        >>> features, pairs = torch.eye(3), Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> total_output_curvature(features, torch.eye(3), None, pairs, ContrastiveCurvature(2.0)).shape
+        torch.Size([3, 3])
+    """
+    items = _items(features, weight, bias, pairs, curvature)
+    return weighted_by_term(items.total(), curvature, curvature.counts(pairs))
+
+
+def _items(
+    features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
+) -> ItemCurvature:
+    if curvature.has_cross_terms:
+        raise ValueError(f"the cross terms of {curvature} belong to two items: use fix='fixed' for those of one")
+    return curvature.of_batch(*_checked(features, weight, bias, pairs, curvature)[1:])
+
+
+def _checked(
+    features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """`outputs` in the type of a curvature, and the partners of the items, after all checks."""
+    check_layer(features, weight, bias)
+    if len(features) and not features.any():
+        raise ValueError(_ALL_ZERO)
+    partners = checked_partners(pairs, len(features), curvature)
+    return *outputs(features, weight, bias, curvature.working_dtype(features)), partners
+
+
+def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
+    """The pairs or candidates, if they are of N = `size` items and of a kind that the curvature takes."""
+    pairs.check_size(size)
+    if isinstance(pairs, Candidates) and not curvature.takes_candidates:
+        raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
+    return pairs
+
+
+@without_autocast()
+def ggn_of_dataset(
+    empty: Sums,
+    features: Float[Tensor, "N P"],
+    weight: Float[Tensor, "D P"],
+    bias: Float[Tensor, " D"] | None,
+    *,
+    labels: Int[Tensor, " N"] | None = None,
+    neighbours: Neighbours | None = None,
+    block_size: int | None = None,
+    progress: bool = True,
+) -> Sums:
+    """GGN over every pair of a data set: `ggn_of_batch` of one batch of all items, however the data are cut.
+
+    Similarities have the type of the features, sums over the data set are float64.
+
+    Args:
+        empty: the structure of no item, with a curvature that is formed in blocks: not a contrastive or softmax one
+            with `fix="full"`, and not one from outside lam that gives `diagonal` alone.
+        features: (N, P) what enters the layer, on any device; some rows at a time go to the device of the weight.
+        weight: (D, P) the layer's weight.
+        bias: (D,) its bias, or None.
+        labels: (N,) one label an item; or
+        neighbours: which pairs are near; exactly one of the two.
+        block_size: items on a side of a block of similarities; `BLOCK_SIZE` by default.
+        progress: show a progress bar, the number of pairs and the memory on standard error.
+
+    Returns:
+        The sums behind h, float64.
+
+    Raises:
+        ValueError: as `ggn_of_batch`, for a curvature that is formed within batches only, both or neither of labels
+            and neighbours, another number of labels than items, and no positive pair.
+    """
+    curvature = empty.curvature
+    curvature.check_scope("dataset")
+    check_at_least("block_size", block_size, 1)
+    n, r = _all_outputs(features, weight, bias, curvature)
+    relation = _relation(len(n), labels, neighbours)
+    if relation.n_positives == 0:
+        raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
+    block_size = block_size or BLOCK_SIZE.get(n.device.type, BLOCK_SIZE["cpu"])
+    items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
+    total = _summed(empty, features, items, progress=progress)
+    if curvature.has_cross_terms:
+        total = replace(total, sums=total.sums + _cross_terms(relation, features, weight, bias, progress=progress))
+    return replace(total, counts=curvature.counts(relation))
+
+
+def _relation(size: int, labels: Tensor | None, neighbours: Neighbours | None) -> Related:
+    if (labels is None) == (neighbours is None):
+        raise ValueError("give either labels or neighbours")
+    relation = NeighbourRelation(neighbours) if neighbours is not None else LabelRelation(labels)  # pyright: ignore
+    if relation.size != size:
+        raise ValueError(f"there are {size} items, but the labels or neighbours are of {relation.size}")
+    return relation
+
+
+def _all_outputs(features: Tensor, weight: Tensor, bias: Tensor | None, curvature: Curvature) -> tuple[Tensor, Tensor]:
+    parts: list[tuple[Tensor, Tensor]] = []
+    any_nonzero = False
+    for start, batch in _stream(features, weight.device):
+        check_layer(batch, weight, bias) if start == 0 else check_feature_values(batch, start)
+        parts.append(outputs(batch, weight, bias, curvature.working_dtype(batch), offset=start)[1:])
+        any_nonzero = any_nonzero or bool(batch.any())
+    if len(features) < 2:
+        raise ValueError(f"at least 2 items are needed to form a pair, got {len(features)}")
+    if not any_nonzero:
+        raise ValueError(_ALL_ZERO)
+    return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
+
+
+def _summed(empty: Sums, features: Tensor, items: OfItems, *, progress: bool) -> Sums:
+    """The structure of all items, in one stream of their features."""
+    total = empty
+    batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))
+    for start, batch in batches:
+        own = batch.to(empty.curvature.working_dtype(batch))
+        total = total + empty.of_items(own, items[start : start + len(batch)])
+    return total
+
+
+def _cross_terms(
+    relation: Related,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    progress: bool,
+) -> Float[Tensor, "D F"]:
+    """Sum of the cross terms over all positive pairs; the items of one class or of some pairs are held at once."""
+    total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
+    D, F = total.shape
+    blocks = relation.positive_blocks(max(1, BLOCK_ELEMENTS // features.shape[1]))
+    cost = cost_of(relation.n_positives // 2, 8 * F * (2 * max(map(len, blocks)) + 4 * D))
+    for block in tqdm(blocks, desc=cost, disable=not progress):
+        rows, pairs = (block, None) if block.ndim == 1 else block.unique(return_inverse=True)
+        part = features[rows.to(features.device)].to(weight.device)
+        part, n, r = outputs(part, weight, bias, torch.float64)
+        inputs = with_ones(part, bias is not None)
+        if pairs is None and len(rows) > D:  # fewer operations from the moments of a large class than from its pairs
+            total += cross_sum_of_class(inputs, n, r)
+        else:
+            first, second = torch.triu_indices(len(rows), len(rows), 1).to(n.device) if pairs is None else pairs.T
+            total += cross_sum_over_pairs(inputs, n, r, first, second, n.new_ones(len(first)))
+    return total
+
+
+def _stream(features: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """Some items at a time, with the number of the first."""
+    for start in range(0, len(features), ROWS):
+        yield start, features[start : start + ROWS].to(device)

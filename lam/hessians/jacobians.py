@@ -1,8 +1,8 @@
-"""Jacobians of N outputs in the weights of one layer, and what is formed of them.
+"""Jacobians of N outputs in the weights of one layer, and quadratic forms of them.
 
 A linear layer or a convolution is a matrix at every place of its input, with a row for each of U channels and a column
-for each of F inputs, that of a bias last: its weights are this matrix, flat. Those of any other layer are its
-parameters one after the other.
+for each of F inputs, a bias last: its weights are this matrix, flat. The weights of any other layer are its parameters
+one after the other.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 _CACHED = 1 << 14
-"""Columns of a Jacobian that a processor goes through at once: three times as fast as all of a large layer."""
+"""Columns of a Jacobian that a CPU takes at once: as many as its cache holds, three times as fast for a large layer."""
 
 
 class Jacobian(ABC):
@@ -47,26 +47,23 @@ class Dense(Jacobian):
     J: Float[Tensor, "N D n"]
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """Σ_a Σ_i (H_a J_a)_ip (J_a)_ip, so many p at a time as stay in a cache."""
         parts = self.J.split(_CACHED, 2) if self.J.device.type == "cpu" else (self.J,)
         each = matrices.to(self.J).unbind(1)
         return torch.cat([torch.stack([((H @ part) * part).sum((0, 1)) for H in each]) for part in parts], 1)
 
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ."""
         return _squared(self.J * variances.sqrt())
 
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
-        """J_a δ."""
         return (self.J.flatten(0, 1) @ deviations.T).T.unflatten(1, self.J.shape[:2])
 
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """J_a = g_a ⊗ φ_a of a matrix that is used at one place, never formed.
+    """J_a = g_a ⊗ φ_a of a matrix that is used at one place; it is never formed.
 
     Attributes:
-        slopes: (N, D, U) g, derivatives of the outputs in what the layer gives.
+        slopes: (N, D, U) g, derivatives of the network's outputs in the layer's.
         inputs: (N, F) φ.
     """
 
@@ -80,11 +77,10 @@ class Outer(Jacobian):
 
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
         """g_a diag_o(Σ_f φ_af² v_of) g_aᵀ."""
-        given = self.inputs.square() @ variances.view(-1, self.inputs.shape[1]).T
-        return _squared(self.slopes * given.sqrt()[:, None])
+        of_outputs = self.inputs.square() @ variances.view(-1, self.inputs.shape[1]).T
+        return _squared(self.slopes * of_outputs.sqrt()[:, None])
 
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
-        """g_a δ φ_a."""
         matrices = deviations.unflatten(1, (-1, self.inputs.shape[1]))
         return torch.einsum("ado,sof,af->sad", self.slopes, matrices, self.inputs)
 
@@ -97,7 +93,7 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 def is_matrix(module: nn.Module) -> bool:
     """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
 
-    One that changes its input or its weight first, as heirs of these do that normalise or pad, does not.
+    A subclass that normalises or pads in its own forward does not.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:
@@ -109,7 +105,7 @@ def is_matrix(module: nn.Module) -> bool:
 
 
 def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Rows U and columns F of a layer's weights; one row where it is no matrix."""
+    """Rows U and columns F of a layer's weights; one row if it is no matrix."""
     if not is_matrix(module):
         return 1, sum(weight.numel() for weight in weights.values())
     weight = weights["weight"].flatten(1)
@@ -125,7 +121,7 @@ def joined(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " 
 
 
 def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
-    """S times the parameters of a layer, by name, from flat ones."""
+    """S times the parameters of a layer by name, from flat ones: the inverse of `joined`."""
     if not is_matrix(module):
         parts = flat.split([weight.numel() for weight in weights.values()], 1)
         return {name: part.reshape(len(flat), *weights[name].shape) for name, part in zip(weights, parts, strict=True)}
@@ -138,7 +134,7 @@ def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor,
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
-    """What the matrix of a layer is applied to at Z places, with a 1 for the bias, and the slopes there."""
+    """Inputs of a layer's matrix at its Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, whatever its padding
@@ -157,14 +153,14 @@ def jacobian(
     slopes: Float[Tensor, "N D ..."],
     basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
 ) -> Jacobian:
-    """J of a layer, from what entered it and the slopes of the outputs in what it gave.
+    """J of a layer.
 
     Args:
         module: the layer, in evaluation mode.
         weights: its parameters, by name.
-        inputs: what entered it.
-        slopes: derivatives of the D outputs in what it gave.
-        basis: of a matrix: orthonormal columns in which its rows and its columns are taken.
+        inputs: of the layer.
+        slopes: derivatives of the D outputs of the network in those of the layer.
+        basis: of a matrix: orthonormal columns for its rows and for its columns.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))
@@ -177,7 +173,7 @@ def jacobian(
 
 
 def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
-    """(N, D, n) by autograd, each output of each item as an item of its own: of nn.PReLU vmap in vmap is wrong."""
+    """J by autograd; each output of each item is an item of its own, as a vmap in a vmap is wrong for nn.PReLU."""
 
     def of_row(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]

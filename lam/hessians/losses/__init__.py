@@ -11,6 +11,19 @@ from lam.hessians.losses.softmax import InfoNCECurvature, SupConCurvature
 from lam.hessians.losses.varcon import VarConCurvature
 from lam.utils.registry import enter
 
+__all__ = [
+    "CURVATURES",
+    "AnInfoNCECurvature",
+    "ContrastiveCurvature",
+    "Curvature",
+    "InfoNCECurvature",
+    "SupConCurvature",
+    "VarConCurvature",
+    "from_settings",
+    "register",
+    "to_settings",
+]
+
 CURVATURES: dict[str, type[Curvature]] = {
     "contrastive": ContrastiveCurvature,
     "supcon": SupConCurvature,
@@ -22,14 +35,14 @@ CURVATURES: dict[str, type[Curvature]] = {
 
 
 def register(name: str, cls: type[Curvature]) -> None:
-    """Enter the curvature of another loss under a name, by which encoders are saved and loaded.
+    """Enter the curvature of another loss under a name, so that encoders with it can be saved and loaded.
 
     Args:
-        name: what files call it.
-        cls: a frozen dataclass derived from `Curvature`, whose fields are numbers, strings or booleans.
+        name: its name in files.
+        cls: a frozen dataclass derived from `Curvature`, with numbers, strings or booleans as fields.
 
     Raises:
-        ValueError: where another class has the name.
+        ValueError: if another class has the name.
     """
     enter(CURVATURES, "curvature", name, cls)
 
@@ -38,7 +51,7 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
     """Name and settings of a curvature, as JSON.
 
     Raises:
-        ValueError: where its class is not registered.
+        ValueError: for a class that is not registered.
     """
     record: Any = curvature
     for name, cls in CURVATURES.items():
@@ -53,27 +66,13 @@ def from_settings(settings: Mapping[str, Any]) -> Curvature:
     Raises:
         ValueError: for a name that is not registered, or a setting that it does not have.
     """
-    name, given = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
+    name, options = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
     if name not in CURVATURES:
         known = ", ".join(CURVATURES)
         raise ValueError(f"curvature must be one of {known}, got {name!r}: register it with lam.hessians.register")
     cls: Any = CURVATURES[name]
     allowed = [field.name for field in fields(cls)]
-    for key in given:
+    for key in options:
         if key not in allowed:
             raise ValueError(f"curvature {name} has no setting {key!r}: it has {', '.join(allowed)}")
-    return cls(**given)
-
-
-__all__ = [
-    "CURVATURES",
-    "AnInfoNCECurvature",
-    "ContrastiveCurvature",
-    "Curvature",
-    "InfoNCECurvature",
-    "SupConCurvature",
-    "VarConCurvature",
-    "from_settings",
-    "register",
-    "to_settings",
-]
+    return cls(**options)

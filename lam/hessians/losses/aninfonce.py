@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.hessians.losses.base import required
 from lam.hessians.losses.softmax import AgainstNegatives, SoftmaxCurvature
 from lam.utils.checks import check_positive
 
@@ -14,8 +15,8 @@ from lam.utils.checks import check_positive
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
 
-    z_ab = −Σ_d Λ_d (n_ad − n_bd)², of which what concerns a alone cancels: g_b = 2Λ n_b and β_b = Σ_d Λ_d n_bd². With
-    all Λ at 1/(2τ) it is that of InfoNCE at temperature τ.
+    z_ab = −Σ_d Λ_d (n_ad − n_bd)². The part of a alone cancels in the softmax, which leaves g_b = 2Λ n_b and
+    β_b = Σ_d Λ_d n_bd². With all Λ at 1/(2τ) it is the curvature of InfoNCE at temperature τ.
 
     Source: Rusak et al. (2024), equation 3.
 
@@ -43,10 +44,9 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
 
     def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
         """2Λ n_b, and n_bᵀ Λ n_b."""
-        if self.concentration is None:
-            raise ValueError("concentration must be positive numbers, one of each dimension, got None: give them")
-        if len(self.concentration) != directions.shape[1]:
-            n_given, dimension = len(self.concentration), directions.shape[1]
+        concentration = required("concentration", self.concentration)
+        if len(concentration) != directions.shape[1]:
+            n_given, dimension = len(concentration), directions.shape[1]
             raise ValueError(f"concentration must have {dimension} numbers, one of each dimension, got {n_given}")
-        weighted = directions * torch.tensor(self.concentration, dtype=torch.float64).to(directions)
+        weighted = directions * torch.tensor(concentration, dtype=torch.float64).to(directions)
         return 2 * weighted, (weighted * directions).sum(1)

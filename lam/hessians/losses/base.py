@@ -1,7 +1,4 @@
-"""What the curvature of every loss offers; one file a loss beside this one.
-
-Nothing here knows of weights: how outputs depend on them is the part of `lam.hessians.structures`.
-"""
+"""`Curvature`: what the curvature of every loss offers. How outputs depend on weights: `lam.hessians.structures`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,34 +20,35 @@ Same = TypeVar("Same", bound="Curvature")
 class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, n on the unit sphere.
 
-    A subclass is a frozen dataclass of the loss's settings, which it checks once, and has to give `diagonal`, and
-    `matrices` for structures that are not diagonal; all else is that of a loss with one term, averaged over the items.
+    A subclass is a frozen dataclass of the loss's settings. It gives `diagonal`, and `matrices` for structures that
+    are not diagonal. By default it has one term, averaged over the items.
 
     Attributes:
-        average: whether each term is averaged over its count, or is a plain sum.
+        average: whether each term is averaged over its count; else it is a plain sum.
+        takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of one another.
     """
 
     average: bool = True
-
     takes_candidates: ClassVar[bool] = False
-    """Whether items can be compared with `lam.pairs.Candidates`, in place of one another."""
 
     def filled(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The same with those of its settings that are None taken from others, such as a loss's."""
+        """The curvature with each setting that is None replaced by that of a mapping, such as a loss's settings."""
         record: Any = self
-        names = [field.name for field in fields(record) if getattr(self, field.name) is None]
-        return replace(record, **{name: settings[name] for name in names if settings.get(name) is not None})
+        return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
     def check_filled(self) -> None:
-        """Refuse settings that are still None, where they are taken from nothing any more; see `filled`.
+        """Require every setting; `filled` replaces those that are None.
 
         Raises:
-            ValueError: naming them.
+            ValueError: naming the settings that are None.
         """
+        if self._unset:
+            raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
+
+    @property
+    def _unset(self) -> list[str]:
         record: Any = self
-        missing = [field.name for field in fields(record) if getattr(self, field.name) is None]
-        if missing:
-            raise ValueError(f"{type(self).__name__} must have {' and '.join(missing)}, got None")
+        return [field.name for field in fields(record) if getattr(self, field.name) is None]
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -59,11 +57,11 @@ class Curvature(ABC):
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether outputs of two items share second derivatives that count: whether there is a `cross`."""
+        """Whether second derivatives in the outputs of two items count; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """How many of them each of the T terms is averaged over."""
+        """The number of them that each of the T terms is averaged over."""
         return (pairs.size,)
 
     @abstractmethod
@@ -80,64 +78,73 @@ class Curvature(ABC):
         """
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
-        """H_a of each item: all second derivatives of each term in its outputs, the other items held still.
-
-        Args, Returns: as `diagonal`, which is that of these symmetric matrices.
+        """H_a of each item: the symmetric matrices of second derivatives that `diagonal` has the diagonals of.
 
         Raises:
-            ValueError: where the loss gives their diagonal alone.
+            ValueError: for a loss that gives `diagonal` only.
         """
         raise ValueError(f'{type(self).__name__} gives a diagonal alone, and no matrices: use structure="diag"')
 
-    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> ItemCurvature:
-        """H_a of each item from the pairs of a batch; arguments as those of `diagonal`."""
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
+        """H_a of each item from the pairs of a batch; arguments as `diagonal`."""
         return OfBatch(self, n, r, pairs)
 
     def cross(
-        self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
+        self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Sum over all pairs of what the outputs of two items share, in the weights of a layer with these inputs.
+        """Sum over all pairs of the second derivatives in two outputs, in the weights of a layer with these inputs.
 
         Raises:
-            ValueError: where they share nothing that counts; see `has_cross_terms`.
+            ValueError: for a curvature without cross terms.
         """
         raise ValueError(f"{type(self).__name__} has no cross terms: ask has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in: where cross terms cancel most of the rest, float32 would lose its digits."""
+        """The type to compute in. Cross terms cancel most of the rest: float32 would lose the digits that remain."""
         return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property
     def in_blocks(self) -> bool:
-        """Whether `over_dataset` forms it over all pairs of a data set, of which it holds some at a time."""
+        """Whether `over_dataset` forms it over all pairs of a data set, some at a time."""
         return type(self).over_dataset is not Curvature.over_dataset
 
     def over_dataset(
-        self,
-        n: Float[Tensor, "N D"],
-        r: Float[Tensor, "N 1"],
-        relation: Related,
-        *,
-        block_size: int,
-        progress: bool,
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> OfItems:
-        """H_a of each item over every pair of a data set, formed in blocks; arguments as those of `diagonal`, and
+        """H_a of each item over every pair of a data set.
 
         Args:
+            n: (N, D) unit outputs.
+            r: (N, 1) their lengths before normalisation.
             relation: which items match.
-            block_size: how many items a block has on a side.
+            block_size: items on a side of a block.
             progress: show a progress bar on standard error.
-
-        Raises:
-            ValueError: where the loss is formed in batches alone; see `in_blocks`.
         """
-        raise ValueError(self._in_batches_alone)
+        raise NotImplementedError  # `check_scope` comes first
 
     def check_scope(self, scope: Scope) -> None:
-        """Refuse to form this curvature over all pairs of a data set, where only batches will do."""
+        """Reject pairs over a whole data set for a curvature that is formed within batches only."""
         if scope == "dataset" and not self.in_blocks:
-            raise ValueError(self._in_batches_alone)
+            fixed = ' or fix="fixed"' if self.has_cross_terms else ""
+            raise ValueError(f'{self} is formed within batches only: use pairs="batch"{fixed}')
 
-    @property
-    def _in_batches_alone(self) -> str:
-        return f'pairs="dataset" is not for {type(self).__name__}, formed in batches alone: use pairs="batch"'
+
+class SummedByPartners(Curvature):
+    """A curvature that `of_batch` forms from sums over the partners of each item."""
+
+    @abstractmethod
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
+        """H_a of each item from the pairs of a batch; arguments as `diagonal`."""
+
+    def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> Float[Tensor, "N T D"]:
+        return self.of_batch(n, r, pairs).diagonal()
+
+    def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> Float[Tensor, "N T D D"]:
+        return self.of_batch(n, r, pairs).matrices()
+
+
+def required(name: str, value: Any) -> Any:
+    """A setting that `Curvature.filled` may have left out; None is rejected."""
+    if value is None:
+        raise ValueError(f"{name} must be given, got None")
+    return value

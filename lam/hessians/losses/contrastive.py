@@ -1,10 +1,10 @@
-"""Curvature of the contrastive loss: one pair's second derivatives in closed form, and their sums over a batch.
+"""Curvature of the contrastive loss: one pair's second derivatives in closed form, and their sums over pairs.
 
-The loss of a pair is ½ d² = 1 − c, with c the cosine of its two outputs f = r n. Its Gauss-Newton curvature in the
-outputs depends on where loss∘network is split: `euclidean` counts the normalisation n = f/r to the network, where it is
-linearised; `arccos` counts it to the loss. What a diagonal over a linear layer needs are the diagonals of the blocks
-H11, H22 (one output with itself) and H12 (one with the other). No array of size pairs × D × P is ever made: cross terms
-are a matmul per output or a matmul over blocks of pairs, whichever is cheaper.
+The loss of a pair is ½ d² = 1 − c, with c the cosine of its outputs f = r n. Its Gauss-Newton curvature depends on the
+split of loss∘network: `euclidean` linearises the normalisation n = f/r with the network, `arccos` leaves it in the
+loss. A diagonal over a linear layer needs the diagonals of the blocks H11, H22 (one output twice) and H12 (one with the
+other). No array of pairs × D × P is formed: cross terms are a matmul per output, or over blocks of pairs, whichever is
+cheaper.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -19,12 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from lam.hessians.losses.base import Curvature
+from lam.hessians.losses.base import SummedByPartners, required
 from lam.hessians.losses.items import OfItems
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Scope
 from lam.utils.checks import check_choice, check_margin, check_number
 
 Split = Literal["euclidean", "arccos"]
@@ -33,29 +32,27 @@ SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
 BLOCK_ELEMENTS = 1 << 22
-"""How many products φ_aj φ_bj of pairs are held at once."""
+"""Products φ_aj φ_bj of pairs that are held at once."""
 
 GATHER_COST = 40
-"""What forming one such product costs, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
+"""Cost of forming one such product, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
 
 
 @dataclass(frozen=True)
-class ContrastiveCurvature(Curvature):
+class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
 
-    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻, where n⁺
-    and n⁻ count every pair that was considered, those outside the margin included. `fixed` differentiates each item
-    with the other held still, `full` keeps the cross terms, `positive` keeps them too but drops the negative pairs.
-    `projected` is `fixed` with the positive part of each item's curvature, so that nothing is clipped later: negative
-    pairs of an item take from its own positive ones alone. It is one term: positive and negative pairs of a batch
-    together, averaged over the positive ones.
+    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻. n⁺ and n⁻
+    count every pair that was considered, also outside the margin. `fixed` differentiates each item with the other held
+    still. `full` keeps the cross terms. `positive` keeps them too, but drops the negative pairs. `projected` is `fixed`
+    with the positive part of each item's curvature, so that nothing is clipped later; it is one term, averaged over the
+    positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
-            down to about 0.01; smaller ones need float64 features. None in the options of a method: that of the loss,
-            which `filled` puts in.
+            down to about 0.01; smaller ones need float64 features. None in the options of a method: the loss's.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: which terms are kept: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
@@ -82,37 +79,27 @@ class ContrastiveCurvature(Curvature):
     @property
     def least_cosine(self) -> float:
         """The cosine above which two unit vectors are nearer than the margin."""
-        if self.margin is None:
-            raise ValueError("margin must be in (0, 2], the distances on the unit sphere, got None: give one")
-        return 1 - self.margin**2 / 2
+        return 1 - required("margin", self.margin) ** 2 / 2
 
     @property
     def terms(self) -> dict[str, float]:
-        """The positive pairs and, unless they are dropped, the negative ones."""
         positive = {"positive pair": 1.0}
         return {**positive, "negative pair": -self.negative_weight} if self.fix in ("fixed", "full") else positive
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether the partner is not held still."""
         return self.fix in ("positive", "full")
 
+    @property
+    def in_blocks(self) -> bool:
+        return self.fix != "full"
+
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """n⁺ and, unless they are dropped, n⁻."""
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "OfPartners":
-        """From sums over the partners of each item."""
         t = torch.stack(self._kinds(n, pairs)).to(n)
         return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
-
-    def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
-        """H11 of each item, summed over its partners, and twice: every item is first and second in ordered pairs."""
-        return self.of_batch(n, r, pairs).diagonal()
-
-    def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
-        """The matrices whose diagonals `diagonal` has."""
-        return self.of_batch(n, r, pairs).matrices()
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs
@@ -120,27 +107,10 @@ class ContrastiveCurvature(Curvature):
         """Σ 2 t_ab H12_i φ_aj φ_bj over ordered pairs."""
         return torch.stack([cross_sum(inputs, n, r, t.to(n)) for t in self._kinds(n, pairs)])
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether no cross terms of negative pairs are asked for."""
-        return self.fix != "full"
-
-    def check_scope(self, scope: Scope) -> None:
-        """Refuse to form cross terms of every pair of a data set."""
-        if scope == "dataset" and not self.in_blocks:
-            allowed = "fixed, positive or projected"
-            raise ValueError(f'fix must be {allowed} with pairs="dataset", got full: use pairs="batch"')
-
     def over_dataset(
-        self,
-        n: Float[Tensor, "N D"],
-        r: Float[Tensor, "N 1"],
-        relation: Related,
-        *,
-        block_size: int,
-        progress: bool,
+        self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "OfPartners":
-        """From sums over the partners of each item: those of negative ones are formed in blocks."""
+        """H_a of each item. Partners are summed by class or list if positive, in blocks of similarities if negative."""
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
@@ -149,13 +119,14 @@ class ContrastiveCurvature(Curvature):
 
     def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "OfPartners":
         if self.fix == "projected":
+            # One term: the negative pairs are scaled so that the division by n⁺ leaves them −w/n⁻ each.
             share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
             weight = self.negative_weight * share
             count, partners = (part[:1] - weight * part[1:] for part in (count, partners))
         return OfPartners(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
-        """Weights of the ordered pairs that have a curvature, term by term."""
+        """Weights of the ordered pairs that have a curvature, positive and negative."""
         if self.fix == "positive":
             return [pairs.positive]
         return [pairs.positive, pairs.negative * (n @ n.T > self.least_cosine)]
@@ -163,7 +134,7 @@ class ContrastiveCurvature(Curvature):
 
 @dataclass(frozen=True)
 class OfPartners(OfItems):
-    """The curvature of every item's output, from what its partners add up to.
+    """The curvature in every item's output, from sums over its partners.
 
     Attributes:
         curvature: of the loss.
@@ -180,33 +151,28 @@ class OfPartners(OfItems):
     partners: Float[Tensor, "T N D"]
 
     def __getitem__(self, rows: slice) -> "OfPartners":
-        """Of some of the items."""
         count, partners = self.count[:, rows], self.partners[:, rows]
         return replace(self, n=self.n[rows], r=self.r[rows], count=count, partners=partners)
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
-        """The diagonal of each H_a."""
         return self._products.diagonal().movedim(0, 1)
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
-        """Each H_a."""
         return self._products.matrices().movedim(0, 1)
 
     def total(self) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a."""
         return self._products.total()
 
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
-        """The diagonal of each Uᵀ H_a U: that of rotated outputs."""
-        basis = basis.to(self.n)
+        basis = basis.to(self.n)  # Uᵀ H_a U is the curvature of rotated outputs
         return replace(self, n=self.n @ basis, partners=self.partners @ basis).diagonal()
 
     @property
     def _products(self) -> OuterProducts:
-        """H11, summed over the partners, and twice: every item is first and second in ordered pairs.
+        """Twice H11, summed over the partners: every item is first and second in ordered pairs.
 
         euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². Both are linear in
-        the partner n2, so the sum over partners b with weights t_ab needs only Σ_b t_ab and Σ_b t_ab n_b.
+        the partner n2, so Σ_b t_ab and Σ_b t_ab n_b are enough.
         """
         scale, projected = 2 / self.r.square(), self.curvature.fix == "projected"
         if self.curvature.split == "euclidean":
@@ -218,7 +184,10 @@ class OfPartners(OfItems):
 def _negative_partners(
     n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin."""
+    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin.
+
+    Each unordered pair of blocks is met once: similarities are symmetric.
+    """
     ordered = n[relation.order]
     picked = _summed_where(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
@@ -240,10 +209,10 @@ def _negative_partners(
 
 
 def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
-    """A function that adds up those of some vectors that each row of zeros and ones picks.
+    """A function that adds up the vectors that each row of zeros and ones picks.
 
-    Where there are tensor cores for it, float32 vectors are three addends in bfloat16, which lose nothing, nor do
-    zeros and ones; products are added up in float32 there too, several times as fast.
+    On tensor cores float32 vectors become three addends in bfloat16, several times as fast. Nothing is lost: the
+    addends are exact, as are zeros and ones, and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:
@@ -259,7 +228,7 @@ def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Te
 
 
 def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
-    """float32 as three addends in bfloat16, side by side, each with zeros up to a multiple of eight columns."""
+    """float32 as three exact addends in bfloat16, side by side, each padded to a multiple of eight columns."""
     addends, rest = [], F.pad(vectors, (0, -vectors.shape[1] % 8))
     for _ in range(3):
         addends.append(rest.bfloat16())
@@ -268,7 +237,7 @@ def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
 
 
 def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
-    """Memory that a pass over the similarities of all pairs takes beside the features."""
+    """Memory of a pass over the similarities of all pairs, besides the features."""
     N, D = n.shape
     return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 
@@ -279,7 +248,7 @@ def cross_curvature(
     n2: Float[Tensor, "*pairs D"],
     r2: Float[Tensor, "*pairs 1"],
 ) -> Float[Tensor, "*pairs D"]:
-    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, alike for both splits."""
+    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, the same for both splits."""
     cosine = (n1 * n2).sum(-1, keepdim=True)
     return (n1.square() + n2.square() - 1 - cosine * n1 * n2) / (r1 * r2)
 

@@ -1,4 +1,4 @@
-"""The curvature of every item's output, whatever its partners were: pairs of a batch, or those of a data set."""
+"""The curvature in the output of every item: from the pairs of a batch, or those of a data set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ItemCurvature(ABC):
-    """H_a of N items and T terms of a loss: all that a structure sums up beside features."""
+    """H_a of N items and T terms of a loss: all that a structure needs besides features."""
 
     @abstractmethod
     def diagonal(self) -> Float[Tensor, "N T D"]:
@@ -31,13 +31,13 @@ class ItemCurvature(ABC):
 
 @dataclass(frozen=True)
 class OfBatch(ItemCurvature):
-    """Of the pairs of a batch, by a loss that gives diagonals and matrices alone.
+    """From a curvature that gives diagonals and matrices alone.
 
     Attributes:
         curvature: of the loss.
         n: (N, D) unit outputs.
         r: (N, 1) their lengths before normalisation.
-        pairs: which of the N items match, or, where the loss takes them, the candidates that they are compared with.
+        pairs: of the N items, or the candidates that they are compared with.
     """
 
     curvature: Any
@@ -46,19 +46,15 @@ class OfBatch(ItemCurvature):
     pairs: Any
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
-        """The diagonal of each H_a."""
         return self.curvature.diagonal(self.n, self.r, self.pairs)
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
-        """Each H_a."""
         return self.curvature.matrices(self.n, self.r, self.pairs)
 
     def total(self) -> Float[Tensor, "T D D"]:
-        """Σ_a H_a."""
         return self.matrices().sum(0)
 
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
-        """The diagonal of each Uᵀ H_a U."""
         basis = basis.to(self.n)
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
@@ -68,7 +64,7 @@ class OfItems(ItemCurvature):
 
     Attributes:
         n: (N, D) unit outputs of all items.
-        cost: what forming them takes, where that is long.
+        cost: what forming them takes, in words, if it takes long.
     """
 
     n: Float[Tensor, "N D"]

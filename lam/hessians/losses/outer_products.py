@@ -1,8 +1,7 @@
-"""Curvatures of items as multiples of the identity and outer products, and the positive part of them.
+"""Curvatures of items as multiples of the identity plus outer products, and the positive part of them.
 
-What is clipped from the diagonal of a sum loses more than the positive part does: a positive direction that is no axis
-counts less there for every negative one beside it. Here each H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ
-before anything is summed.
+Clipping the diagonal of a sum loses more than the positive parts do: a positive direction that is no axis is reduced by
+every negative one beside it. So each H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -29,26 +28,24 @@ class OuterProducts(NamedTuple):
     right: Float[Tensor, "*B N J D"]
 
     def diagonal(self) -> Float[Tensor, "*B N D"]:
-        """The diagonal of each."""
         if self.left.shape[-2] == 1:
             return torch.addcmul(self.identity, self.left[..., 0, :], self.right[..., 0, :], value=2)
         return torch.add(self.identity, (self.left * self.right).sum(-2), alpha=2)
 
     def matrices(self) -> Float[Tensor, "*B N D D"]:
-        """Each of them."""
         products = self.left.mT @ self.right
         matrices = products + products.mT
         matrices.diagonal(dim1=-2, dim2=-1).add_(self.identity)
         return matrices
 
     def total(self) -> Float[Tensor, "*B D D"]:
-        """Their sum over the items."""
+        """Their sum over the items, in one matmul: N J products are those of a single matrix."""
         left, right = (part.flatten(-3, -2)[..., None, :, :] for part in (self.left, self.right))
         return OuterProducts(self.identity.sum(-2, keepdim=True), left, right).matrices().squeeze(-3)
 
 
 def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterProducts:
-    """w_a (I − n_a n_aᵀ), of one sign as w_a is."""
+    """w_a (I − n_a n_aᵀ), positive or negative semi-definite by the sign of w_a."""
     return OuterProducts(weights, n[:, None], -(weights * n)[..., None, :] / 2)
 
 
@@ -59,10 +56,10 @@ def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts
 
 
 def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """Positive part of `arccos`, without eigenvalues of any (D, D).
+    """Positive part of `arccos`, in closed form: no eigenvalues of (D, D) matrices are computed.
 
-    With m = c n + q e, e a unit vector across n, it is c (I − n nᵀ) + q (n eᵀ + e nᵀ): c where both are zero, and in
-    their plane a positive and a negative eigenvalue, of which λ = (c + √(c² + 4q²))/2 has the direction q n + λ e.
+    With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Outside the plane
+    of n and e its eigenvalue is c. In the plane one is negative, the other is λ = (c + √(c² + 4q²))/2 along q n + λ e.
     """
     c = (n * m).sum(-1, keepdim=True)
     across = m - c * n

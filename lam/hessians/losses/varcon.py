@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from lam.hessians.losses.base import required
 from lam.hessians.losses.softmax import Block, Derivatives, SoftmaxCurvature, Softmaxes, exponential
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs
-from lam.utils.checks import check_positive
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class VarConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items of KL(q ‖ p) − log p_r, with p the softmax over classes c of n · w_c/τ.
 
     w_c is the centroid of class c. The target q, e^(1/τ₂) to 1 in favour of the item's class r with
-    τ₂ = (τ − ε) + 2ε p_r, is held still, as are the centroids. Both terms have a softmax's second derivative, so that
+    τ₂ = (τ − ε) + 2ε p_r, is held still, as are the centroids. Both terms have a softmax's second derivative:
     ω = 2p, ε = η = p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
-        temperature: τ > 0. None in the options of a method: that of the loss.
-        epsilon: ε, within ±τ; of `outputs` alone. None in the options of a method: what the loss has learned.
+        temperature: τ > 0. None in the options of a method: the loss's.
+        epsilon: ε, within ±τ; for `outputs` only. None in the options of a method: what the loss has learned.
         split, fix, average: of `SoftmaxCurvature`.
 
     Raises:
@@ -46,22 +46,11 @@ class VarConCurvature(SoftmaxCurvature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("temperature", self.temperature)
         if self.temperature is not None and self.epsilon is not None and not abs(self.epsilon) < self.temperature:
             raise ValueError(f"epsilon must lie within ±temperature, {self.temperature}, got {self.epsilon}")
 
-    @property
-    def _known(self) -> tuple[float, float]:
-        if self.temperature is None or self.epsilon is None:
-            raise ValueError(f"temperature and epsilon must be given, got {self.temperature} and {self.epsilon}")
-        return self.temperature, self.epsilon
-
-    def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
-        """Cosines over the temperature."""
-        return directions / self._known[0], directions.new_zeros(len(directions))
-
-    def softmaxes(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
-        """Over the centroids of the classes of a batch."""
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
+        """Softmaxes over the centroids of the classes of a batch."""
         centroids, own = _centroids(n, getattr(pairs, "labels", None))
         positive = (own[:, None] == torch.arange(len(centroids), device=n.device)).to(n)
         counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
@@ -76,7 +65,7 @@ class VarConCurvature(SoftmaxCurvature):
         block_size: int,
         progress: bool,
     ) -> Softmaxes:
-        """The centroids of the classes of a data set: linear in the number of items."""
+        """Softmaxes over the centroids of the classes of a data set: linear in the number of items."""
         centroids, own = _centroids(n, relation.labels)
         classes = torch.arange(len(centroids), device=n.device)
 
@@ -88,11 +77,10 @@ class VarConCurvature(SoftmaxCurvature):
         return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """The items: those that stand in a pair."""
+        """The number of items that stand in a pair."""
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        """Over all classes."""
         return block.z.logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
@@ -102,9 +90,10 @@ class VarConCurvature(SoftmaxCurvature):
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         """Those of two cross-entropies, with the target q and with the class."""
-        temperature, epsilon = self._known
+        temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)
         p = counted * (block.z - normaliser).exp()
+        # The bound keeps 1/τ₂ finite, as the loss does.
         softness = (temperature - epsilon + 2 * epsilon * sums[:, :1]).clamp(min=1e-3 * temperature)
         q_own = (1 / softness - n_others.log()).sigmoid()
         q = torch.where(block.positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))

@@ -1,5 +1,6 @@
-"""`SummedCurvature`: what a curvature keeps of itself, as sums that add up; `Structure`: that of one linear layer."""
+"""`SummedCurvature`: sums over batches from which a curvature is formed; `Structure`: those of one linear layer."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,33 +15,38 @@ from lam.hessians.losses.items import ItemCurvature
 from lam.utils import distributed
 
 MAX_MEMORY = 4 << 30
-"""Bytes that the sums of a structure may take, unless a call allows others."""
+"""Default limit in bytes on the sums of a structure."""
 
 ROUNDING = 1e-6
-"""What is negative by less than this, in units of the largest, is zero but for the rounding of float32."""
+"""Share of the largest value below which a negative one is taken for float32's rounding of zero."""
 
 Same = TypeVar("Same", bound="SummedCurvature")  # typing.Self is refused by the type checks of test runs
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class SummedCurvature(ABC):
     """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums that add up.
 
-    The T terms are kept unnormalised and signed, so that the sums of batches add and subtract exactly; h is formed
-    last. Without the average it is the plain sum Σ_t w_t S_t.
+    The T terms stay unnormalised and signed, so that the sums of batches add and subtract exactly; h is formed last.
+    Without the average it is the plain sum Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...): S_t.
-        counts: n_t, what each term is averaged over. None where h is no sum over batches but a running mean of them:
-            then nothing can be added to it or taken out.
+        counts: n_t, what each term is averaged over. None for a running mean of h, which neither adds up nor forgets.
         curvature: of the loss, with the weights w_t.
+        name: the structure's name in files.
+        summed: names of the fields that are sums over batches.
+        shared: names of the fields that two summands must have in common.
+        alike: how two fits come to share them, for errors.
+        described: names of the fields that are settings.
+        takes_cross_terms: whether the sums have a place for them.
     """
 
     name: ClassVar[str]
     summed: ClassVar[tuple[str, ...]] = ("sums",)
     shared: ClassVar[tuple[str, ...]] = ()
     alike: ClassVar[str] = ""
-    """How two come to have the same of what is `shared`."""
     described: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
 
@@ -51,25 +57,30 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """The share of h that is negative and set to zero where a precision is formed."""
+        """The share of h that is negative and set to zero in a precision."""
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
-        """Refuse a curvature whose cross terms the structure has no place for."""
+        """Reject a curvature whose cross terms have no place in the sums."""
         if curvature.has_cross_terms and not cls.takes_cross_terms:
             raise ValueError(
                 f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
                 'use fix="fixed", or structure="diag"'
             )
 
+    @classmethod
+    def _of_zeros(cls: type[Same], sums: Shapes, curvature: Curvature, device: torch.device, **fields: Any) -> Same:
+        zeros = {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in sums.items()}
+        return cls(counts=(0,) * len(curvature.terms), curvature=curvature, **fields, **zeros)
+
     def empty(self: Same) -> Same:
-        """The sums over no batch at all, in float64, to which those of this structure can be added."""
+        """The sums over no batch, float64, to which others of this structure add."""
         counts = (0,) * len(self.curvature.terms)
         return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=counts)
 
     @property
     def adds_up(self) -> bool:
-        """Whether this is a sum over batches, to which others can be added and from which they can be taken."""
+        """Whether this is a sum over batches, not a running mean."""
         return self.counts is not None
 
     @property
@@ -77,17 +88,17 @@ class SummedCurvature(ABC):
         """The signed Σ_t w_t S_t/n_t.
 
         Raises:
-            ValueError: where nothing was counted for the first term.
+            ValueError: if nothing was counted for the first term.
         """
         if self.counts is None:
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)
 
     def check_finite(self) -> None:
-        """Refuse sums that are not finite.
+        """Reject sums that are not finite.
 
         Raises:
-            ValueError: saying what makes them so.
+            ValueError: with possible causes.
         """
         if not all(getattr(self, name).sum().isfinite() for name in self.summed):
             raise ValueError(
@@ -96,15 +107,15 @@ class SummedCurvature(ABC):
             )
 
     def diagnostics(self) -> dict[str, float]:
-        """What an encoder says of its curvature, by name."""
+        """Metrics of the curvature by name, for an encoder."""
         return {"share_clipped": self.clipped}
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """The same on a device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in (*self.summed, *self.shared)})
+        """The curvature on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def of_type(self: Same, dtype: torch.dtype) -> Same:
-        """The same with sums of another type."""
+        """The curvature with sums of another type."""
         return self if self.sums.dtype == dtype else self._mapped(lambda sums: sums.to(dtype))
 
     def all_reduce(self: Same) -> Same:
@@ -120,7 +131,7 @@ class SummedCurvature(ABC):
         """All else, as JSON.
 
         Raises:
-            ValueError: where the loss's curvature is not registered.
+            ValueError: if the loss's curvature is not registered.
         """
         counts = None if self.counts is None else list(self.counts)
         own = {name: getattr(self, name) for name in self.described}
@@ -128,7 +139,7 @@ class SummedCurvature(ABC):
 
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
-        """The structure that has these `tensors` and `settings`."""
+        """The structure with these `tensors` and `settings`."""
         counts = None if settings["counts"] is None else tuple(settings["counts"])
         if counts is not None and not all(isinstance(n, int) and n >= 0 for n in counts):
             raise ValueError(f"counts must be whole numbers of at least 0, got {list(counts)}")
@@ -158,7 +169,7 @@ class SummedCurvature(ABC):
                 raise ValueError(f"only {left[0]}s with the same {name} add up, got them {shapes}: {self.alike}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
-            removed, total = (" and ".join(part._counted()) for part in (other, self))
+            removed, total = (" and ".join(counted(part.curvature, part._counts)) for part in (other, self))
             raise ValueError(f"cannot take away {removed} from {total}: they were never added")
         sums = {
             name: torch.add(getattr(self, name).double(), getattr(other, name).double(), alpha=sign)
@@ -175,40 +186,66 @@ class SummedCurvature(ABC):
             raise ValueError("a running mean is no sum over batches: nothing can be added to it or taken out")
         return self.counts
 
-    def _counted(self) -> list[str]:
-        return counted(self.curvature, self._counts)
-
 
 @dataclass(frozen=True)
 class Structure(SummedCurvature):
     """Curvature in the weights of one linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it; see `SummedCurvature`.
 
-    A bias is one more column, that of a feature which is always 1.
+    A bias is one more column, of a feature that is always 1. A subclass gives `shapes`, `of_items` and `clipped`.
 
     Attributes:
-        has_bias: whether the last column is that of the bias.
+        has_bias: whether the last column belongs to the bias.
     """
 
     described = ("has_bias",)
 
     has_bias: bool
 
+    @classmethod
+    @abstractmethod
+    def shapes(cls, T: int, D: int, F: int) -> Shapes:
+        """Shapes of the sums of T terms, by name, for a layer of D outputs and F inputs, a bias counted as one."""
+
+    @classmethod
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory of the sums of T terms, for a layer of D outputs and F inputs."""
+        return 8 * sum(math.prod(shape) for shape in cls.shapes(T, D, F).values() if shape)
+
+    @classmethod
+    def zeros(
+        cls: type[Same],
+        weight: Float[Tensor, "D P"],
+        curvature: Curvature,
+        *,
+        has_bias: bool,
+        max_memory: int = MAX_MEMORY,
+    ) -> Same:
+        """The sums over no batch, float64.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        structure: Any = cls
+        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
+        structure.check(curvature, (D, F), structure.n_bytes(T, D, F), max_memory)
+        return structure._of_zeros(structure.shapes(T, D, F), curvature, weight.device, has_bias=has_bias)
+
     @abstractmethod
     def of_items(self: Same, features: Float[Tensor, "N P"], items: ItemCurvature) -> Same:
-        """The same structure of N items alone; what is counted is left to the caller."""
+        """The same structure of N items alone; the caller sets the counts."""
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Refuse sums that take too much memory, and cross terms that the structure has no place for.
+        """Reject sums that take too much memory, and cross terms without a place.
 
         Args:
             curvature: of the loss.
-            shape: (D, F) of the layer's weights, those of the bias among them.
-            n_bytes: what the sums take.
-            max_memory: what they may take.
+            shape: (D, F) of the layer's weights with its bias.
+            n_bytes: size of the sums.
+            max_memory: limit on it.
 
         Raises:
-            ValueError: saying which structure would do.
+            ValueError: with the structures that fit.
         """
         cls.check_cross_terms(curvature)
         if n_bytes > max_memory:
@@ -226,15 +263,15 @@ class Structure(SummedCurvature):
 
 
 def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "N F"]:
-    """What a layer's weights and bias are multiplied by: for a bias a column of ones is added."""
+    """Inputs of a layer, with a column of ones for a bias."""
     return torch.cat([features, features.new_ones(len(features), 1)], 1) if has_bias else features
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms of which something was counted.
+    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms with a count.
 
     Raises:
-        ValueError: where nothing was counted for the first term.
+        ValueError: if nothing was counted for the first term.
     """
     if counts[0] < 1:
         _, *others = counted(curvature, counts)
@@ -250,13 +287,18 @@ def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]
 
 
 def counted(curvature: Curvature, counts: tuple[int, ...]) -> list[str]:
-    """What was counted, term by term, such as "12 negative pairs"."""
+    """The count of each term in words, such as "12 negative pairs"."""
     return [f"{n} {name}s" for n, name in zip(counts, curvature.terms, strict=True)]
 
 
 def is_negative(values: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:
     """Which of them are negative by more than rounding."""
     return values < -ROUNDING * values.abs().max()
+
+
+def share_negative(values: Float[Tensor, "*B"]) -> float:
+    """The share of them that `is_negative`."""
+    return float(is_negative(values).double().mean())
 
 
 def eigen(matrix: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:

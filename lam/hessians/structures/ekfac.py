@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, is_negative, with_ones
+from lam.hessians.structures.base import MAX_MEMORY, Shapes, Structure, share_negative, with_ones
 from lam.hessians.structures.kron import Kron
 
 
@@ -14,9 +14,8 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
-    It takes two passes: a first one for the basis, a second one for the diagonal in it. What has one basis adds up, so
-    batches can be added and taken out while the basis stays; two fits have bases of their own, and do not add up.
-    Negative entries are set to zero.
+    It takes two passes: one for the basis, one for the diagonal in it. Sums in one basis add up, so batches can be
+    added and taken out; two fits have different bases, and do not add up. Negative entries are set to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 
@@ -36,19 +35,18 @@ class Ekfac(Structure):
 
     @classmethod
     def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
-        """The sums over no batch at all, float64, in the eigenvectors of Kronecker factors."""
+        """The sums over no batch, float64, in the eigenvectors of Kronecker factors."""
         U_B, U_A = kron.eigenbasis
         T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
         cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
         return cls(U_A.new_zeros(T, D, F), (0,) * T, kron.curvature, kron.has_bias, U_B, U_A)
 
     @classmethod
-    def n_bytes(cls, T: int, D: int, F: int) -> int:
-        """Memory that the sums of T terms and the bases take, for a layer of D outputs and F inputs."""
-        return 8 * (T * D * F + D * D + F * F)
+    def shapes(cls, T: int, D: int, F: int) -> Shapes:
+        return {"sums": (T, D, F), "output_basis": (D, D), "input_basis": (F, F)}
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Ekfac":
-        """Two matmuls, once the diagonals of the rotated H_a are there."""
+        """Two matmuls, after the diagonals of the rotated H_a."""
         inputs = with_ones(features, self.has_bias)
         rotated = (inputs @ self.input_basis.to(inputs)).square_()
         sums = items.in_basis(self.output_basis).flatten(1).to(inputs).T @ rotated
@@ -66,5 +64,4 @@ class Ekfac(Structure):
 
     @property
     def clipped(self) -> float:
-        """The share of entries that are negative."""
-        return float(is_negative(self.h).double().mean())
+        return share_negative(self.h)

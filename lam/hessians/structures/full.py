@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
+from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
 
 @dataclass(frozen=True)
@@ -27,18 +25,8 @@ class Full(Structure):
     sums: Float[Tensor, "T DF DF"]
 
     @classmethod
-    def zeros(
-        cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
-    ) -> "Full":
-        """The sums over no batch at all, float64."""
-        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
-        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
-        return cls(weight.new_zeros(T, D * F, D * F, dtype=torch.float64), (0,) * T, curvature, has_bias)
-
-    @classmethod
-    def n_bytes(cls, T: int, D: int, F: int) -> int:
-        """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
-        return 8 * T * (D * F) ** 2
+    def shapes(cls, T: int, D: int, F: int) -> Shapes:
+        return {"sums": (T, D * F, D * F)}
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Full":
         """One matmul for every term and pair of outputs."""
@@ -60,5 +48,4 @@ class Full(Structure):
 
     @property
     def clipped(self) -> float:
-        """The share of eigenvalues that are negative."""
-        return float(is_negative(self.eigenbasis[0]).double().mean())
+        return share_negative(self.eigenbasis[0])

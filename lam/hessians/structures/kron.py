@@ -7,18 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
+from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
 
 @dataclass(frozen=True)
 class Kron(Structure):
-    """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, in place of Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, for Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    Exact where all features are equal, or all H_a are. Its eigenvectors are the products of those of h and A; negative
-    eigenvalues of h are set to zero. The eigenvectors of A are found once, F³ steps, and again after loading.
-    NNGeometry's `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree where each H_a is given as a root of it
+    Exact if all features are equal, or all H_a are. Its eigenvectors are the products of those of h and A; negative
+    eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once, and again after loading. NNGeometry's
+    `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree if given each H_a as a root of it
     (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
@@ -26,7 +25,7 @@ class Kron(Structure):
     Attributes:
         sums: (T, D, D) S_t.
         inputs: (F, F) the sum of φφᵀ.
-        n_items: how many items that is of.
+        n_items: how many items are in that sum.
     """
 
     name = "kron"
@@ -37,19 +36,8 @@ class Kron(Structure):
     n_items: Float[Tensor, ""]
 
     @classmethod
-    def zeros(
-        cls, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool, max_memory: int = MAX_MEMORY
-    ) -> "Kron":
-        """The sums over no batch at all, float64."""
-        T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
-        cls.check(curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
-        zero = weight.new_zeros((), dtype=torch.float64)
-        return cls(zero.new_zeros(T, D, D), (0,) * T, curvature, has_bias, zero.new_zeros(F, F), zero)
-
-    @classmethod
-    def n_bytes(cls, T: int, D: int, F: int) -> int:
-        """Memory that the sums of T terms take, for a layer of D outputs and F inputs."""
-        return 8 * (T * D * D + F * F)
+    def shapes(cls, T: int, D: int, F: int) -> Shapes:
+        return {"sums": (T, D, D), "inputs": (F, F), "n_items": ()}
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Kron":
         """Σ_a H_a and Σ_a φ_a φ_aᵀ."""
@@ -64,13 +52,12 @@ class Kron(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The signed eigenvalues, of the products of those vectors."""
+        """The signed eigenvalues of the products of those vectors."""
         return self._outputs[0][:, None] * self._inputs[0]
 
     @property
     def clipped(self) -> float:
-        """The share of eigenvalues of h that are negative."""
-        return float(is_negative(self._outputs[0]).double().mean())
+        return share_negative(self._outputs[0])
 
     @cached_property
     def _outputs(self) -> tuple[Tensor, Tensor]:

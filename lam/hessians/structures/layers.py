@@ -1,7 +1,7 @@
 """Curvatures in the weights of several layers of a network, none between two layers: `LayersDiagonal`, `LayersKron`.
 
-Exact are Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of an item's outputs and H_a their curvature, of which the diagonal is
-formed, or two factors a layer. Sums of all layers lie one after the other.
+The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of an item's outputs and H_a their curvature. Its
+diagonal is formed, or two factors a layer. Sums of all layers lie one after the other.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lam.hessians.jacobians import is_matrix, jacobian, places, shape_of
 from lam.hessians.losses import Curvature
-from lam.hessians.structures.base import MAX_MEMORY, SummedCurvature, eigen, is_negative
+from lam.hessians.structures.base import MAX_MEMORY, Shapes, SummedCurvature, eigen, is_negative
 from lam.utils.checks import layers_without
 
 Same = TypeVar("Same", bound="LayersCurvature")
@@ -27,7 +27,7 @@ Basis = tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]]
 
 @dataclass(frozen=True)
 class LayersCurvature(SummedCurvature):
-    """What both have in common.
+    """What both share.
 
     Attributes:
         shapes: rows U and columns F of each layer's weights; see `lam.hessians.jacobians`.
@@ -46,10 +46,10 @@ class LayersCurvature(SummedCurvature):
         *,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """The sums over no batch at all, float64, of layers by path: each a module and its weights.
+        """The sums over no batch, float64, of layers by path: each a module and its weights.
 
         Raises:
-            ValueError: for cross terms, layers that there is no such curvature of, and sums beyond `max_memory`.
+            ValueError: for cross terms, layers without such a curvature, and sums beyond `max_memory`.
         """
         cls.check_cross_terms(curvature)
         unsupported = [path for path, (module, _) in layers.items() if not cls.takes(module)]
@@ -61,7 +61,7 @@ class LayersCurvature(SummedCurvature):
                 'structure="diag"'
             )
         shapes = tuple(shape_of(*layer) for layer in layers.values())
-        n_bytes = cls.n_bytes(len(curvature.terms), shapes)
+        n_bytes = 8 * sum(math.prod(shape) for shape in cls.sum_shapes(len(curvature.terms), shapes).values() if shape)
         if n_bytes > max_memory:
             n_weights = sum(map(math.prod, shapes))
             raise ValueError(
@@ -70,11 +70,10 @@ class LayersCurvature(SummedCurvature):
                 + ("" if cls.name == "diag" else ', or use structure="diag"')
             )
         device = next(iter(next(iter(layers.values()))[1].values())).device
-        return cls._empty(shapes, curvature, torch.zeros((), dtype=torch.float64, device=device))
+        return cls._of_zeros(cls.sum_shapes(len(curvature.terms), shapes), curvature, device, shapes=shapes)
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
-        """Refuse a curvature whose cross terms have no place here."""
         if curvature.has_cross_terms:
             raise ValueError(
                 f"layers other than the last have no place for cross terms of two items, which {curvature} has: use "
@@ -83,30 +82,25 @@ class LayersCurvature(SummedCurvature):
 
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Same:
-        """The curvature that has these `tensors` and `settings`."""
         rows_and_columns = tuple((rows, columns) for rows, columns in settings["shapes"])  # lists in JSON
         return super().restored(tensors, {**settings, "shapes": rows_and_columns})
 
     @classmethod
     def takes(cls, module: nn.Module) -> bool:
-        """Whether there is such a curvature of a layer: of any, unless a subclass knows better."""
+        """Whether there is such a curvature of a layer."""
         return True
 
     @classmethod
     @abstractmethod
-    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
-        """Memory that the sums of T terms take."""
-
-    @classmethod
-    @abstractmethod
-    def _empty(cls: type[Same], shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> Same: ...
+    def sum_shapes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> Shapes:
+        """Shapes of the sums of T terms, by name."""
 
     @abstractmethod
     def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
-        """The same of N items alone, that went through the layers; what is counted is left to the caller.
+        """The structure of N items alone; the caller sets the counts.
 
         Args:
-            passes: of each layer, as `lam.models.layers.linearised` gives them.
+            passes: of each layer, from `lam.models.layers.linearised`.
             matrices: H_a of each term in the outputs of each item.
         """
 
@@ -122,7 +116,6 @@ class LayersCurvature(SummedCurvature):
 
     @property
     def clipped(self) -> float:
-        """The share of entries of the diagonals that are negative."""
         negative = sum(int(is_negative(spectrum).sum()) for spectrum in self.spectra)
         return negative / sum(map(math.prod, self.shapes))
 
@@ -131,8 +124,8 @@ class LayersCurvature(SummedCurvature):
 class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
-    It is what BackPACK's `DiagGGNExact` gives of the symmetric factors of H_a (tests/hessians/test_layers.py), but of
-    any layer in any network, with D passes backwards in place of one for each factor of each term.
+    BackPACK's `DiagGGNExact` gives the same from symmetric factors of H_a (tests/hessians/test_layers.py). This one
+    takes any layer in any network, and D passes backwards instead of one for each factor of each term.
 
     Attributes:
         sums: (T, n) of all weights.
@@ -143,14 +136,8 @@ class LayersDiagonal(LayersCurvature):
     sums: Float[Tensor, "T n"]
 
     @classmethod
-    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
-        """Memory that the sums of T terms take."""
-        return 8 * T * sum(map(math.prod, shapes))
-
-    @classmethod
-    def _empty(cls, shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> "LayersDiagonal":
-        T = len(curvature.terms)
-        return cls(zero.new_zeros(T, sum(map(math.prod, shapes))), (0,) * T, curvature, shapes)
+    def sum_shapes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> Shapes:
+        return {"sums": (T, sum(map(math.prod, shapes)))}
 
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersDiagonal":
         """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp of every weight p."""
@@ -170,7 +157,6 @@ class LayersDiagonal(LayersCurvature):
 
     @property
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """h of each layer's weights."""
         return list(self.h.split([math.prod(shape) for shape in self.shapes]))
 
 
@@ -178,15 +164,15 @@ class LayersDiagonal(LayersCurvature):
 class LayersKron(LayersCurvature):
     """B ⊗ A of each layer that is a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
 
-    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the outputs in what the layer gives. At one place it is `Kron`;
-    for convolutions it takes places as uncorrelated and alike.
+    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the network's outputs in the layer's. At one place it is
+    `Kron`; for convolutions it takes places for uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 
     Attributes:
         sums: (T, ΣO²) S_t of all layers.
         inputs: (ΣF²,) the sums of Σ_z φφᵀ.
-        n_items: how many items that is of.
+        n_items: how many items are in those sums.
     """
 
     name = "kron"
@@ -199,18 +185,12 @@ class LayersKron(LayersCurvature):
 
     @classmethod
     def takes(cls, module: nn.Module) -> bool:
-        """Layers that are a matrix."""
         return is_matrix(module)
 
     @classmethod
-    def n_bytes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> int:
-        """Memory that the sums of T terms take."""
-        return 8 * sum(T * rows**2 + columns**2 for rows, columns in shapes)
-
-    @classmethod
-    def _empty(cls, shapes: tuple[tuple[int, int], ...], curvature: Curvature, zero: Tensor) -> "LayersKron":
-        T, sizes = len(curvature.terms), [sum(shape[side] ** 2 for shape in shapes) for side in (0, 1)]
-        return cls(zero.new_zeros(T, sizes[0]), (0,) * T, curvature, shapes, zero.new_zeros(sizes[1]), zero)
+    def sum_shapes(cls, T: int, shapes: Sequence[tuple[int, int]]) -> Shapes:
+        rows, columns = (sum(shape[side] ** 2 for shape in shapes) for side in (0, 1))
+        return {"sums": (T, rows), "inputs": (columns,), "n_items": ()}
 
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersKron":
         """Both factors of each layer."""
@@ -226,12 +206,10 @@ class LayersKron(LayersCurvature):
 
     @property
     def bases(self) -> Sequence[Basis | None]:
-        """Eigenvectors of B and of A of each layer, as columns."""
         return [(U_B, U_A) for (_, U_B), (_, U_A) in self._eigen]
 
     @property
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """The signed products of their eigenvalues."""
         return [torch.outer(b, a.clamp(min=0)).flatten() for (b, _), (a, _) in self._eigen]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`LowRank`: Kronecker factors for wide layers, whose input factor is of low rank plus a diagonal, in one stream."""
+"""`LowRank`: Kronecker factors for wide layers; the input factor is of low rank plus a diagonal, in one pass."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.items import ItemCurvature
-from lam.hessians.structures.base import MAX_MEMORY, Structure, eigen, is_negative, with_ones
+from lam.hessians.structures.base import MAX_MEMORY, Shapes, Structure, eigen, share_negative, with_ones
 from lam.utils.checks import check_at_least
 
 RANK = 256
-"""Columns of a sketch, unless a call asks for others."""
+"""Default number of columns of a sketch."""
 
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): as `Kron`, with the mean A of φφᵀ known by a sketch A Ω and its diagonal alone.
+    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): `Kron` with the mean A of φφᵀ known by a sketch A Ω and its diagonal only.
 
-    V and λ are those of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is what is left of
-    the diagonal. Sketches are linear in A: they add up and subtract where Ω is the same. F J numbers in place of F².
+    V and λ belong to the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is the rest of the
+    diagonal. Sketches are linear in A: with the same Ω they add up and subtract. They take F J numbers instead of F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 
@@ -29,7 +29,7 @@ class LowRank(Structure):
         sums: (T, D, D) S_t of the outputs.
         sketch: (F, J) the sum of φφᵀ Ω.
         squares: (F,) the sum of φ².
-        n_items: how many items these are of.
+        n_items: how many items are in those sums.
         probes: (F, J) Ω, orthonormal columns, from a fixed seed.
     """
 
@@ -54,19 +54,21 @@ class LowRank(Structure):
         max_memory: int = MAX_MEMORY,
         rank: int = RANK,
     ) -> "LowRank":
-        """The sums over no batch at all, float64, with at most `rank` columns J of the sketch."""
+        """The sums over no batch, float64, with at most `rank` columns J of the sketch."""
         check_at_least("rank", rank, 1)
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         J = min(rank, F)
         cls.check(curvature, (D, F), cls.n_bytes(T, D, F, J), max_memory)
         probes = torch.linalg.qr(torch.randn(F, J, generator=torch.Generator().manual_seed(0)))[0].to(weight.device)
-        zero = weight.new_zeros((), dtype=torch.float64)
-        sums, sketch, squares = zero.new_zeros(T, D, D), zero.new_zeros(F, J), zero.new_zeros(F)
-        return cls(sums, (0,) * T, curvature, has_bias, sketch, squares, zero, probes)
+        return cls._of_zeros(cls.shapes(T, D, F, J), curvature, weight.device, has_bias=has_bias, probes=probes)
+
+    @classmethod
+    def shapes(cls, T: int, D: int, F: int, J: int = RANK) -> Shapes:
+        return {"sums": (T, D, D), "sketch": (F, J), "squares": (F,), "n_items": ()}
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int, J: int = RANK) -> int:
-        """Memory that the sums of T terms and at most J probes take, for a layer of D outputs and F inputs."""
+        """Memory of the sums of T terms, and of at most J probes in float32."""
         return 8 * (T * D * D + F) + 12 * F * min(J, F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "LowRank":
@@ -87,7 +89,8 @@ class LowRank(Structure):
 
     @cached_property
     def factor(self) -> Float[Tensor, "F J"]:
-        """V diag(λ)^½, with the eigenvalues λ of A that the sketch knows."""
+        """V diag(λ)^½, with λ the eigenvalues of A in the sketch."""
+        # The shift keeps the core positive definite under rounding; λ gives it back (algorithm 3 of the source).
         probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
         shifted = sketch + shift * probes
@@ -99,15 +102,14 @@ class LowRank(Structure):
 
     @property
     def rest(self) -> Float[Tensor, " F"]:
-        """δ, what the low rank leaves of the diagonal of A."""
+        """δ, the rest of the diagonal of A."""
         return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
 
     def diagnostics(self) -> dict[str, float]:
-        """What an encoder says of its curvature: also the share of the trace of A that is left to the diagonal."""
+        """Also the share of the trace of A that is left to the diagonal."""
         left = float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
         return {**super().diagnostics(), "share_left": left}
 
     @property
     def clipped(self) -> float:
-        """The share of eigenvalues of h that are negative."""
-        return float(is_negative(self.output_eigen[0]).double().mean())
+        return share_negative(self.output_eigen[0])

@@ -151,7 +151,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         ("temperature must be positive and finite, got -1", lambda: VarConCurvature(-1, 0.2)),
         ("must have 3 numbers, one of each dimension, got 2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
         ("concentration must be .* got None", lambda: ggn(pairs, AnInfoNCECurvature())),
-        ("temperature and epsilon must be given, got 0.1 and None", lambda: ggn(pairs, VarConCurvature(0.1))),
+        ("epsilon must be given", lambda: ggn(pairs, VarConCurvature(0.1))),
         ("varcon takes classes, and pairs by distance", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
         ("VarConCurvature compares items", lambda: ggn(Candidates.paired(torch.eye(7)), VarConCurvature(0.1, 0.0))),
     ):

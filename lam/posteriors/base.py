@@ -1,8 +1,4 @@
-"""`Posterior`: what every Gaussian over the weights of a linear last layer does.
-
-Features in, embeddings out; nothing here knows how features are made. Encoders are in `lam.encoders.bayesian`, the
-covariances in the files beside this one, one file a structure.
-"""
+"""`Posterior`: a Gaussian over the weights of a linear last layer; features in, embeddings out."""
 
 import math
 import operator
@@ -29,35 +25,29 @@ MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
-"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D), or the `MeanResultant` of samples that
-nobody keeps, and their total variances (N,)."""
+"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D) or the `MeanResultant` of samples that are
+not kept, and their total variances (N,)."""
 
 Predictor = Callable[..., Embeddings]
-"""Maps features (N, P) and, where it is at hand, the network's output (N, D) to embeddings."""
+"""Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
 LEAST_VARIANCE = 1e-20
-"""Noise of this variance, in units of the output's length, is far below any posterior's; an output of length zero gets
-it as it is, so that its samples have random directions."""
+"""Least variance of samples, in units of the output's squared length: far below any posterior's. For an output of
+length zero it is absolute, so that its samples have random directions."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""How many float64 sample coordinates are held at once."""
-
+"""Sample coordinates in float64 that are held at once."""
 
 Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type checks of test runs
 
 _SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
 
-
 LEAST_PRIOR = 1e-30
-"""Prior precision below which a variance, at most its inverse times squares of features, could leave float32."""
+"""Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
 
 
 def check_settings(prior_precision: float | None, likelihood_scale: float | None, seed: Any = 0) -> None:
-    """Refuse a prior that is none, numbers that are not positive and finite, and a seed that is no integer.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """Reject a missing prior precision, numbers that are not positive and finite, and a seed that is no integer."""
     if prior_precision is None:
         raise ValueError(
             "prior_precision must be positive and finite, got None: without a prior weights are not determined"
@@ -69,11 +59,7 @@ def check_settings(prior_precision: float | None, likelihood_scale: float | None
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse a seed that is no integer.
-
-    Raises:
-        ValueError: with the value.
-    """
+    """Reject a seed that is no integer."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ValueError(f"seed must be an integer, got {seed!r}")
 
@@ -82,17 +68,17 @@ def check_seed(seed: Any) -> None:
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
 
-    One over several layers (`lam.posteriors.layers`) has the same verbs, with inputs of a network in place of features.
-    A subclass says what h is: it keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`,
-    `output_spread`, `log_det_precision` and `clipped_variance_share`.
+    A subclass keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`, `output_spread`,
+    `log_det_precision` and `clipped_variance_share`. Over several layers (`lam.posteriors.layers`) features are the
+    inputs of a network.
 
     Attributes:
         weight: (D, P) the trained weight, the mean.
         bias: (D,) the trained bias, or None.
         curvature: of the loss, over the data.
-        n_items: how many items the curvature was formed over.
+        n_items: how many items are in the curvature.
         prior_precision: α > 0.
-        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 of a plain sum.
+        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 for a plain sum.
         seed: of the noise that every prediction shares.
     """
 
@@ -126,7 +112,7 @@ class Posterior(ABC):
 
         Args:
             n_samples: S ≥ 1.
-            generator: by default one seeded with the posterior's own seed, the same on every device.
+            generator: by default one with the posterior's seed, the same on every device.
 
         Returns:
             (S, D, P) weights and (S, D) biases, or None.
@@ -134,7 +120,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """What maps features (N, P) to the covariances of their outputs."""
+        """The function from features (N, P) to the covariances of their outputs."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
@@ -142,14 +128,14 @@ class Posterior(ABC):
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the predictive variance of N items that is due to directions in which h is negative.
+        """Share of the predictive variance of N items in directions of negative h.
 
-        Clipped to zero, they keep the prior's variance, which no likelihood scale changes.
+        Those are clipped to zero and keep the prior's variance, whatever the likelihood scale.
         """
 
     @property
     def elements_per_item(self) -> int:
-        """How many numbers `output_spread` holds at once for every item, beside its features."""
+        """Numbers that `output_spread` holds for each item, besides its features."""
         return len(self.weight)
 
     @property
@@ -160,8 +146,8 @@ class Posterior(ABC):
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Laplace evidence as a function of α at the given s, up to a constant.
 
-        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. For the dependence on s the
-        normalisers of the loss's von Mises-Fisher terms would be needed.
+        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. The dependence on s would need
+        the normalisers of the loss's von Mises-Fisher terms.
 
         Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
         """
@@ -169,44 +155,35 @@ class Posterior(ABC):
         prior = theta.numel() * math.log(alpha) - alpha * float(theta.square().sum())
         return 0.5 * (prior - self.log_det_precision(alpha))
 
-    def predict(
-        self,
-        features: Any,
-        *,
-        n_samples: int = 32,
-        mode: Mode = "marginal",
-        mean: Mean = "network",
-        return_samples: bool = False,
-    ) -> Embeddings:
-        """Embeddings with their uncertainty, from features.
-
-        Marginally f | φ ~ N(Wφ + b, C), C the covariance of `output_spread`. `marginal` draws S of these directly, with
-        the same noise for every input: exact for anything about one input, and the same for an item alone or in any
-        batch. `network` draws S whole layers, so that samples are consistent across inputs.
-
-        Args:
-            features: (N, P) what enters the layer; where the posterior is over layers of a network, its inputs.
-            n_samples: S ≥ 2.
-            mode: `marginal` or `network`.
-            mean: `network` for the trained layer's own direction, f/‖f‖, which the samples do not change; or `sampled`
-                for the mean direction of the samples, as in the paper, which depends on S.
-            return_samples: keep the (S, N, D) samples.
-
-        Returns:
-            Direction, κ (Sra 2012, of the unbiased mean resultant length), and variance before normalisation.
-
-        Raises:
-            ValueError: for features of another width or not finite, fewer than 2 samples, or an unknown mode or mean.
-        """
-        return self.predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)(features)
+    def predict(self, features: Any, **options: Any) -> Embeddings:
+        """Embeddings of features (N, P) with their uncertainty; options as `predictor`."""
+        return self.predictor(**options)(features)
 
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """`predict` with its noise drawn once, for many batches.
+        """A function from features, and optionally the network's output, to embeddings; its noise is drawn once.
 
-        It takes the network's output beside the features, where it is at hand: its directions are then retrieved to the
-        bit, while the layer's output computed anew could differ in the last.
+        Marginally f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S of these with the same noise
+        for every input: exact for one input, and the same for an item alone or in a batch. `network` draws S whole
+        layers, so that samples are consistent across inputs.
+
+        The layer's output computed anew could differ from the network's in the last bit; given that, its direction is
+        returned to the bit.
+
+        Args:
+            n_samples: S ≥ 2.
+            mode: `marginal` or `network`.
+            mean: `network` for the trained layer's own direction, f/‖f‖; or `sampled` for the mean direction of the
+                samples, as in the paper, which depends on S.
+            return_samples: keep the (S, N, D) samples.
+
+        Returns:
+            A function that returns direction, κ (Sra 2012, of the unbiased mean resultant length) and variance before
+            normalisation. It raises a `ValueError` for features of another width or not finite.
+
+        Raises:
+            ValueError: for fewer than 2 samples, or an unknown mode or mean.
         """
         compute = self.unchecked_predictor(n_samples=n_samples, mode=mode, mean=mean, return_samples=return_samples)
 
@@ -219,7 +196,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """`predictor` without checks of the features, all at once: what a program can be traced from."""
+        """`predictor` that checks no features and splits no batch, so that a program can be traced from it."""
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
@@ -241,7 +218,7 @@ class Posterior(ABC):
         return self.joint_predictor(n_samples=n_samples)(features)
 
     def joint_predictor(self, *, n_samples: int) -> Callable[[Tensor], Tensor]:
-        """`sampled_embeddings` with its networks drawn once, for many batches."""
+        """A function from features to `sampled_embeddings`, with its networks drawn once."""
         draw = self._network_outputs(n_samples)
 
         @without_autocast()
@@ -252,11 +229,11 @@ class Posterior(ABC):
 
     @without_autocast()
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
-        """What the trained layer gives, Wφ + b."""
+        """Outputs Wφ + b of the trained layer."""
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
     def with_best_prior(self: Same) -> Same:
-        """The same with the α in [1e-8, 1e8] of the highest `log_marginal_likelihood`, by Brent's method on log α."""
+        """With the α in [1e-8, 1e8] of the highest `log_marginal_likelihood`, by Brent's method on log α."""
         from scipy.optimize import minimize_scalar
 
         best: Any = minimize_scalar(
@@ -265,7 +242,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """The same with log α moved by `rate` to where `log_marginal_likelihood` rises: the first step of Adam."""
+        """With log α moved by `rate` in the direction of a rising `log_marginal_likelihood`: Adam's first step."""
         alpha, apart = self.prior_precision, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
@@ -273,7 +250,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=alpha * math.exp(math.copysign(rate, rise)))
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """The same with weights and curvature on a device."""
+        """The posterior with weights and curvature on a device."""
         bias = None if self.bias is None else self.bias.to(device)
         return replace(self, weight=self.weight.to(device), bias=bias, curvature=self.curvature.to(device))
 
@@ -288,7 +265,7 @@ class Posterior(ABC):
 
     @classmethod
     def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
-        """The posterior that has these `tensors` and `settings`, and further fields."""
+        """The posterior with these `tensors`, `settings` and further fields."""
         curvature = cls.structure.restored(tensors, settings["curvature"])
         if getattr(curvature, "has_bias", "bias" in tensors) != ("bias" in tensors):
             raise ValueError("the curvature and the weights must both have a bias, or neither")
@@ -317,12 +294,12 @@ class Posterior(ABC):
             )
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Features, once they are checked, and outputs, of as many items as are predicted at once."""
+        """Checked features, and outputs, of as many items as are predicted at once."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:
             return [(features, output)]
-        output = self.outputs(features) if output is None else output  # of all at once, which rounds as they do
+        output = self.outputs(features) if output is None else output  # one matmul: in parts it would round otherwise
         return zip(features.split(rows), output.split(rows), strict=True)
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
@@ -343,7 +320,7 @@ class Posterior(ABC):
         return torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
 
     def _network_outputs(self, n_samples: int) -> Callable[[Tensor], Tensor]:
-        """What maps features to their outputs (S, N, D) under S sampled layers."""
+        """The function from features to their outputs (S, N, D) under S sampled layers."""
         weights, biases = self.sample(n_samples)
 
         def outputs(features: Tensor) -> Tensor:
@@ -353,7 +330,7 @@ class Posterior(ABC):
         return outputs
 
     def _inputs(self, features: Tensor) -> Tensor:
-        """Features as the layer sees them: with a column of ones where there is a bias."""
+        """Features, with a column of ones for a bias."""
         return features if self.bias is None else F.pad(features, (0, 1), value=1.0)
 
     def _layers(self, deviations: Float[Tensor, "S D F"]) -> tuple[Tensor, Tensor | None]:
@@ -364,7 +341,7 @@ class Posterior(ABC):
     def _noise(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
     ) -> Iterator[Tensor]:
-        """S times standard normal numbers of each shape, drawn one after the other, by default from the own seed."""
+        """S times standard normal numbers of each shape, drawn in order; by default from the posterior's seed."""
         check_at_least("n_samples", n_samples, 1)
         generator = self._generator() if generator is None else generator
         options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
@@ -375,12 +352,12 @@ class Posterior(ABC):
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """The share of contributions ≥ 0 that are of those chosen; 0 where all are 0."""
+    """The share of the chosen ones in contributions ≥ 0; 0 if all are 0."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 
 
 def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """So little that it moves no output but one of length zero, which has no direction otherwise."""
+    """`LEAST_VARIANCE` of outputs: it moves only one of length zero, which has no direction otherwise."""
     square = f.double().square().sum(1, keepdim=True)
     return LEAST_VARIANCE * square.where(square > 0, 1)

@@ -30,26 +30,23 @@ class DiagonalPosterior(Posterior):
         return self._variance(weight), None if bias is None else self._variance(bias)
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Share of the predictive variance of N items due to weights with a negative curvature; see `Posterior`."""
         h, variance = self.curvature.weight, self.variance[0]
         return share_of(features.to(variance.dtype).square().mean(0) * variance, h < 0)
 
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Random whole last layers; see `Posterior.sample`."""
         variances = [variance for variance in self.variance if variance is not None]
         noise = self._noise(n_samples, [variance.shape for variance in variances], generator, self.weight.dtype)
         deviations = [of.mul_(variance.sqrt()) for of, variance in zip(noise, variances, strict=True)]
         return deviations[0].add_(self.weight), None if self.bias is None else deviations[1].add_(self.bias)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """What maps features to Σ_j φ_j² σ²_ij + σ²_bi, along the coordinates."""
+        """Variances Σ_j φ_j² σ²_ij + σ²_bi along the coordinates."""
         weight, bias = self.variance
         return lambda features: Along(F.linear(features.square(), weight, bias))
 
     def log_det_precision(self, prior_precision: float) -> float:
-        """Σ log(s·relu(h) + α)."""
         parts = [part.double() for part in self.curvature.relu() if part is not None]
         return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
 

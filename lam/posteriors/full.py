@@ -18,25 +18,23 @@ from lam.posteriors.spread import Spread, Whole
 class FullPosterior(Posterior):
     """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), λ and V the eigenvalues and eigenvectors of h; see `Posterior`.
 
-    Computed in float64: variances of far apart sizes meet in every output.
+    Computed in float64, since every output sums variances of very different sizes.
     """
 
     structure = Full
 
     @property
     def elements_per_item(self) -> int:
-        """How many numbers `output_spread` holds at once for every item, beside its features."""
         return len(self.weight) * self.theta.numel()
 
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Random whole last layers; see `Posterior.sample`."""
         (noise,) = self._noise(n_samples, [self.theta.shape], generator, torch.float64)
         return self._layers((noise.flatten(1) @ self._root.T).view_as(noise))
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """What maps features to (I ⊗ φ)ᵀ Σ (I ⊗ φ)."""
+        """Covariances (I ⊗ φ)ᵀ Σ (I ⊗ φ)."""
         root = self._root.view(*self.theta.shape, -1)
 
         def spread(features: Tensor) -> Spread:
@@ -46,11 +44,9 @@ class FullPosterior(Posterior):
         return spread
 
     def log_det_precision(self, prior_precision: float) -> float:
-        """Σ log(s·relu(λ) + α)."""
         return float((self.scale * self.curvature.eigenbasis[0].relu() + prior_precision).log().sum())
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Share of the predictive variance of N items along eigenvectors of negative curvature; see `Posterior`."""
         inputs, root = self._inputs(features.double()), self._root.view(*self.theta.shape, -1)
         moment = inputs.T @ inputs / len(inputs)
         contributions = torch.einsum("dfk,fg,dgk->k", root, moment, root)
@@ -58,6 +54,6 @@ class FullPosterior(Posterior):
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:
-        """V diag(1/√precision), whose product with its transpose is the covariance."""
+        """V diag(1/√precision); its product with its transpose is the covariance."""
         values, vectors = self.curvature.eigenbasis
         return vectors * (self.scale * values.relu() + self.prior_precision).rsqrt()

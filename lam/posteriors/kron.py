@@ -40,29 +40,27 @@ class KronPosterior(Posterior):
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Random whole last layers, of matrix-normal form: θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
+        """Random whole last layers θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
         U_B, U_A = self.basis
         (noise,) = self._noise(n_samples, [self.theta.shape], generator, self.weight.dtype)
         return self._layers(U_B @ noise.mul_(self.variance.sqrt()) @ U_A.T)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """What maps features to U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
+        """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
         (U_B, U_A), variance = self.basis, self.variance
         return lambda features: Along((self._inputs(features) @ U_A).square() @ variance.T, U_B)
 
     def log_det_precision(self, prior_precision: float) -> float:
-        """Σ log(s·relu(λ) + α)."""
         return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Share of the predictive variance of N items along eigenvectors of negative curvature; see `Posterior`."""
         along = (self._inputs(features.to(self.weight.dtype)) @ self.basis[1]).square().mean(0)
         return share_of(along.double() * self.variance.double(), is_negative(self.curvature.spectrum))
 
 
 @dataclass(frozen=True)
 class EkfacPosterior(KronPosterior):
-    """As `KronPosterior`, with the exact diagonal of the GGN in that basis in place of b_i a_j.
+    """`KronPosterior` with the exact diagonal of the GGN in that basis instead of b_i a_j.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """

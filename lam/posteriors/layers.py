@@ -1,4 +1,4 @@
-"""`LayersPosterior`: a Gaussian over the weights of several layers of a network; whole inputs in, embeddings out."""
+"""`LayersPosterior`: a Gaussian over the weights of several layers of a network; inputs in, embeddings out."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
-"""How outputs vary: as f + J δ, in closed form; or as those of whole sampled networks."""
+"""The distribution of outputs: f + J δ, in closed form; or the outputs of sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
 
@@ -71,14 +71,14 @@ class LayersAccumulator(Accumulator):
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
-    `linearised` has outputs f + J (θ − θ*), the model whose curvature is taken: their covariance is J Σ Jᵀ. `sampled`
-    runs S networks of other weights, which bend where the linearised one goes straight on.
+    `linearised` has outputs f + J (θ − θ*), the model behind the curvature; their covariance is J Σ Jᵀ. `sampled` runs
+    S networks with sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 
     Attributes:
-        weight, bias: of the head, which gives the outputs, whether it is one of the layers or not.
-        network: whose weights are the mean.
+        weight, bias: of the head, which gives the outputs; it need not be one of the layers.
+        network: its weights are the mean.
         head: the head's path in it.
         layers: the paths of the layers.
         predictive: `linearised` or `sampled`.
@@ -106,15 +106,7 @@ class LayersPosterior(Posterior):
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.prior_precision)]
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random weights of all layers, S of them at once in memory.
-
-        Args:
-            n_samples: S ≥ 1.
-            generator: by default one seeded with the posterior's own seed, the same on every device.
-
-        Returns:
-            The network's parameters by name, S of each.
-        """
+        """Random parameters of all layers by name, S of each; see `Posterior.sample`."""
         sampled = {}
         deviations, bases = self._deviations(n_samples, generator), self.curvature.bases
         for (path, layer), basis, deviation in zip(self._modules.items(), bases, deviations, strict=True):
@@ -126,7 +118,7 @@ class LayersPosterior(Posterior):
         return sampled
 
     def output_spread(self) -> Callable[[Any], Whole]:
-        """What maps inputs to the linearised covariances J Σ Jᵀ of their outputs."""
+        """The function from inputs to the linearised covariances J Σ Jᵀ of their outputs."""
 
         @without_autocast()
         def spread(inputs: Any) -> Whole:
@@ -135,11 +127,10 @@ class LayersPosterior(Posterior):
         return spread
 
     def log_det_precision(self, prior_precision: float) -> float:
-        """Σ log(s·relu(h) + α)."""
         return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))
 
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the linearised variance of inputs that is due to negative entries of h; see `Posterior`."""
+        """Share of the linearised variance in negative entries of h; see `Posterior`."""
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:
@@ -149,11 +140,9 @@ class LayersPosterior(Posterior):
         return total(negative) / max(total(self.variances), 1e-300)
 
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
-        """What the head gives for inputs."""
         return head_output(self.network, self.head, features).to(self.weight.dtype)
 
     def joint_predictor(self, *, n_samples: int) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        """`sampled_embeddings` of inputs with its networks drawn once, for many batches."""
         draw = self._sampler(n_samples, marginal=False, keep=True)
 
         @without_autocast()
@@ -163,7 +152,6 @@ class LayersPosterior(Posterior):
         return sampled
 
     def settings(self) -> dict[str, Any]:
-        """All but tensors and the network, as JSON."""
         layers = [plain_path(self.network, path) for path in self.layers]
         return {**super().settings(), "layers": layers, "predictive": self.predictive}
 
@@ -177,9 +165,9 @@ class LayersPosterior(Posterior):
         head: str = "",
         **further: Any,
     ) -> Same:
-        """The posterior that has these `tensors` and `settings`, around the weights of a network."""
+        """The posterior with these `tensors` and `settings`, around the weights of a network."""
         if network is None:
-            raise ValueError("a posterior over layers is around the weights of a network, and there is none")
+            raise ValueError("a posterior over layers needs its network, got None")
         own = {plain_path(network, path): path for path in weighted_layers(network)}
         layers = tuple(own[path] for path in settings["layers"])
         predictive = settings["predictive"]
@@ -265,6 +253,6 @@ class LayersPosterior(Posterior):
 
 @dataclass(frozen=True)
 class LayersKronPosterior(LayersPosterior):
-    """The same in the eigenvectors of two factors of each layer."""
+    """`LayersPosterior` in the eigenvectors of two factors of each layer."""
 
     structure: ClassVar[Any] = LayersKron

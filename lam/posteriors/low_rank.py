@@ -19,7 +19,7 @@ class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
     Along eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
-    d_i = s b_i δ + α, so that Woodbury's identity needs a (J, J) matrix alone. With the eigenvectors Q and
+    d_i = s b_i δ + α, so that Woodbury's identity needs (J, J) matrices only. With the eigenvectors Q and
     eigenvalues σ of s b_i Lᵀ diag(1/d_i) L the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k),
     y = √(s b_i) Qᵀ Lᵀ (φ/d_i). In float64.
     """
@@ -28,13 +28,11 @@ class LowRankPosterior(Posterior):
 
     @property
     def elements_per_item(self) -> int:
-        """How many numbers `output_spread` holds at once for every item, beside its features."""
         return 2 * self.theta.shape[1]
 
     def sample(
         self, n_samples: int, *, generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
-        """Random whole last layers; see `Posterior.sample`."""
         (noise,), factor = self._noise(n_samples, [self.theta.shape], generator, torch.float64), self.curvature.factor
         diagonal, (rotated, sigma) = self._diagonal, self._inner
         for i, z in enumerate(noise.unbind(1)):
@@ -44,7 +42,7 @@ class LowRankPosterior(Posterior):
         return self._layers(self.curvature.output_eigen[1] @ noise)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
-        """What maps features to the variances along the eigenvectors of h."""
+        """Variances along the eigenvectors of h."""
         diagonal, (rotated, sigma), factor = self._diagonal, self._inner, self.curvature.factor
         scaled = rotated * (1 + sigma[:, None]).rsqrt()
         axes = self.curvature.output_eigen[1]
@@ -63,7 +61,6 @@ class LowRankPosterior(Posterior):
         return float(other._diagonal.log().sum() + other._inner[1].log1p().sum())
 
     def clipped_variance_share(self, features: Float[Tensor, "N P"]) -> float:
-        """Share of the predictive variance of N items along eigenvectors of negative h; see `Posterior`."""
         along = self.output_spread()(features.to(self.weight.dtype)).variances.sum(0)  # pyright: ignore
         return share_of(along, is_negative(self.curvature.output_eigen[0]))
 

@@ -1,4 +1,4 @@
-"""`Spread`: how the outputs of N items vary under a posterior; Gaussians around the trained layer's own outputs."""
+"""`Spread`: Gaussian covariances of the outputs of N items under a posterior, around the trained layer's outputs."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from lam.vmf.resultant import MeanResultant, projected_resultant
 
 
 class Spread(ABC):
-    """Covariances of the outputs of N items, each for itself."""
+    """Covariances of the outputs of N items, one for each."""
 
     @property
     @abstractmethod
@@ -30,23 +30,18 @@ class Spread(ABC):
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Standard normal noise made into deviations of each item, with at least so much variance in any direction."""
+        """Deviations of each item from standard normal noise, with a least variance in any direction."""
 
     def samples(
-        self,
-        center: Float[Tensor, "N D"],
-        noise: Float[Tensor, "S 1 D"],
-        least: Float[Tensor, "N 1"],
-        *,
-        keep: bool,
+        self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Outputs with their `deviations`, float64; where nobody keeps them it may be their resultant on the sphere."""
+        """Outputs with their `deviations`, float64; unless they are kept, it may be their resultant on the sphere."""
         return center.double() + self.deviations(noise, least)
 
 
 @dataclass(frozen=True)
 class Along(Spread):
-    """U diag(v) Uᵀ: variances along axes that are the same for all items.
+    """U diag(v) Uᵀ: variances along axes that all items share.
 
     Attributes:
         variances: (N, D) v.
@@ -58,37 +53,28 @@ class Along(Spread):
 
     @property
     def covariance(self) -> Float[Tensor, "N D D"]:
-        """U diag(v) Uᵀ."""
         if self.axes is None:
             return torch.diag_embed(self.variances)
         return (self.axes * self.variances[:, None]) @ self.axes.T
 
     @property
     def variance(self) -> Float[Tensor, "N D"]:
-        """Σ_k U_ik² v_k."""
         return self.variances if self.axes is None else self.variances @ self.axes.square().T
 
     @property
     def total(self) -> Float[Tensor, " N"]:
-        """Σ_k v_k."""
         return self.variances.sum(1)
 
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """U (√v ∘ ε)."""
         along = torch.maximum(self.variances.double(), least).sqrt() * noise
         return along if self.axes is None else along @ self.axes.T.double()
 
     def samples(
-        self,
-        center: Float[Tensor, "N D"],
-        noise: Float[Tensor, "S 1 D"],
-        least: Float[Tensor, "N 1"],
-        *,
-        keep: bool,
+        self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """The same; the length is had without forming them."""
         if keep:
             return super().samples(center, noise, least, keep=keep)
+        # In these axes the noise of an item is diagonal, so its resultant takes matmuls and no (S, N, D) samples.
         axes = None if self.axes is None else self.axes.double()
         center = center.double() if axes is None else center.double() @ axes
         length = projected_resultant(center, torch.maximum(self.variances.double(), least), noise[:, 0])
@@ -107,16 +93,13 @@ class Whole(Spread):
 
     @property
     def covariance(self) -> Float[Tensor, "N D D"]:
-        """The matrices."""
         return self.matrices
 
     @property
     def variance(self) -> Float[Tensor, "N D"]:
-        """Their diagonals."""
         return self.matrices.diagonal(dim1=1, dim2=2)
 
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """L ε with L the Cholesky factor, which rounding must not leave without one."""
-        least = least[:, 0] + 1e-14 * self.total
+        least = least[:, 0] + 1e-14 * self.total  # rounding could leave a singular covariance without a Cholesky factor
         factor = torch.linalg.cholesky(self.matrices + torch.diag_embed(least[:, None].expand_as(self.variance)))
         return torch.einsum("nij,sj->sni", factor, noise[:, 0])

@@ -493,7 +493,7 @@ def test_it_is_not_exported(tmp_path: Path):
 
 def test_a_posterior_over_layers_is_not_loaded_without_a_network():
     posterior: Any = fit(layers="all").posterior
-    with pytest.raises(ValueError, match="is around the weights of a network, and there is none"):
+    with pytest.raises(ValueError, match="needs its network, got None"):
         type(posterior).restored(posterior.tensors(), posterior.settings())
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.encoders.layers import curvature_of_layers
 from lam.hessians import ContrastiveCurvature, ggn_of_batch
 from lam.models.layers import find_layers, own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, LayersPosterior, Posterior
+from lam.posteriors.layers import LayersAccumulator
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
 from tests.hessians.test_structures import empty_of
@@ -59,27 +59,13 @@ def make_over_layers(
     inputs, paths = draw(N, P, seed=seed, dtype=dtype), find_layers(network, draw(N, P, seed=seed, dtype=dtype), "all")
     layers = {path: (network.get_submodule(path), own_weights(network.get_submodule(path))) for path in paths}
     cls: Any = LAYERS_POSTERIORS[structure]
-    curvature, n_items = curvature_of_layers(
-        [(inputs, torch.arange(N) % 3)],
-        network,
-        "2",
-        paths,
-        Relation(),
-        cls.structure.zeros(layers, ContrastiveCurvature(1.0)),
-    )
-    weights = own_weights(network[2])
-    return cls(
-        weights["weight"],
-        weights.get("bias"),
-        curvature,
-        n_items,
-        prior_precision=20.0,
-        likelihood_scale=1e3,
-        network=network,
-        head="2",
-        layers=paths,
-        predictive=predictive,
-    ), inputs
+    where: Any = {"network": network, "head": "2", "layers": paths}
+    empty = cls.structure.zeros(layers, ContrastiveCurvature(1.0))
+    summing = LayersAccumulator(empty=empty, relation=Relation(), **where)
+    weights, settings = own_weights(network[2]), {"prior_precision": 20.0, "likelihood_scale": 1e3}
+    sums = summing.accumulate([(inputs, torch.arange(N) % 3)])
+    posterior = cls(weights["weight"], weights.get("bias"), *sums, **settings, **where, predictive=predictive)
+    return posterior, inputs
 
 
 @pytest.fixture(params=[*POSTERIORS, *OVER_LAYERS])

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from lam.encoders.layers import curvature_of_layers
 from lam.hessians import ContrastiveCurvature, ggn_of_batch
 from lam.hessians.jacobians import parted
 from lam.models.layers import own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import DiagonalPosterior, KronPosterior, LayersPosterior
+from lam.posteriors.layers import LayersAccumulator
 from tests.posteriors.test_laws import OVER_LAYERS, D, draw, make, sampled
 
 LINEARISED = [name for name in OVER_LAYERS if "sampled" not in name]
@@ -162,5 +162,6 @@ def over(posterior: Any, paths: list[str], inputs: Tensor, head: str = "2") -> A
     layers = {path: (module, own_weights(module)) for path, module in modules.items()}
     empty = posterior.structure.zeros(layers, ContrastiveCurvature(1.0))
     batch = inputs, torch.arange(len(inputs)) % 3
-    curvature, _ = curvature_of_layers([batch], posterior.network, head, paths, Relation(), empty)
+    where: Any = {"network": posterior.network, "head": head, "layers": paths}
+    curvature, _ = LayersAccumulator(empty=empty, relation=Relation(), **where).accumulate([batch])
     return replace(posterior, head=head, layers=tuple(paths), curvature=curvature)

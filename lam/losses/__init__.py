@@ -1,10 +1,7 @@
 """Training losses, by name; one file a loss.
 
-`build` makes those of embeddings, and `register` enters another under a name, which configurations then know;
-`DistributionLoss`es take a concentration with each embedding, and methods make them.
-
-The choice decides a table's figures, so every table names it. The curvature of a posterior is chosen apart from it:
-that of `log_posterior` unless a method's option `curvature` names another of `lam.hessians.CURVATURES`.
+`build` makes losses of embeddings. A `DistributionLoss` also takes concentrations; methods make those. The curvature of
+a posterior is chosen apart from the loss, by a method's option `curvature`.
 """
 
 from lam.losses.alignment import ConcentrationAlignment, Explicit
@@ -14,7 +11,7 @@ from lam.losses.contrastive import Contrastive
 from lam.losses.distributions import DistributionLoss
 from lam.losses.elk import ELK
 from lam.losses.hib import HIB
-from lam.losses.infonce import InfoNCE, two_views
+from lam.losses.infonce import InfoNCE
 from lam.losses.log_posterior import LogPosterior
 from lam.losses.mc_infonce import MCInfoNCE
 from lam.losses.pml import PytorchMetricLearning
@@ -24,66 +21,6 @@ from lam.losses.supcon import SupCon
 from lam.losses.swav import SwAV
 from lam.losses.varcon import VarCon
 from lam.utils.registry import enter
-
-TEMPERATURE = 0.1
-LOSSES: dict[str, type[Loss]] = {
-    "contrastive": Contrastive,
-    "log_posterior": LogPosterior,
-    "squared": Squared,
-    "pml": PytorchMetricLearning,
-    "supcon": SupCon,
-    "infonce": InfoNCE,
-    "varcon": VarCon,
-    "aninfonce": AnInfoNCE,
-}
-"""Every loss that a configuration can name; see `register`."""
-
-
-def find(name: str) -> type[Loss]:
-    """The class of a loss; a name that is not registered is refused, by a `ValueError`."""
-    if name not in LOSSES:
-        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register")
-    return LOSSES[name]
-
-
-def build(
-    name: str = "contrastive", *, margin: float, temperature: float = TEMPERATURE, dimension: int | None = None
-) -> Loss:
-    """A training loss by its name.
-
-    Args:
-        name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
-            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
-            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
-            pair against negatives alone), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
-            weight for each dimension, which is learned), or what `register` has entered.
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force; of the losses with a temperature
-            that of miners and of the contrastive curvature alone.
-        temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
-        dimension: D of the embeddings, which "aninfonce" needs.
-
-    Returns:
-        A loss, called with unit embeddings and `Pairs`.
-
-    Raises:
-        ValueError: for an unknown name, a margin outside (0, 2], a temperature that is not positive, or "aninfonce"
-            without a dimension.
-
-    Example:
-        >>> build("contrastive", margin=0.7)
-        Contrastive(margin=0.7)
-    """
-    return find(name).configured(margin=margin, temperature=temperature, dimension=dimension)
-
-
-def register(name: str, loss: type[Loss]) -> None:
-    """Enter a loss under a name, by which configurations know it; `Loss.configured` makes it of their settings.
-
-    Raises:
-        ValueError: where another class has the name.
-    """
-    enter(LOSSES, "loss", name, loss)
-
 
 __all__ = [
     "BYOL",
@@ -113,5 +50,62 @@ __all__ = [
     "margin_of",
     "register",
     "settings_of",
-    "two_views",
 ]
+
+TEMPERATURE = 0.1
+LOSSES: dict[str, type[Loss]] = {
+    "contrastive": Contrastive,
+    "log_posterior": LogPosterior,
+    "squared": Squared,
+    "pml": PytorchMetricLearning,
+    "supcon": SupCon,
+    "infonce": InfoNCE,
+    "varcon": VarCon,
+    "aninfonce": AnInfoNCE,
+}
+"""Every loss that a configuration can name; see `register`."""
+
+
+def find(name: str) -> type[Loss]:
+    """The class of a registered loss; another name raises a `ValueError`."""
+    if name not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register")
+    return LOSSES[name]
+
+
+def build(
+    name: str = "contrastive", *, margin: float, temperature: float = TEMPERATURE, dimension: int | None = None
+) -> Loss:
+    """A training loss by its name.
+
+    Args:
+        name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
+            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
+            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
+            pair against negatives alone), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
+            learned weight for each dimension), or a registered name.
+        margin: in (0, 2]; negative pairs at this distance or beyond exert no force. Losses with a temperature leave it
+            to miners and to the contrastive curvature.
+        temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
+        dimension: D of the embeddings, which "aninfonce" needs.
+
+    Returns:
+        A loss, called with unit embeddings and `Pairs`.
+
+    Raises:
+        ValueError: for an unknown name, a setting outside its range, or "aninfonce" without a dimension.
+
+    Example:
+        >>> build("contrastive", margin=0.7)
+        Contrastive(margin=0.7)
+    """
+    return find(name).configured(margin=margin, temperature=temperature, dimension=dimension)
+
+
+def register(name: str, loss: type[Loss]) -> None:
+    """Enter a loss under a name for configurations; `Loss.configured` makes it from their settings.
+
+    Raises:
+        ValueError: if another class has the name.
+    """
+    enter(LOSSES, "loss", name, loss)

@@ -1,4 +1,4 @@
-"""Explicit concentration: an alignment that the concentrations of a pair scale, and what keeps these from growing."""
+"""Explicit concentration: an alignment scaled by the concentrations of a pair, and a regulariser that bounds them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -18,11 +18,11 @@ Regulariser = Literal["square", "likelihood"]
 
 @dataclass(frozen=True)
 class Explicit:
-    """What an explicit concentration adds to a loss of directions: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂) of each pair.
+    """Term of each pair that an explicit concentration adds to a loss: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
 
-    R(κ) is λκ² ("square"), the prior of a Gaussian, or κ − (D − 1)/2 log κ ("likelihood"), which the normaliser of the
-    distribution leaves at large κ. By the square alone, the best κ of an item is λ_a/(2λ) times the mean cosine of its
-    pairs.
+    R(κ) is λκ² ("square"), the prior of a Gaussian, or κ − (D − 1)/2 log κ ("likelihood"), the limit of the
+    distribution's normaliser at large κ. With the square, the best κ of an item is λ_a/(2λ) times the mean cosine of
+    its pairs.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
     λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
@@ -33,7 +33,7 @@ class Explicit:
         decay: λ > 0 of the square.
 
     Raises:
-        ValueError: for one outside its range.
+        ValueError: for a setting outside its range.
     """
 
     weight: float = 0.05
@@ -48,7 +48,7 @@ class Explicit:
     def __call__(
         self, kappa: Float[Tensor, " N"], other: Float[Tensor, " N"], cosine: Float[Tensor, " N"], dimension: int
     ) -> Float[Tensor, " N"]:
-        """Of N pairs with these concentrations and cosines."""
+        """The term of N pairs with these concentrations and cosines."""
         regular = self._regular(kappa, dimension) + self._regular(other, dimension)
         return -self.weight * (kappa + other) * cosine + regular
 
@@ -59,9 +59,9 @@ class Explicit:
 
 
 class ConcentrationAlignment(DistributionLoss):
-    """Mean over positive pairs of what `Explicit` adds, plus InfoNCE of the mean directions.
+    """InfoNCE of the mean directions plus the mean over positive pairs of the term `Explicit`.
 
-    A pair counts once, whichever of its items comes first.
+    A pair counts once, in either order.
 
     Source: that of `Explicit`, equation 11.
 
@@ -84,7 +84,7 @@ class ConcentrationAlignment(DistributionLoss):
         self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """That of InfoNCE, as the alignment is linear in cosines."""
+        """InfoNCE's: the alignment is linear in cosines."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The anisotropic InfoNCE loss, whose distance weighs each dimension by a concentration of its own."""
+"""The anisotropic InfoNCE loss: its distance weights each dimension by a concentration."""
 
 from collections.abc import Sequence
 from numbers import Real
@@ -15,26 +15,25 @@ from lam.utils.checks import check_at_least, check_positive
 
 
 class AnInfoNCE(TrainableLoss):
-    """InfoNCE of the similarity −Σ_d Λ_d (x_d − y_d)², in which the diagonal Λ > 0 is learned.
+    """InfoNCE of the similarity −Σ_d Λ_d (x_d − y_d)², with a learned diagonal Λ > 0.
 
-    Where rows are a rotation of what made the data, the Λ of a dimension is how concentrated positive pairs are along
-    it. On the sphere, with all of Λ at 1/(2τ), it is InfoNCE at temperature τ; rows may also be of any length. Of
-    negatives drawn near the anchor, with a concentration Λ⁻ in place of 0, the best similarity has Λ⁺ − Λ⁻: given Λ⁻,
-    the positives' Λ⁺ is learned. An ensemble has a Λ for each of M ways to make pairs of the same items, and sums.
+    If rows are a rotation of the latents, Λ_d is the concentration of positive pairs along d. On the sphere, with all Λ
+    at 1/(2τ), it is InfoNCE at temperature τ; rows may also have any length. For negatives drawn near the anchor, with
+    concentration Λ⁻ instead of 0, the best similarity has Λ⁺ − Λ⁻: Λ⁻ is fixed and Λ⁺ is learned. An ensemble has a Λ
+    for each of M ways to pair the same items, and sums.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     and B.2.
 
     Args:
         dimension: D.
-        concentration: Λ⁺ at the beginning, of all dimensions.
+        concentration: initial Λ⁺ of all dimensions.
         n_members: M.
-        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, negatives drawn from all items alike.
+        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, negatives drawn evenly from all items.
         margin: of `TrainableLoss`.
 
     Raises:
-        ValueError: for a margin outside (0, 2], a concentration that is no positive number, fewer than one dimension or
-            member, or a Λ⁻ of another length, not finite and at least 0, or not below the concentration.
+        ValueError: for a setting outside its range or of another length.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -76,18 +75,17 @@ class AnInfoNCE(TrainableLoss):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "AnInfoNCE":
-        """The loss that is InfoNCE at this temperature to begin with: Λ = 1/(2τ)."""
+        """The loss that starts as InfoNCE at this temperature: Λ = 1/(2τ)."""
         if dimension is None:
             raise ValueError("aninfonce has a weight for each dimension: say dimension=D, that of the embeddings")
         check_positive("temperature", temperature)
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 
     def learned(self) -> dict[str, list[float]]:
-        """Λ⁺ − Λ⁻, by which rows are compared, member after member."""
+        """Λ⁺ − Λ⁻ of the similarity, member after member."""
         return {"concentration": (self.concentration - self.get_buffer("negatives")).flatten().tolist()}
 
     def extra_repr(self) -> str:
-        """The settings."""
         n_members, dimension = self.log_concentration.shape
         negatives = self.get_buffer("negatives").tolist()
         return f"{dimension}, {self.start}, n_members={n_members}, negatives={negatives}, margin={self.margin}"
@@ -96,11 +94,10 @@ class AnInfoNCE(TrainableLoss):
         return self.of_members(embeddings, [pairs])
 
     def of_members(self, embeddings: Float[Tensor, "N D"], pairs: Sequence[Pairs]) -> Float[Tensor, ""]:
-        """The sum over the members of an ensemble, each with its own pairs of the same items.
+        """Sum over the members of an ensemble, each with its own pairs of the same items.
 
         Raises:
-            ValueError: for pairs of another number of members or items, none of which is positive for a member, or rows
-                of another dimension.
+            ValueError: for another number of members, a member without a positive pair, and as `of_member`.
         """
         n_members = len(self.log_concentration)
         if len(pairs) != n_members:
@@ -112,7 +109,7 @@ class AnInfoNCE(TrainableLoss):
 
     @without_autocast()
     def of_member(self, embeddings: Float[Tensor, "N D"], pairs: Pairs, number: int) -> Float[Tensor, ""]:
-        """The term of one member, counted from 0, with its own pairs of items that may be its own too, or 0 of none.
+        """Term of one member, counted from 0, with its own pairs, and items if need be; 0 without a positive pair.
 
         Raises:
             ValueError: for pairs of another number of items, or rows of another dimension.

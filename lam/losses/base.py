@@ -1,7 +1,4 @@
-"""What the training losses share: the call, the checks, distances and weighted means.
-
-Each loss has a file of its own beside this one; which pairs count is decided in `lam.pairs.pairs`.
-"""
+"""`Loss` and its bases: the call, the checks, distances and weighted means that training losses share."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -22,8 +19,8 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: the name, in `lam.hessians.CURVATURES`, of the curvature that is its own, or comes nearest to that.
-        needs_classes: whether pairs alone do not do, such as those of places.
+        curvature: name in `lam.hessians.CURVATURES` of its own curvature, or the nearest to it.
+        needs_classes: whether it takes pairs of classes only, not of places.
     """
 
     curvature: ClassVar[str] = "contrastive"
@@ -31,18 +28,18 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better, and zero where there is no pair, or a miner chose none.
+        """Loss of a batch; lower is better, and zero without a pair or if a miner chose none.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
             pairs: the pairs among these N items.
 
         Returns:
-            A scalar whose gradient is finite also at distance 0 and at the margin.
+            A scalar; its gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: for labels in place of pairs, or pairs of another number of items; by the softmax losses,
-                InfoNCE, SupCon, VarCon and AnInfoNCE, where there is no positive pair.
+            ValueError: for labels instead of pairs, or pairs of another number of items; from InfoNCE, SupCon, VarCon
+                and AnInfoNCE also without a positive pair.
         """
         if not isinstance(pairs, Pairs):
             raise ValueError(
@@ -53,12 +50,12 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss of those of a configuration's settings that its class takes by these names.
+        """The loss with those of a configuration's settings that its constructor takes by name.
 
         Args:
             margin: in (0, 2].
             temperature: τ > 0.
-            dimension: D of the embeddings, where it is known.
+            dimension: D of the embeddings, if known.
 
         Raises:
             ValueError: for a setting outside its range.
@@ -67,7 +64,7 @@ class Loss(ABC):
         return cls(**{name: settings[name] for name in settings.keys() & inspect.signature(cls).parameters.keys()})
 
     def learned(self) -> dict[str, list[float]]:
-        """What it has learned, by name, in the unit that the loss documents; nothing for most losses."""
+        """Learned values by name, in the unit that the loss documents; none for most losses."""
         return {}
 
     @abstractmethod
@@ -96,10 +93,10 @@ class MarginLoss(Loss):
 class TrainableLoss(Loss, nn.Module):
     """A loss with parameters of its own, which training learns beside those of the network.
 
-    Training works on a copy, so that a second one begins where the first did; what it has learned is in its history.
+    Training works on a copy, so that a second training starts as the first did; the history holds what was learned.
 
     Args:
-        margin: of the contrastive curvature that a posterior takes, and of miners; the loss itself has none.
+        margin: of miners and of a contrastive curvature; the loss itself has none.
 
     Raises:
         ValueError: for a margin outside (0, 2].
@@ -113,11 +110,10 @@ class TrainableLoss(Loss, nn.Module):
 
 @dataclass(frozen=True)
 class TemperatureLoss(Loss):
-    """A loss of cosines over a temperature, in which every pair exerts a force.
+    """A loss of cosines over a temperature: every pair exerts a force.
 
     Attributes:
-        margin: of a contrastive curvature that a posterior takes, and of miners; None where neither is asked for, as
-            the loss itself has none.
+        margin: of miners and of a contrastive curvature, or None; the loss itself has none.
         temperature: τ > 0.
 
     Raises:
@@ -135,18 +131,18 @@ class TemperatureLoss(Loss):
 
 
 def margin_of(loss: Loss) -> float | None:
-    """The margin of a loss, None where it has none."""
+    """The margin of a loss, or None."""
     return loss.margin if isinstance(loss, MarginLoss | TemperatureLoss | TrainableLoss) else None
 
 
 def settings_of(loss: Loss) -> dict[str, Any]:
-    """What a curvature can take over from a loss, by name: margin and temperature, and what it has learned so far."""
+    """Settings of a loss that a curvature can take over, by name: margin, temperature and learned values."""
     temperature = getattr(loss, "temperature", None)
     return {"margin": margin_of(loss), "temperature": temperature, **as_settings(loss.learned())}
 
 
 def as_settings(learned: Mapping[str, Sequence[float]]) -> dict[str, float | tuple[float, ...]]:
-    """What a loss has learned, with a number for what is one and a tuple for what are many."""
+    """Learned values as settings: a number for a list of one, else a tuple."""
     return {name: values[0] if len(values) == 1 else tuple(values) for name, values in learned.items()}
 
 
@@ -156,7 +152,7 @@ def squared_distances(embeddings: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
 
 
 def weighted_mean(values: Float[Tensor, "*B"], weights: Shaped[Tensor, "*B"]) -> Float[Tensor, ""]:
-    """Σ w x / Σ w, or zero where all weights are zero."""
+    """Σ w x / Σ w, or zero if all weights are zero."""
     total = weights.sum().to(values.dtype)
     return weighted_sum(values, weights) / torch.where(total > 0, total, torch.ones_like(total))
 

@@ -20,7 +20,7 @@ class Contrastive(MarginLoss):
     """
 
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
-        # The difference of the rows, not 2 − 2 a·b: the root of that has no gradient at 0 and loses half of the digits.
+        # The difference of the rows, not 2 − 2 a·b: its root has no gradient at 0 and loses half of the digits.
         distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
         active = pairs.negative * (distance < self.margin)
         repulsion = (self.margin - distance).square()

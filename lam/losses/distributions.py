@@ -1,4 +1,4 @@
-"""What the losses of von Mises-Fisher distributions share: the call, its checks, and samples."""
+"""`DistributionLoss`: the call, the checks and the samples that losses of von Mises-Fisher distributions share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,12 +18,10 @@ from lam.vmf.embeddings import KAPPA_RANGE
 
 
 class DistributionLoss(nn.Module, ABC):
-    """A loss of von Mises-Fisher distributions and the pairs among them; it may have parameters of its own.
-
-    Whatever trains with one keeps it in the module that it trains, beside the network.
+    """A loss of von Mises-Fisher distributions and the pairs among them; its parameters, if any, train with a network.
 
     Attributes:
-        dimension: D of the means that it takes; None for any.
+        dimension: D of the means; None for any.
     """
 
     dimension: int | None = None
@@ -40,23 +38,19 @@ class DistributionLoss(nn.Module, ABC):
         """Loss of a batch; lower is better.
 
         Args:
-            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as in κ.
-            kappa: (N,) concentrations ≥ 0; one outside `KAPPA_RANGE`, infinity included, counts as its nearest end, and
-                has no gradient.
+            mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as for κ.
+            kappa: (N,) concentrations ≥ 0; outside `KAPPA_RANGE` they are clamped and have no gradient.
             pairs: the pairs among these N items.
             generator: of the samples, on the device of the rows; by default torch's global one.
 
-        Returns:
-            A scalar.
-
         Raises:
-            ValueError: where pairs or κ are of another number of items, the means of another dimension, no pair is
-                positive, or a κ is NaN.
+            ValueError: for pairs or κ of another number of items, means of another dimension, no positive pair, or a κ
+                that is NaN.
         """
         return self._compute(*self._checked(mean, kappa, pairs), pairs, generator)
 
     def _checked(self, mean: Tensor, kappa: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Means, and κ within its range, float32 or wider; what cannot be is refused."""
+        """Means, and κ within its range, float32 or wider."""
         if self.dimension not in (None, mean.shape[1]):
             raise ValueError(f"the loss is made for {self.dimension} dimensions, got means of {mean.shape[1]}")
         pairs.check_size(len(mean))
@@ -67,12 +61,12 @@ class DistributionLoss(nn.Module, ABC):
         return mean, kappa.clamp(*KAPPA_RANGE)
 
     def learned(self) -> dict[str, list[float]]:
-        """What it has learned that the method has an option of, by the option's name."""
+        """Learned values, by the name of the method's option."""
         return {}
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature that comes nearest to this loss's in the mean directions.
+        """Name and settings of the nearest curvature to this loss's in the mean directions.
 
         Args:
             dimension: D.
@@ -91,9 +85,9 @@ def samples_of(
 
 
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
-    """The pairs with at most so many negatives of each anchor, drawn at random without replacement; None for all.
+    """The pairs with at most so many random negatives of each anchor, without replacement; None for all.
 
-    Of the positives nothing changes; the negatives are those of an anchor, and are not symmetric any more.
+    The positives stay. The negatives are no longer symmetric.
     """
     if n_negatives is None or n_negatives >= pairs.size:
         return pairs
@@ -104,10 +98,10 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
 
 
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of the logarithm of the mean over samples of the ratio of `log_ratios`.
+    """Mean over positive pairs of log of the mean over samples of the ratio behind `log_ratios`.
 
-    The logits are cosines of the s-th samples times the scale. Where few items are negatives of any other, as where
-    these were drawn apart, only the cosines of anchors to those are computed, and of the positive pairs.
+    The logits are cosines of the s-th samples times the scale. If few items are a negative of any other, only their
+    cosines to anchors are computed, and those of the positive pairs.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

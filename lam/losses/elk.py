@@ -20,7 +20,7 @@ class ELK(DistributionLoss):
     proxy-based deep metric learning", for the closed form.
 
     Args:
-        kappa_pos: what multiplies the similarity, > 0: the inverse of a temperature.
+        kappa_pos: factor of the similarity, > 0: the inverse of a temperature.
 
     Raises:
         ValueError: for a κ_pos that is not positive.
@@ -37,7 +37,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE of cosines, of which the similarity is κ κ_pos/2 times where a pair is close and κ is large."""
+        """InfoNCE of cosines: the similarity is κ κ_pos/2 times the cosine of a close pair at large κ."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
@@ -53,9 +53,9 @@ def log_expected_likelihood(
     other_mean: Float[Tensor, "*#B D"],
     other_kappa: Float[Tensor, "*#B"],
 ) -> Float[Tensor, "*B"]:
-    """log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz = log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖), in float64 inside.
+    """log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz = log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖), computed in float64.
 
-    With L = log C + κ it is L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃), in which nothing large cancels.
+    With L = log C + κ it is L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃): nothing large cancels.
     """
     dimension, dtype = mean.shape[-1], torch.promote_types(mean.dtype, kappa.dtype)
     first, second = kappa.double(), other_kappa.double()

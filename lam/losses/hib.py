@@ -17,8 +17,8 @@ from lam.vmf.bessel import bessel_ratio
 class HIB(DistributionLoss):
     """Mean of −log p(match) over positive pairs plus mean of −log(1 − p(match)) over negative pairs.
 
-    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), of the s-th samples of both; 1 − p likewise, from logarithms. There is
-    no divergence from a prior. `soft_contrastive` is the original one, of Gaussians and distances.
+    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b) of the s-th samples of both; 1 − p likewise, both from logarithms. There
+    is no divergence from a prior. `soft_contrastive` is the original loss, of Gaussians and distances.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best of its
     table 7.
@@ -27,10 +27,10 @@ class HIB(DistributionLoss):
         n_samples: S ≥ 1.
         scale: a > 0.
         offset: b.
-        n_negatives: of each item, at least 1, drawn from those in the batch; None for all of them.
+        n_negatives: random negatives of each item, at least 1; None for all in the batch.
 
     Raises:
-        ValueError: for fewer than one sample or negative, or an a or b outside its range.
+        ValueError: for a setting outside its range.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.full((2,), torch.inf)
@@ -50,10 +50,7 @@ class HIB(DistributionLoss):
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE at the slope of the matches' logits in the cosine of the means, the whole second derivative of it.
-
-        Of a softmax over others it is that of one partner against one; the positive part of each item's is taken.
-        """
+        """The positive part of InfoNCE's whole second derivative, at the slope of the logits in the cosine of means."""
         slope = self.scale * float(bessel_ratio(dimension, torch.tensor(kappa).double())) ** 2
         return {"name": "infonce", "temperature": 1 / slope, "split": "outputs", "fix": "projected"}
 

@@ -1,4 +1,4 @@
-"""InfoNCE, also called NT-Xent, and what the losses of its family share: log ratios of positive pairs to negatives."""
+"""InfoNCE, also called NT-Xent, and the log ratios of positive pairs to negatives that its family shares."""
 
 import torch
 from jaxtyping import Float, Shaped
@@ -11,8 +11,8 @@ from lam.pairs.pairs import Pairs
 class InfoNCE(TemperatureLoss):
     """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)), n negatives of a.
 
-    Of two views of each item, `two_views`, it is NT-Xent; of classes, other items of the class do not count against a
-    pair, unlike in SupCon.
+    With two views of each item it is NT-Xent. With classes, other items of a class do not count against a pair, unlike
+    in SupCon.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
@@ -31,7 +31,7 @@ class InfoNCE(TemperatureLoss):
 
 
 def mean_cross_entropy(logits: Float[Tensor, "N N"], pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of minus `log_ratios`; zero where there is no positive pair."""
+    """Mean over positive pairs of minus `log_ratios`; zero without a positive pair."""
     ratios, weights = log_ratios(logits, pairs)
     return -weighted_mean(ratios, weights)
 
@@ -41,7 +41,7 @@ def log_ratios(
 ) -> tuple[Float[Tensor, "*S pairs"], Shaped[Tensor, " pairs"]]:
     """log e^l_ap / (e^l_ap + Σ_n w_an e^l_an) of all positive pairs (a, p), and the weights of these pairs.
 
-    The sum is over the negatives of the anchor a; where it has none, the ratio is 1.
+    The sum is over the negatives of the anchor a; without any the ratio is 1.
     """
     negatives = log_weighted_sum(logits, pairs.negative)
     anchor, positive = pairs.positive.nonzero(as_tuple=True)
@@ -50,31 +50,7 @@ def log_ratios(
 
 
 def log_weighted_sum(logits: Float[Tensor, "*S R N"], weights: Shaped[Tensor, "R N"]) -> Float[Tensor, "*S R"]:
-    """log Σ_n w_an e^l_an of each row; of a row without weights a number that adds nothing."""
-    nothing = torch.finfo(logits.dtype).min / 2  # finite, as the gradient of −∞ − (−∞) is NaN
+    """log Σ_n w_an e^l_an of each row; for a row without weights a number that adds nothing."""
+    nothing = torch.finfo(logits.dtype).min / 2  # finite: the gradient of −∞ − (−∞) is NaN
     log_weights = weights.to(logits).clamp(min=1e-30).log()
     return torch.where(weights > 0, logits + log_weights, nothing).logsumexp(-1)
-
-
-def two_views(first: Tensor, second: Tensor) -> tuple[Tensor, Pairs]:
-    """Two views of N items one below the other, and their pairs: each view's only positive is the other of its item.
-
-    Args:
-        first: (N, ...) a view of each item.
-        second: (N, ...) another.
-
-    Returns:
-        (2N, ...) both, and the pairs among them.
-
-    Raises:
-        ValueError: where the views are of different shapes.
-
-    Example:
-        >>> views, pairs = two_views(torch.eye(3), torch.eye(3))
-        >>> views.shape, pairs.n_positives, pairs.n_negatives
-        (torch.Size([6, 3]), 6, 24)
-    """
-    if first.shape != second.shape:
-        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
-        raise ValueError(f"the two views must be of the same items in the same order, got shapes {shapes}")
-    return torch.cat([first, second]), Pairs.by_label(torch.arange(len(first), device=first.device).repeat(2))

@@ -1,4 +1,4 @@
-"""Loss prediction: a head learns the loss of each item; it takes predictions, so `build` does not make it."""
+"""Loss prediction: a head learns the loss of each item."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -9,10 +9,10 @@ from lam.losses.base import weighted_mean
 def loss_prediction(
     predicted: Float[Tensor, " N"], losses: Float[Tensor, " N"], counts: Bool[Tensor, " N"]
 ) -> Float[Tensor, ""]:
-    """Mean of (u − ℓ)² over items, u being what is predicted of an item's loss ℓ, which gets no gradient.
+    """Mean of (u − ℓ)² over items, with u the prediction of an item's loss ℓ, which gets no gradient.
 
     Source: Yoo and Kweon (2019), "Learning loss for active learning", with the square that Kirchhof et al. (2023),
-    "URL: a representation learning benchmark for transferable uncertainty estimates", take in place of a ranking.
+    "URL: a representation learning benchmark for transferable uncertainty estimates", take instead of a ranking.
 
     Args:
         predicted: (N,) of each item.
@@ -20,10 +20,10 @@ def loss_prediction(
         counts: (N,) which items have one, such as those with a positive pair.
 
     Returns:
-        A scalar, zero where no item has a loss.
+        A scalar, zero if no item has a loss.
 
     Raises:
-        ValueError: where the three are of different lengths.
+        ValueError: for different lengths.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""MCInfoNCE: InfoNCE of samples of distributions, which become the posteriors of what made the data."""
+"""MCInfoNCE: InfoNCE of samples of distributions, which become the posteriors of the latents."""
 
 from typing import Any
 
@@ -15,21 +15,21 @@ class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
     z_s are samples of the items' distributions; all is computed from logarithms. The source has 1/M before both terms
-    of the denominator, which takes log M from the loss; without it, the limit of large κ is InfoNCE at temperature
-    1/κ_pos. The mean of few samples within the logarithm is biased: κ comes out too large, large ones most.
+    of the denominator, which subtracts log M from the loss; without it, the limit of large κ is InfoNCE at temperature
+    1/κ_pos. The mean of few samples within the logarithm is biased: κ is too large, large ones most.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7; κ_pos = 20 is that of appendix B.3, and 32 negatives the best of
     its table 7, where 512 samples were drawn; figure 3 finds 16 to do.
 
     Args:
-        kappa_pos: how closely the latents of a positive pair lie, > 0; the inverse of a temperature.
+        kappa_pos: concentration of the latents of a positive pair, > 0; the inverse of a temperature.
         n_samples: S ≥ 1.
-        n_negatives: M ≥ 1 of each anchor, drawn from its negatives in the batch; None for all of them.
-        learn_kappa_pos: whether κ_pos is learned, as its logarithm, from there.
+        n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
+        learn_kappa_pos: whether κ_pos is learned from there, as its logarithm.
 
     Raises:
-        ValueError: for a κ_pos that is not positive, or fewer than one sample or negative.
+        ValueError: for a setting outside its range.
 
     Example:
         >>> mean, kappa = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.full((3,), torch.inf)
@@ -58,13 +58,13 @@ class MCInfoNCE(DistributionLoss):
             self.register_buffer("log_kappa_pos", log_kappa_pos)
 
     def learned(self) -> dict[str, list[float]]:
-        """κ_pos, where it is learned."""
+        """κ_pos, if it is learned."""
         return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE at the concentration of a positive pair's means: what three distributions make, one after the other.
+        """InfoNCE at the concentration of a positive pair's means, a convolution of three distributions.
 
-        The latents lie around the means, and around each other, with mean resultant lengths that multiply.
+        The latents lie around the means, and around each other; the mean resultant lengths multiply.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """

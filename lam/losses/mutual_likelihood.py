@@ -1,4 +1,4 @@
-"""The mutual likelihood score of Gaussian embeddings as a loss; it takes variances, so `build` does not make it."""
+"""The mutual likelihood score of Gaussian embeddings as a loss."""
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ def mutual_likelihood(
     """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
     ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the constant ½ D log 2π: minus the log of
-    ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Log variances are taken, so that none is too small. Negative pairs do not count.
+    ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Variances are logarithms, so that none underflows. Negative pairs do not count.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
 
@@ -24,10 +24,10 @@ def mutual_likelihood(
         pairs: the pairs among these N items.
 
     Returns:
-        A scalar, which may be negative; zero where there is no positive pair.
+        A scalar, which may be negative; zero without a positive pair.
 
     Raises:
-        ValueError: where mean and variance have different shapes, or the pairs are of another number of items.
+        ValueError: for mean and variance of different shapes, or pairs of another number of items.
 
     Example:
         >>> mean, log_variance = torch.tensor([[0.0], [2.0]]), torch.zeros(2, 1)

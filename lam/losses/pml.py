@@ -8,7 +8,7 @@ from lam.pairs.pairs import Pairs
 
 
 class PytorchMetricLearning(MarginLoss):
-    """Mean of d over the positive pairs apart plus mean of margin − d over the negative pairs inside the margin.
+    """Mean of d over positive pairs plus mean of margin − d over the negative pairs inside the margin.
 
     Distances are not squared, and both means run over non-zero terms.
 
@@ -33,7 +33,7 @@ class PytorchMetricLearning(MarginLoss):
 
 
 def _indices(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the pairs, each as often as it counts: a multiple of ½, which cancels from a mean."""
+    """Indices of the pairs, each repeated by its weight, a multiple of ½: the factor 2 cancels from a mean."""
     first, second = weights.nonzero(as_tuple=True)
     times = (2 * weights[first, second].to(torch.float64)).round().long()
     return first.repeat_interleave(times), second.repeat_interleave(times)

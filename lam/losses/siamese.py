@@ -1,4 +1,4 @@
-"""SimSiam and BYOL: one view predicts the other, which is held still, so that nothing but matches is needed."""
+"""SimSiam and BYOL: one view predicts the other, which is held still, so that positive pairs are enough."""
 
 from abc import abstractmethod
 from typing import Any
@@ -19,15 +19,14 @@ from lam.utils.random import seeded
 class Siamese(DistributionLoss):
     """A function of the cosines of predictions h(μ) with the targets of their matches, which have no gradient.
 
-    The predictor h has one hidden layer with batch norm. With an explicit concentration the alignment scales the same
-    cosines: of the means themselves, unpredicted and with gradients in both, it would make all of them one. Its mean is
-    over the pairs both ways round, so that each has the mean of its two cosines.
+    The predictor h has one hidden layer with batch norm. An explicit concentration takes the same cosines, in both
+    directions of a pair: with cosines of the means and gradients in both, all means would collapse into one.
 
     Args:
         dimension: D.
         hidden: units of the predictor's hidden layer.
         explicit: the alignment and its regulariser; None for the base loss alone.
-        seed: of the predictor's weights; the global random state is left as it was.
+        seed: of the predictor's weights; the global random state does not change.
 
     Raises:
         ValueError: for a dimension or hidden units below 1.
@@ -55,7 +54,7 @@ class Siamese(DistributionLoss):
 
         Args:
             mean, kappa, pairs, generator: of `DistributionLoss`.
-            targets: (N, D) unit rows, what a second network makes of the items; by default the means.
+            targets: (N, D) unit rows of a second network; by default the means.
         """
         mean, kappa = self._checked(mean, kappa, pairs)
         first, second = pairs.positive.nonzero(as_tuple=True)
@@ -67,7 +66,7 @@ class Siamese(DistributionLoss):
         return weighted_mean(values, pairs.positive[first, second])
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """That of the positive pairs alone."""
+        """The contrastive one of positive pairs only."""
         return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
 
     @abstractmethod
@@ -94,7 +93,7 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Sum over both ways round of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, the mean over matches; ξ₂ is of a slower second network.
+    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both ways round; ξ₂ is of a slower second network.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 

@@ -1,4 +1,4 @@
-"""The soft contrastive loss of sampled embeddings; it takes samples, so `build` does not make it."""
+"""The soft contrastive loss of sampled embeddings."""
 
 import math
 
@@ -17,22 +17,22 @@ def soft_contrastive(
     """Minus the log probability that positive pairs match and negative pairs do not.
 
     p(match) = 1/S² Σ_st sigmoid(b − a ‖z₁ˢ − z₂ᵗ‖). The loss is the mean of −log p over positive pairs plus the mean of
-    −log(1 − p) over negative pairs: the source draws as many pairs of one kind as of the other. Both logarithms are of
-    sums of sigmoids, taken from their logarithms, so that no probability rounds to 0 or 1.
+    −log(1 − p) over negative pairs: the source draws as many pairs of each kind. Sums of sigmoids are taken from their
+    logarithms, so that no probability rounds to 0 or 1.
 
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
 
     Args:
-        samples: (S, N, D), S ≥ 1 of each item; every one of an item meets every one of the other.
+        samples: (S, N, D), S ≥ 1 of each item; every sample of an item meets every sample of the other.
         pairs: the pairs among these N items.
         scale: a > 0.
         offset: b.
 
     Returns:
-        A scalar, ≥ 0; zero where there is no pair.
+        A scalar, ≥ 0; zero without a pair.
 
     Raises:
-        ValueError: where the pairs are of another number of items.
+        ValueError: for pairs of another number of items.
 
     Example:
         >>> samples, one = torch.tensor([[[0.0], [1.0]]]), torch.tensor(1.0)
@@ -42,7 +42,7 @@ def soft_contrastive(
     n_samples, n_items, dimension = samples.shape
     pairs.check_size(n_items)
     flat = samples.transpose(0, 1).reshape(n_items * n_samples, dimension)
-    # Not by ‖x‖² + ‖y‖² − 2xy: the root of that has no gradient at 0 and loses half of the digits.
+    # Not by ‖x‖² + ‖y‖² − 2xy: its root has no gradient at 0 and loses half of the digits.
     distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     blocks = distance.view(n_items, n_samples, n_items, n_samples).transpose(1, 2)
 

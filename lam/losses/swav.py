@@ -1,4 +1,4 @@
-"""SwAV: the prototype that one view is assigned to is predicted from the other; assignments share prototypes evenly."""
+"""SwAV: each view predicts the prototype of the other; assignments share the prototypes evenly."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from lam.utils.checks import check_at_least, check_positive
 
 
 class SwAV(DistributionLoss):
-    """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an explicit concentration if there is one.
+    """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an optional explicit concentration.
 
-    p is the softmax of μ·c_j/τ over prototypes c_j, unit vectors that are learned; q, without gradient, is what
-    `sinkhorn` makes of each view's cosines. A pair counts once, its item with the smaller number being the first view.
+    p is the softmax of μ·c_j/τ over prototypes c_j, learned unit vectors; q, without gradient, is `sinkhorn` of each
+    view's cosines. A pair counts once; the item with the smaller number is the first view.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
     equations 2 to 5, without multi-crop and queue; τ = 0.1, ε = 0.05 and three iterations are its own.
@@ -27,12 +27,12 @@ class SwAV(DistributionLoss):
         n_prototypes: J ≥ 2.
         temperature: τ > 0.
         smoothness: ε > 0 of the assignments.
-        n_iterations: of Sinkhorn and Knopp, at least 1.
+        n_iterations: of `sinkhorn`, at least 1.
         explicit: the alignment and its regulariser; None for the base loss alone.
-        seed: of the prototypes; the global random state is left as it was.
+        seed: of the prototypes; the global random state does not change.
 
     Raises:
-        ValueError: for one outside its range.
+        ValueError: for a setting outside its range.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SwAV(DistributionLoss):
         self.prototypes = nn.Parameter(F.normalize(rows))
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """That of InfoNCE at the same temperature, with other items in the prototypes' place."""
+        """InfoNCE's at the same temperature, with other items for prototypes."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
@@ -76,9 +76,9 @@ class SwAV(DistributionLoss):
 
 
 def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
-    """Rows of probabilities proportional to a_i b_j e^score, near to as much of each column in all.
+    """Rows of probabilities proportional to a_i b_j e^score, with nearly equal sums of the columns.
 
-    Each iteration makes the columns add up to N/J, then the rows to 1; computed from logarithms.
+    Each iteration scales the columns to N/J, then the rows to 1; computed from logarithms.
 
     Source: Cuturi (2013), "Sinkhorn distances"; Caron et al. (2020), equation 5.
 

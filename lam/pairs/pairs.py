@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -229,6 +230,23 @@ def check_label_vector(labels: Tensor) -> None:
     """Refuse what is no vector of integer labels."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
+
+
+def class_centroids(
+    embeddings: Float[Tensor, "N D"], labels: Shaped[Tensor, " N"] | None
+) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
+    """Directions of the mean of each class, and the number of each item's class.
+
+    A mean shorter than 1e-4 has no reliable direction, and its centroid is shorter than 1.
+
+    Raises:
+        ValueError: for pairs without labels.
+    """
+    if labels is None:
+        raise ValueError("varcon takes classes: pairs by distance, or of indices alone, have none; use labels")
+    classes, own, sizes = labels.unique(return_inverse=True, return_counts=True)
+    sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add_(0, own, embeddings)
+    return F.normalize(sums / sizes[:, None].to(embeddings), eps=1e-4), own
 
 
 def negative_distance(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:

@@ -152,7 +152,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         ("must have 3 numbers, one of each dimension, got 2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
         ("concentration must be .* got None", lambda: ggn(pairs, AnInfoNCECurvature())),
         ("epsilon must be given", lambda: ggn(pairs, VarConCurvature(0.1))),
-        ("varcon takes classes, and pairs by distance", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
+        ("varcon takes classes", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
         ("VarConCurvature compares items", lambda: ggn(Candidates.paired(torch.eye(7)), VarConCurvature(0.1, 0.0))),
     ):
         with pytest.raises(ValueError, match=message):

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses.base import required
 from lam.hessians.losses.softmax import Block, Derivatives, SoftmaxCurvature, Softmaxes, exponential
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
-from lam.pairs.pairs import Pairs
+from lam.pairs.pairs import Pairs, class_centroids
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class VarConCurvature(SoftmaxCurvature):
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> Softmaxes:
         """Softmaxes over the centroids of the classes of a batch."""
-        centroids, own = _centroids(n, getattr(pairs, "labels", None))
+        centroids, own = class_centroids(n, getattr(pairs, "labels", None))
         positive = (own[:, None] == torch.arange(len(centroids), device=n.device)).to(n)
         counted = pairs.paired[:, None].to(n) if isinstance(pairs, Pairs) else 1.0
         return self.over(centroids, n, r, counted * positive, counted * (1 - positive))
@@ -66,7 +65,7 @@ class VarConCurvature(SoftmaxCurvature):
         progress: bool,
     ) -> Softmaxes:
         """Softmaxes over the centroids of the classes of a data set: linear in the number of items."""
-        centroids, own = _centroids(n, relation.labels)
+        centroids, own = class_centroids(n, relation.labels)
         classes = torch.arange(len(centroids), device=n.device)
 
         def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
@@ -98,14 +97,3 @@ class VarConCurvature(SoftmaxCurvature):
         q_own = (1 / softness - n_others.log()).sigmoid()
         q = torch.where(block.positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))
         return Derivatives(2 * p, p, p, counted * (block.positive + q) - 2 * p)
-
-
-def _centroids(n: Float[Tensor, "N D"], labels: Any) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
-    """Directions of the mean of each class, and the number of each item's class; as in `lam.losses.VarCon`."""
-    if labels is None:
-        raise ValueError(
-            "the curvature varcon takes classes, and pairs by distance, or of indices alone, have none: use labels"
-        )
-    classes, own, sizes = labels.unique(return_inverse=True, return_counts=True)
-    sums = n.new_zeros(len(classes), n.shape[1]).index_add_(0, own, n)
-    return F.normalize(sums / sizes[:, None].to(n), eps=1e-4), own

@@ -1,11 +1,8 @@
 """Ratio of modified Bessel functions and normaliser of the von Mises-Fisher density.
 
-Here live A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), its complement 1 - A_D, its derivative, its inverse and the
-log normaliser log C_D, each to nearly full float64 precision for any D >= 2 and any finite kappa >= 0. The
-distribution itself lives in `lam.vmf.distribution`.
-
-One formula serves all of them: the uniform expansion of log I at an order of at least 20, then backward recursion
-down to the order asked for. It is written so that no two large numbers are subtracted, at kappa = 0 and at 1e8 alike.
+A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), 1 - A_D, the derivative, the inverse and the log normaliser log C_D have
+nearly full float64 precision for any D >= 2 and finite kappa >= 0. All take the uniform expansion of log I at an order
+of at least 20, then backward recursion. No two large numbers are subtracted, from kappa = 0 to 1e8.
 """
 
 import math
@@ -25,7 +22,7 @@ _TERMS = 12
 _POWERS = 6  # of the 3 * _TERMS that the expansion has
 _MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
 _HALLEY_STEPS = 2
-_LEAST = 1e-300  # below it products leave float64, and a kappa is 0
+_LEAST = 1e-300  # below it products underflow float64, and a kappa counts as 0
 _SLACK = 1e-4
 
 
@@ -38,7 +35,7 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
 
     Args:
         dimension: D >= 2, the dimension of the space that holds the sphere.
-        kappa: concentrations, finite and at least 0. Computed in float64 whatever their type.
+        kappa: concentrations, finite and at least 0, of any float type; computed in float64.
 
     Returns:
         A_D in [0, 1), shape and type of `kappa`.
@@ -59,15 +56,10 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
     1 - A_D(kappa), about (D - 1) / (2 kappa) for large kappa.
 
-    Args:
-        dimension: D >= 2.
-        kappa: concentrations, finite and at least 0.
+    Args, Raises: as `bessel_ratio`.
 
     Returns:
         1 - A_D in (0, 1], shape and type of `kappa`.
-
-    Raises:
-        ValueError: as `bessel_ratio`.
 
     Example:
         >>> bessel_ratio_complement(3, torch.tensor(1e8))
@@ -78,21 +70,16 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative of the ratio, which is the variance of the cosine mu.x; differentiating it is an error.
+    """Derivative of the ratio, the variance of the cosine mu.x; differentiating it is an error.
 
-    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa, a form that cancels for large kappa and is not the one used.
+    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa; this form cancels for large kappa and is not the one used.
 
     Source: Sra (2012), equation 4.
 
-    Args:
-        dimension: D >= 2.
-        kappa: concentrations, finite and at least 0.
+    Args, Raises: as `bessel_ratio`.
 
     Returns:
         A_D' in (0, 1/D], shape and type of `kappa`.
-
-    Raises:
-        ValueError: as `bessel_ratio`.
 
     Example:
         >>> bessel_ratio_derivative(4, torch.tensor([0.0, 1e8], dtype=torch.float64))
@@ -110,16 +97,11 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
-    Args:
-        dimension: D >= 2.
-        kappa: concentrations, finite and at least 0.
-        scaled: return log C_D + kappa, the log density at the mean direction, free of the cancellation of the two.
+    Args, Raises: as `bessel_ratio`, and
+        scaled: return log C_D + kappa, the log density at the mean direction: the two nearly cancel for large kappa.
 
     Returns:
         log C_D, shape and type of `kappa`.
-
-    Raises:
-        ValueError: as `bessel_ratio`.
 
     Example:
         >>> log_normalizer(3, torch.tensor(0.0)).exp()  # 1 / (4 pi)
@@ -136,27 +118,25 @@ def kappa_from_resultant(
     one_minus_resultant: Float[Tensor, "*B"] | None = None,
     max_kappa: float = 1e8,
 ) -> Float[Tensor, "*B"]:
-    """Concentration that has a mean resultant length: the inverse of `bessel_ratio`.
+    """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    A_D(kappa) = R by Halley's method from kappa = R (D - R^2) / (1 - R^2), two steps, which reach full precision.
+    A_D(kappa) = R by two steps of Halley's method from kappa = R (D - R^2) / (1 - R^2), to full precision.
 
-    Source: Sra (2012), equation 4, whose derivative the method needs too; the start is equation 4.4 of Banerjee et al.
-    (2005).
+    Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
     Args:
-        resultant: mean resultant lengths R in [-1, 1]; at or below 0 (which an estimate free of bias may say) the
-            answer is declared to be 0.
+        resultant: mean resultant lengths R in [-1, 1]; an unbiased estimate may be at or below 0, and gets kappa = 0.
         dimension: D >= 2.
-        one_minus_resultant: 1 - R where it is known better than by subtraction: near R = 1 kappa is about
-            (D - 1) / (2 (1 - R)), so that R alone determines it badly, in float32 hardly at all.
-        max_kappa: the answer where R asks for more, R = 1 included; compare with it to find what was capped.
+        one_minus_resultant: 1 - R, if known better than by subtraction: near R = 1 kappa is about (D - 1) / (2 (1 -
+            R)), which R alone determines badly, in float32 hardly at all.
+        max_kappa: the largest result, also for R = 1.
 
     Returns:
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
 
     Raises:
-        ValueError: if a resultant is outside [-1, 1], not a number or an integer, if the two lengths do not add up to
-            1, if `dimension` is below 2, or `max_kappa` not positive and finite.
+        ValueError: for a resultant outside [-1, 1], NaN or an integer, lengths that do not add up to 1, a `dimension`
+            below 2, or a `max_kappa` that is not positive and finite.
 
     Example:
         >>> kappa_from_resultant(torch.tensor([0.0, 0.5, 1.0]), 3)
@@ -176,28 +156,28 @@ def kappa_from_resultant(
 
 
 def check_dimension(dimension: int) -> None:
-    """Raise unless the sphere lies in a space of at least two dimensions."""
+    """Reject a dimension below two."""
     if dimension < 2:
         raise ValueError(f"dimension must be at least 2, got {dimension}")
 
 
 def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "kappa") -> None:
-    """Raise unless D is at least 2 and every concentration a float, the first offender named, finite and at least 0."""
+    """Reject a dimension below two, and concentrations that are integers, not finite or below 0, naming the first."""
     check_dimension(dimension)
     check_floating(**{name: kappa})
     check_all((kappa >= 0) & torch.isfinite(kappa), f"{name} must be finite and at least 0", kappa)
 
 
 def check_floating(**tensors: Tensor) -> None:
-    """Raise `ValueError` for integers: results come in the type of what is given, and would be cut to whole numbers."""
+    """Reject integers: results have the type of the arguments, and would be truncated."""
     for name, values in tensors.items():
         if not values.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
 
 
 def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
-    """Raise `ValueError` with the rule, the first value that breaks it, and its index."""
-    if torch.compiler.is_exporting() or valid.all():  # a program that is traced cannot look at its values
+    """Raise a `ValueError` with the rule, the first value that breaks it and its index."""
+    if torch.compiler.is_exporting() or valid.all():  # tracing cannot branch on values
         return
     index = tuple((~valid).nonzero()[0].tolist())
     place = f" at index {index[0] if len(index) == 1 else index}" if index else ""
@@ -212,7 +192,7 @@ class _Bessel(NamedTuple):
 
 
 def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Bessel:
-    """All quantities at once, in float64; the log normaliser where it is asked for.
+    """All quantities at once, in float64; the log normaliser on demand.
 
     With m the order at the start, s = sqrt(m^2 + kappa^2), p = m / s, L(p) the expansion below and g = 1/2 + p L'(p),
 
@@ -307,7 +287,7 @@ def _expansion_derivatives() -> list[np.ndarray]:
 
 
 class _Derivative(torch.autograd.Function):
-    """A_D', the end of the line: further derivatives are refused, not silently 0."""
+    """A_D'; a further derivative raises, instead of being 0."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:

@@ -1,9 +1,8 @@
 """The von Mises-Fisher distribution on the unit sphere: density, moments, sampling, credible caps, fit and fusion.
 
 It is a `torch.distributions.Distribution`: mean directions `loc` (*B, D) go with concentrations (*B), and it composes
-with `Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. All sums run in float64 and come
-back in the type of the input. The Bessel functions behind it live in `lam.vmf.bessel`; nothing here knows of networks,
-posteriors or retrieval.
+with `Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. Sums are float64; results have
+the type of the input.
 """
 
 import math
@@ -30,15 +29,15 @@ from lam.vmf.bessel import (
 from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
 
 _NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() for n in (64, 20))  # and their weights
-_REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle, beyond which lies less than 1e-13, and 1e-7
+_REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; less than 1e-13 and 1e-7 lies beyond
 _SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
-_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw at once: on a GPU each round has to be waited for
+_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw at once: on a GPU each round waits for the device
 _AT_ONCE = 1 << 25  # numbers of proposals, at most
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length 1, to within what float32 or float16 rounds."""
+    """Vectors of length 1, up to the rounding of float16."""
 
     event_dim = 1
 
@@ -59,14 +58,14 @@ class VonMisesFisher(Distribution):
 
     Args:
         loc: mean directions (*B, D), unit vectors, D >= 2.
-        concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution, whatever `loc`. The batch
-            shapes of the two are broadcast against each other.
-        validate_args: whether parameters here and values in `log_prob` are checked; None is yes, but for where torch
-            compiles. torch's default for all distributions does not count: torch.compile turns it off for good.
+        concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution for any `loc`. The batch shapes
+            of the two are broadcast.
+        validate_args: whether parameters here and values in `log_prob` are checked; None means yes, except while torch
+            compiles. torch's global default is ignored: torch.compile turns it off for good.
 
     Raises:
-        ValueError: if the batch shapes do not go together, if either holds integers, or, where validated, if a loc is
-            not a unit vector, a concentration is negative or not finite, or D is below 2.
+        ValueError: for batch shapes that do not broadcast, or integers; if validated, also for a loc that is no unit
+            vector, a concentration that is negative or not finite, or D below 2.
 
     Example:
         >>> vmf = VonMisesFisher(torch.tensor([[0.0, 1.0]]), torch.tensor([2.0]))
@@ -105,7 +104,7 @@ class VonMisesFisher(Distribution):
         super().__init__(batch_shape, loc.shape[-1:], validate_args)
 
     def expand(self, batch_shape: _size, _instance: "VonMisesFisher | None" = None) -> "VonMisesFisher":
-        """The same distributions under a batch shape that this one's broadcasts to, without a copy."""
+        """The distributions broadcast to a batch shape, without a copy."""
         new = cast("VonMisesFisher", self._get_checked_instance(VonMisesFisher, _instance))
         new.loc = self.loc.expand(*batch_shape, -1)
         new.concentration = self.concentration.expand(batch_shape)
@@ -126,14 +125,13 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Float[Tensor, "*B D"]:
-        """Variance of each coordinate, the diagonal of the covariance, whose sum is 1 - A_D^2.
+        """Variance of each coordinate; the sum is 1 - A_D^2.
 
-        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, at kappa = 0 1 / D. Differentiable in loc; in kappa it
-        is an error, as differentiating A_D' is.
+        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0. Differentiable in loc only.
 
         Source: Shyntar and Hillen (2025), "First and second moments and fractional anisotropy of general von
-        Mises-Fisher and peanut distributions": the cosine to loc has the variance A_D', each coordinate at right
-        angles to loc A_D / kappa, and they are uncorrelated.
+        Mises-Fisher and peanut distributions": the cosine to loc has variance A_D', each orthogonal coordinate
+        A_D / kappa, and they are uncorrelated.
         """
         dimension, kappa = self.event_shape[0], self.concentration.double()
         across = bessel_ratio(dimension, kappa) / torch.where(kappa < _TINY, 1, kappa)
@@ -145,7 +143,7 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
+        log C_D + kappa - kappa ||value - loc||^2 / 2: nothing large cancels.
 
         Args:
             value: unit vectors (..., D), broadcast against the batch.
@@ -154,8 +152,7 @@ class VonMisesFisher(Distribution):
             log p(value), in the wider type of `value` and `loc`. The gradient in `value` is right along the sphere.
 
         Raises:
-            ValueError: where validated, if `value` is of another dimension, not of unit vectors, or does not go with
-                the batch shape.
+            ValueError: if validated, for a `value` of another dimension or batch shape, or that is no unit vector.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -178,16 +175,15 @@ class VonMisesFisher(Distribution):
     def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
         """Draws whose gradients in loc and concentration are unbiased.
 
-        x = cos(a) loc + sin(a) t, with the polar angle a by rejection and the tangent t uniform. The gradient takes
-        a by implicit reparameterisation, da/dkappa = -(dF/dkappa) / (dF/da) of its distribution function F, for the
-        pathwise one forgets that the acceptance depends on kappa; and it carries t along with loc by rotation.
+        x = cos(a) loc + sin(a) t, with the polar angle a by rejection and a uniform tangent t. The gradient of a is
+        implicit, da/dkappa = -(dF/dkappa) / (dF/da) with the distribution function F: a pathwise one would ignore that
+        the acceptance depends on kappa. The tangent rotates with loc.
 
         Source: Ulrich (1984) and Wood (1994) for the rejection; Figurnov, Mohamed and Mnih (2018) for the gradient.
 
         Args:
             sample_shape: leading shape of the draws.
-            generator: source of all randomness, on the device of `loc`; by default torch's global one, as in every
-                distribution of torch.
+            generator: on the device of `loc`; by default torch's global one.
 
         Returns:
             Unit vectors (*sample_shape, *B, D) in the type of `loc`.
@@ -211,18 +207,15 @@ class VonMisesFisher(Distribution):
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
-        """Cosine of the cap around the mean direction that encloses a given probability.
+        """Cosine of the cap around the mean direction with a given probability.
 
         P(loc.x >= c) = level, by quadrature over the polar angle and a bracketed Newton iteration.
 
         Args:
-            level: probability, in (0, 1).
+            level: probability in (0, 1); another one raises a `ValueError`.
 
         Returns:
             c in [-1, 1], shape and type of `concentration`, detached. Larger means more certain.
-
-        Raises:
-            ValueError: if `level` is not in (0, 1).
 
         Example:
             >>> vmf = VonMisesFisher(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(0.0))
@@ -249,15 +242,14 @@ class VonMisesFisher(Distribution):
 
         Args:
             samples: unit vectors (S, *B, D), S >= 1.
-            weights: non-negative weights (S, *B), all alike where not given.
-            max_kappa: largest kappa returned. The likelihood of samples that are all equal has no maximum: they get
-                exactly this value.
+            weights: non-negative weights (S, *B); equal by default.
+            max_kappa: largest kappa; samples that are all equal have no maximum of the likelihood and get this one.
 
         Returns:
             Distributions of batch shape (*B), in the type of `samples`.
 
         Raises:
-            ValueError: as `mean_resultant_length`; if the weights of an item are negative, not finite or all 0.
+            ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.
 
         Example:
             >>> samples = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
@@ -282,7 +274,7 @@ class VonMisesFisher(Distribution):
 def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     """KL(p || q) = log C_D(kappa_p) - log C_D(kappa_q) + A_D(kappa_p) (kappa_p - kappa_q loc_p.loc_q), differentiable.
 
-    Written with log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2, so that no two large numbers are subtracted.
+    With log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2 no two large numbers are subtracted.
 
     Source: Kitagawa and Rowley (2022), "von Mises-Fisher distributions and their statistical divergence".
     """
@@ -307,11 +299,11 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
         kappas: concentrations (*B, N), finite and at least 0.
 
     Returns:
-        Distributions of batch shape (*B), in the type of `means`. Where the sum vanishes they are uniform (kappa 0)
-        and carry the first mean.
+        Distributions of batch shape (*B), in the type of `means`. If the sum vanishes they are uniform (kappa 0) and
+        carry the first mean.
 
     Raises:
-        ValueError: if N is 0, or as `VonMisesFisher`.
+        ValueError: for N = 0, and as `VonMisesFisher`.
 
     Example:
         >>> fused = fuse(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))
@@ -336,8 +328,8 @@ def _check_unit(vectors: Tensor, name: str) -> None:
 def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Polar angles (N,) and unit tangents (N, D).
 
-    A uniform point on the sphere gives both: its cosine, moved by Ulrich's Moebius map, is the proposal, and its
-    tangent does not depend on it. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2
+    A uniform point on the sphere gives both: its cosine, mapped by Ulrich's Moebius map, is the proposal, and its
+    tangent is independent of it. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2
     the proposal has 1 - w = 2 b z / (1 - (1 - b) z), from which everything follows without cancellation.
     """
     n = loc.shape[-1] - 1
@@ -365,7 +357,7 @@ def _draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tupl
 
 
 def _log_density(dimension: int, kappa: Tensor, angle: Tensor, reference: Tensor) -> Tensor:
-    """Log of the density of the polar angle, sin(a)^(D-2) exp(kappa cos(a)), relative to that at another angle."""
+    """Log density of the polar angle, sin(a)^(D-2) exp(kappa cos(a)), relative to a reference angle."""
     sines: Tensor | int = 0
     if dimension > 2:
         sines = torch.xlogy(dimension - 2, angle.sin()) - torch.xlogy(dimension - 2, reference.sin())
@@ -373,7 +365,7 @@ def _log_density(dimension: int, kappa: Tensor, angle: Tensor, reference: Tensor
 
 
 def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the density of the polar angle peaks, and its standard deviation there."""
+    """The mode of the polar angle, and the standard deviation of its Laplace approximation."""
     power = dimension - 2
     hypotenuse = torch.hypot(2 * kappa, kappa.new_tensor(power))
     share = power / (hypotenuse + 2 * kappa).clamp(min=_TINY)
@@ -386,11 +378,11 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
 def _angle_slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -> Tensor:
     """da/dkappa at a fixed value of the distribution function, from the tail on the side of the angle.
 
-    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a), the integral over the whole being 0. It is
-    exact to within 1e-13 of the largest slope, or to within what float32 rounds, in a third of the time.
+    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a); the integral over all angles is 0. Exact to
+    1e-13 of the largest slope, or to the rounding of float32 in a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
-    angle = angle.clamp(min=1e-150)  # the density of the angle is 0 at the mean direction itself, and the slope too
+    angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0
     reach = torch.where(angle < mode, -1, 1) * (_REACH if exact else _SHORT_REACH) * width
     complement = bessel_ratio_complement(dimension, kappa)
 
@@ -401,7 +393,7 @@ def _angle_slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = 
 
 
 def _angle_quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
-    """Polar angle below which the probability is `level`: Newton's method, by bisection where it would leave."""
+    """Polar angle below which the probability is `level`: Newton's method, with bisection outside its bracket."""
     mode, width = _mode_and_width(dimension, kappa)
     start, stop = (mode - _REACH * width).clamp(min=0), (mode + _REACH * width).clamp(max=math.pi)
 

@@ -1,4 +1,4 @@
-"""Embeddings: what every encoder returns and everything downstream takes."""
+"""`Embeddings`: directions and their uncertainty, the result of every encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
-"""Which direction is retrieved: the network's own, or that of the mean of S samples, which depends on S."""
+"""The retrieved direction: the network's own, or the mean direction of S samples, which depends on S."""
 
 KAPPA_RANGE = (1e-6, 1e8)
 """Concentrations outside this range are reported as its nearest end."""
@@ -19,26 +19,25 @@ KAPPA_RANGE = (1e-6, 1e8)
 
 @dataclass(frozen=True)
 class Embeddings:
-    """N points on the unit sphere in R^D, each with what is known of its uncertainty.
+    """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors: the direction that is retrieved, which is the network's own, f/‖f‖, unless
-            `mean_samples` says otherwise. A row is zero where the network gives no direction.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. Where its parts are
-            there it is the one number of both, A_D⁻¹(p_known A_D(kappa_aleatoric)).
-        resultant: (N,) mean resultant length in [0, 1] that `kappa` comes from, such as that of samples.
+        mean: (N, D) unit vectors, the retrieved direction: the network's own, f/‖f‖, unless `mean_samples` is set. A
+            row is zero if the network gives no direction.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With its parts it is
+            A_D⁻¹(p_known A_D(kappa_aleatoric)).
+        resultant: (N,) mean resultant length in [0, 1] behind `kappa`, such as that of samples.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
-        samples: (S, N, D) unit vectors, where samples were asked for.
-        mean_samples: S where `mean` is the mean direction of S samples, which only means of as many samples may be
-            compared with; None where it does not depend on samples.
-        kappa_epistemic: (N,) what the method itself says: how well its weights are determined for an item. Of an
-            encoder that has learnt its ambiguity, as are the next two; else None, and `kappa` is all there is.
-        kappa_aleatoric: (N,) how closely the matches of an item lie; small for what could be several things.
-        p_known: (N,) how probable it is that an item is of a kind that is known, in [0, 1].
+        samples: (S, N, D) unit vectors, if they were kept.
+        mean_samples: S if `mean` is the mean direction of S samples; it compares only with means of as many samples.
+        kappa_epistemic: (N,) the method's own concentration: how well the weights determine an item. This and the next
+            two are None unless the encoder has learnt its ambiguity.
+        kappa_aleatoric: (N,) how closely the matches of an item lie; small for an ambiguous item.
+        p_known: (N,) probability that an item is of a known kind, in [0, 1].
 
     Raises:
-        ValueError: where the shapes disagree, numbers are not of a floating-point type, or some of the last three are
-            there without the others.
+        ValueError: for shapes that disagree, types that are not floating-point, or some of the last three without the
+            others.
     """
 
     mean: Float[Tensor, "N D"]
@@ -78,7 +77,7 @@ class Embeddings:
 
     @property
     def capped(self) -> Bool[Tensor, " N"]:
-        """Which items have a `kappa` at an end of `KAPPA_RANGE`: it is a bound, not an estimate."""
+        """Items with a `kappa` at an end of `KAPPA_RANGE`: a bound, not an estimate."""
         return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
 
     @property
@@ -87,22 +86,22 @@ class Embeddings:
         return self.mean.shape[1]
 
     def to(self, device: torch.device | str) -> "Embeddings":
-        """The same embeddings on a device."""
+        """The embeddings on a device."""
         samples = None if self.samples is None else self.samples.to(device)
         rows = {name: values.to(device) for name, values in self.rows().items()}
         return replace(self, samples=samples, **rows)
 
     @property
     def has_parts(self) -> bool:
-        """Whether the parts of `kappa` are there."""
+        """Whether `kappa` has parts."""
         return self.p_known is not None
 
     def rows(self) -> dict[str, Tensor]:
-        """What there is of each item by name, but for samples."""
+        """The fields with a row for each item by name, without samples."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:
-        """The parts of `kappa` by name; nothing where they are not there."""
+        """The parts of `kappa` by name, if any."""
         return {name: getattr(self, name) for name in _PARTS} if self.has_parts else {}
 
     @staticmethod
@@ -119,13 +118,13 @@ class Embeddings:
 
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
-            variance: (N,) before normalisation; its type is that of the embeddings.
-            mean: (N, D) the directions that are retrieved; by default the mean directions of the samples. They may lie
-                on a sphere of another dimension than the samples, unless these are kept.
+            variance: (N,) before normalisation; the embeddings get its type.
+            mean: (N, D) the retrieved directions; by default the mean directions of the samples. Their dimension may
+                differ from that of the samples, unless these are kept.
             keep: keep the samples.
 
         Raises:
-            ValueError: as `lam.vmf.mean_resultant_length`.
+            ValueError: as `mean_resultant_length`.
 
         Example:
             >>> samples = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]])
@@ -160,10 +159,10 @@ class Embeddings:
         """One record of all items of several batches, in order.
 
         Args:
-            parts: at least one; either all with samples, of the same number, or none; likewise with parts of κ.
+            parts: at least one. All have samples, or none; likewise parts of κ.
 
         Raises:
-            ValueError: without any batch, for means that may not be compared with each other, or parts of κ in some.
+            ValueError: for no batch, means that do not compare with each other, or parts of κ in some only.
         """
         if not parts:
             raise ValueError("nothing to concatenate: give at least one batch of embeddings")
@@ -181,11 +180,7 @@ _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
-    """Refuse embeddings whose means may not be compared with means of `mean_samples` samples.
-
-    Raises:
-        ValueError: naming both kinds of mean.
-    """
+    """Reject embeddings whose means do not compare with means of `mean_samples` samples."""
     if embeddings.mean_samples != mean_samples:
         kinds = [
             "the network's own directions" if n_samples is None else f"means of {n_samples} samples"

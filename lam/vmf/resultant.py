@@ -1,4 +1,4 @@
-"""The mean resultant length of unit vectors: how concentrated they are, and what κ that is."""
+"""The mean resultant length of unit vectors, and their concentration κ."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from lam.vmf.bessel import check_all, kappa_from_resultant
 
 UNIT_TOLERANCE = 1e-4
-"""How far the length of a unit vector may be from 1: what float16 rounds."""
+"""Largest deviation of a unit vector's length from 1: the rounding of float16."""
 
-_BLOCKS = 16  # the most steps in which samples are summed, each over one block of them
+_BLOCKS = 16  # at most so many blocks of samples are summed one after the other
 
 
 @dataclass(frozen=True, eq=False)
 class MeanResultant:
     """Mean direction of samples and length of their mean.
 
-    Args:
+    Attributes:
         mean: mean directions (*B, D), unit vectors, in the type of the samples.
         resultant: lengths R (*B) in [0, 1], float64.
         one_minus_resultant: 1 - R, float64, precise also where R is near 1.
@@ -29,7 +29,7 @@ class MeanResultant:
     one_minus_resultant: Float[Tensor, "*B"]
 
     def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
-        """Concentration of that length, float64, at most `max_kappa`; see `lam.vmf.bessel.kappa_from_resultant`."""
+        """Concentration of that length, float64, at most `max_kappa`; see `kappa_from_resultant`."""
         one_minus, dimension = self.one_minus_resultant, self.mean.shape[-1]
         return kappa_from_resultant(self.resultant, dimension, one_minus_resultant=one_minus, max_kappa=max_kappa)
 
@@ -50,8 +50,8 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: if there are too few samples, or, naming the first such item, if its samples are not unit vectors
-            (NaN included) or cancel, so that their mean has no direction.
+        ValueError: for too few samples, and, naming the first item, for samples that are no unit vectors or cancel, so
+            that their mean has no direction.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -73,20 +73,20 @@ def projected_resultant(
 ) -> MeanResultant:
     """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noises ε that all items share.
 
-    Five matrix products of (N, D), (D, S) and (N, S) in place of (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and
-    q = v·ε² a sample is ρ = √(r² + 2 r u + q) long, longer than f by e = (2 r u + q)/(ρ + r), and the mean m of the
-    directions has n·m − 1 = mean of (u e − q)/(ρ (ρ + r)): nothing large is subtracted where it is near 0.
+    Five matrix products of (N, D), (D, S) and (N, S) replace (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and q =
+    v·ε² a sample has the length ρ = √(r² + 2 r u + q), larger than f's by e = (2 r u + q)/(ρ + r). The mean m of the
+    directions has n·m − 1 = mean of (u e − q)/(ρ (ρ + r)), which does not cancel near 0.
 
     Args:
-        center: f, the outputs; a row may be zero.
-        variances: v of each coordinate, at least one of an item positive.
-        noise: ε, standard normal, S ≥ 2.
+        center: (N, D) f, the outputs; a row may be zero.
+        variances: (N, D) v of each coordinate; each item has a positive one.
+        noise: (S, D) ε, standard normal, S ≥ 2.
 
     Returns:
         As `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, float64.
 
     Raises:
-        ValueError: for fewer than 2 samples, or, naming the first such item, where they cancel.
+        ValueError: for fewer than 2 samples, and, naming the first item, for samples that cancel.
 
     Example:
         >>> noise = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
@@ -99,7 +99,7 @@ def projected_resultant(
     f, v, noise = center.double(), variances.double(), noise.double()
     spread = v.sqrt()
     r = torch.linalg.vector_norm(f, dim=1, keepdim=True)
-    n = torch.where(r > 0, f / r, torch.eye(1, f.shape[1], dtype=f.dtype, device=f.device))  # of zeros any direction
+    n = torch.where(r > 0, f / r, torch.eye(1, f.shape[1], dtype=f.dtype, device=f.device))  # any direction for zeros
     u, q = (n * spread) @ noise.T, v @ noise.square().T
     change = torch.addcmul(q, r, u, value=2)  # ρ² − r²
     rho = (r.square() + change).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
@@ -119,7 +119,7 @@ def projected_resultant(
 
 
 def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_samples: int) -> MeanResultant:
-    """From R² and 1 − R² of S samples, as they come, the estimates without bias."""
+    """Unbiased estimates from R² and 1 − R² of S samples."""
     squared = (n_samples * squared - 1) / (n_samples - 1)
     resultant = squared.clamp(min=0).sqrt()
     shortfall = n_samples / (n_samples - 1) * shortfall
@@ -129,8 +129,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass for the mean and one for the spread around it, in blocks: no float64 copy of all samples is made. Of unit
-    vectors 1 - R equals the mean of ||x - mean||^2 / 2; where it does not, some were not unit vectors.
+    One pass for the mean and one for the spread around it, in blocks, so that no float64 copy of all samples is made.
+    For unit vectors 1 - R equals the mean of ||x - mean||^2 / 2; otherwise some were no unit vectors.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

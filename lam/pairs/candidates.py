@@ -1,4 +1,4 @@
-"""What items are compared with where that is held still: a memory bank, a second view, the texts of images."""
+"""Candidates that the items of a batch are compared with: a memory bank, a second view, the texts of images."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,20 @@ from torch import Tensor
 from lam.pairs.pairs import check_label_vector
 
 UNIT = 1e-3
-"""How far from 1 the length of a unit vector in low precision may be."""
+"""Largest deviation from 1 of the length of a unit vector in low precision."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """O directions that the N items of a batch are compared with, in place of one another, and that are held still.
+    """O directions, held still, that the N items of a batch are compared with instead of one another.
 
     Attributes:
         directions: (O, D) unit vectors.
         positive: (N, O) non-negative weights of the candidates that match each item.
-        negative: (N, O) likewise of those that do not.
+        negative: (N, O) the same for those that do not.
 
     Raises:
-        ValueError: for weights of another number of candidates than there are directions, negative ones or NaN, or
-            directions that are no unit vectors.
+        ValueError: for weights of another shape, negative or not finite, or directions that are no unit vectors.
     """
 
     directions: Float[Tensor, "O D"]
@@ -52,31 +51,24 @@ class Candidates:
 
     @property
     def n_positives(self) -> int:
-        """How many items and candidates match."""
+        """The number of matching pairs of an item and a candidate."""
         return int(self.positive.sum())
 
     @property
     def n_matched(self) -> int:
-        """How many items have a candidate that matches."""
+        """The number of items with a matching candidate."""
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Refuse candidates of another number of items.
-
-        Raises:
-            ValueError: with both numbers.
-        """
+        """Reject candidates of another number of items."""
         if self.size != size:
             raise ValueError(f"candidates must be those of the same {size} items, got candidates of {self.size}")
 
     @classmethod
     def by_label(
-        cls,
-        labels: Shaped[Tensor, " N"],
-        directions: Float[Tensor, "O D"],
-        labels_of_directions: Shaped[Tensor, " O"],
+        cls, labels: Shaped[Tensor, " N"], directions: Float[Tensor, "O D"], labels_of_directions: Shaped[Tensor, " O"]
     ) -> "Candidates":
-        """Candidates of the item's label match, all others do not: a memory bank.
+        """A memory bank: candidates with the item's label match, all others do not.
 
         Example:
             >>> bank = Candidates.by_label(torch.tensor([0, 1]), torch.eye(3), torch.tensor([0, 0, 1]))
@@ -90,7 +82,7 @@ class Candidates:
 
     @classmethod
     def paired(cls, directions: Float[Tensor, "N D"]) -> "Candidates":
-        """Item a matches candidate a alone: a second view of each item, or the text of each image.
+        """A second view of each item, or the text of each image: item a matches candidate a only.
 
         Example:
             >>> Candidates.paired(torch.eye(2)).positive.tolist()

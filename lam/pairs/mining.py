@@ -1,14 +1,10 @@
-"""Which of a batch's pairs are looked at: all, those of triplets of one kind, or those that a miner chooses.
+"""`Mining`: which pairs of a batch count: all, those in triplets of one kind, or those that a miner chooses.
 
-Here live the choice by distance and the cap on the number of pairs. Which pairs there are to choose from is decided in
-`lam.pairs.pairs`; what is done with those chosen, in `lam.losses` and `lam.hessians`.
-
-A pair that k triplets name weighs k, as in the losses of pytorch-metric-learning. The counts n⁺ and n⁻ are in the same
-unit then: what there was to choose from, times the mean weight of those chosen, rounded. So S⁺/n⁺ of the curvature is
-the weighted mean over the chosen positive pairs times their share among the positive pairs of the batch, and S⁻/n⁻
-likewise: a per-type average that a miner biases by its choice, never by how often it repeats itself. The losses follow:
-`log_posterior` divides by n⁺ and n⁻, the others by the weights of the chosen pairs (of the negatives, by those inside
-the margin; `pml` by those whose term is not zero).
+A pair in k triplets weighs k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are in the same unit: the pairs to
+choose from, times the mean weight of those chosen, rounded. So S⁺/n⁺ of the curvature is the weighted mean over the
+chosen positive pairs times their share among the positive pairs of the batch, and the same for S⁻/n⁻. A miner biases
+this average by its choice, not by repetition. Of the losses `log_posterior` divides by n⁺ and n⁻, the others by the
+weights of the chosen pairs (negatives inside the margin; `pml`: terms that are not zero).
 """
 
 import inspect
@@ -30,7 +26,7 @@ Miner = Callable[[Tensor, Tensor], Any]
 
 @dataclass(frozen=True)
 class Mining:
-    """How the pairs of a batch are chosen.
+    """The choice of pairs in a batch.
 
     A triplet (anchor a, positive p, negative n) with distances d on the sphere is
 
@@ -39,18 +35,17 @@ class Mining:
         semihard   if   d_ap < d_an ≤ d_ap + margin
         hard       if          d_an ≤ d_ap
 
-    and those of one kind give the pairs (a, p) and (a, n). `all` takes every pair, outside triplets too.
+    and gives the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
 
-    Source: Schroff et al. (2015); the kinds and the counting are those of pytorch-metric-learning's
-    `TripletMarginMiner`, whose "all" is `violating` here, with the margin of the loss where its default is 0.2. Warburg
-    et al. (2023) mine so, and draw at most `max_pairs` of the triplets for the curvature.
+    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`; its "all"
+    is `violating` here, and its margin of 0.2 the loss's. Warburg et al. (2023) mine so, and draw at most `max_pairs`
+    triplets for the curvature.
 
     Attributes:
-        miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and for places; or a miner of
-            pytorch-metric-learning, which needs labels.
-        max_pairs: at most so many triplets of the kind are drawn at random, each of which gives a positive and a
-            negative pair; of `all`, or of what another miner chose, so many positive and so many negative pairs
-            (unordered). None for no limit.
+        miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
+            pytorch-metric-learning, for labels.
+        max_pairs: at most so many random triplets of the kind, each with a positive and a negative pair; of `all` and
+            other miners so many (unordered) positive and so many negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -74,7 +69,7 @@ class Mining:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the choice, as JSON."""
+        """The settings as JSON."""
         return {"miner": _in_json(self.miner), "max_pairs": self.max_pairs}
 
     def choose(
@@ -86,21 +81,18 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch; the same object where there is nothing to choose.
+        """The chosen pairs of a batch, perhaps none; the same object if there is nothing to choose.
 
         Args:
             embeddings: (N, D) unit rows; no gradient goes through the choice.
-            pairs: what there is to choose from.
-            targets: (N,) the labels that the pairs are of, read by a miner of pytorch-metric-learning alone.
-            margin: of the triplets, positive; None will do where no triplets are looked at.
+            pairs: to choose from.
+            targets: (N,) labels of the pairs; only a miner of pytorch-metric-learning reads them.
+            margin: of the triplets, positive; None if no triplets are formed.
             generator: on the CPU; `max_pairs` draws from it.
-
-        Returns:
-            The chosen pairs: none where no triplet is of the kind.
 
         Raises:
             ValueError: for pairs of another number of items, a margin that is not positive, or a miner of
-                pytorch-metric-learning with targets that are no labels.
+                pytorch-metric-learning without labels.
         """
         pairs.check_size(len(embeddings))
         if margin is not None and not margin > 0:
@@ -133,10 +125,11 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Count the triplets of a kind in which each pair stands, with no triplet formed: O(N² log N); or draw some.
+    """Count the triplets of a kind for each pair without forming any, in O(N² log N); or draw some.
 
-    With the negatives of each anchor ranked by distance, those that make a triplet of one kind with a positive are
-    neighbours in the ranking, from `first` up to `last`.
+    If the negatives of each anchor are ranked by distance, those in triplets of one kind with a positive are a range of
+    ranks, from `first` up to `last`. The counts of negatives are sums of such ranges: +1 at each start, −1 at each end,
+    then a cumulative sum.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
@@ -155,8 +148,8 @@ def _choose_triplets(
     steps.scatter_add_(1, first, weight).scatter_add_(1, last, -weight)
     with_negative = torch.zeros_like(distance).scatter_(1, order, steps.cumsum(1)[:, :-1])
     counts = (last - first) * positive
-    chosen = replace(pairs, positive=_symmetric(counts * weight), negative=_symmetric(with_negative))
-    chosen, total = _count_by_weight(chosen), int(counts.sum())
+    positive, negative = ((directed + directed.T) / 2 for directed in (counts * weight, with_negative))
+    chosen, total = _count_by_weight(replace(pairs, positive=positive, negative=negative)), int(counts.sum())
     if max_triplets is None or total <= max_triplets:
         return chosen
     ends = counts.flatten().cumsum(0)
@@ -173,15 +166,11 @@ def _choose_triplets(
 
 
 def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` different random numbers below `total`, which may be too many to be put into an order."""
+    """`count` different random numbers below `total`, which may be too large for a permutation."""
     drawn = torch.randint(total, (count,), generator=generator).unique()
     while len(drawn) < count:
         drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
     return drawn[torch.randperm(len(drawn), generator=generator)[:count]]
-
-
-def _symmetric(directed: Tensor) -> Tensor:
-    return (directed + directed.T) / 2
 
 
 def _count_by_weight(pairs: Pairs) -> Pairs:
@@ -205,7 +194,7 @@ def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pai
 
 
 def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Random unordered pairs, without replacement, and n times the share that they are."""
+    """Random unordered pairs, without replacement, and n times their share."""
     candidates = weights.triu(1).nonzero()
     if len(candidates) <= max_pairs:
         return weights, n
@@ -216,7 +205,7 @@ def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generat
 
 
 def _in_json(miner: object) -> Any:
-    """A miner as JSON: its name, or its class with the arguments of its constructor that it keeps as attributes."""
+    """A miner as JSON: its name, or its class with those constructor arguments that it keeps as attributes."""
     if isinstance(miner, str):
         return miner
     if inspect.isroutine(miner):

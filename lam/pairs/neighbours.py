@@ -1,4 +1,4 @@
-"""The near pairs of a whole data set of places, found without a matrix of all pairs."""
+"""The near pairs of a data set of places, without a matrix of all pairs."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
 
-_MARGIN = 1e-9  # by which a tree looks farther than it must, as it rounds in a way of its own
+_MARGIN = 1e-9  # a k-d tree rounds in its own way, so it looks a little farther
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,12 @@ class Neighbours:
     """The near pairs among N places, each unordered pair once; every other pair is negative.
 
     Attributes:
-        positive: two indices for each positive pair.
-        neither: two indices for each pair that counts as neither.
+        positive: (n, 2) indices of the positive pairs.
+        neither: (n, 2) indices of the pairs that count as neither.
         size: the number of places N.
+
+    Raises:
+        ValueError: for an index outside [0, N), an item paired with itself, or a pair that is listed twice.
     """
 
     positive: Int[Tensor, "_ 2"]
@@ -47,10 +50,7 @@ class Neighbours:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Neighbours":
-        """Near pairs, by a k-d tree: the counterpart of `Pairs.by_distance` for a whole data set.
-
-        Args, Raises: as `Pairs.by_distance`.
-        """
+        """`Pairs.by_distance` of a whole data set, by a k-d tree; arguments and errors as there."""
         from scipy.spatial import KDTree
 
         beyond = negative_distance(positions, positive_within, negative_beyond)

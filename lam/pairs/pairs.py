@@ -1,7 +1,4 @@
-"""Which pairs of a batch count, and with what weight.
-
-Here live the pairs alone: no embeddings, no loss, no curvature. Losses and `lam.hessians` read them.
-"""
+"""`Pairs`: which pairs of a batch count, and with what weight; and the checks of labels, positions and angles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,16 +18,15 @@ from lam.utils.checks import check_finite
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Those of
-    labels form the two matrices where one is read first, as what takes classes alone is linear in the batch without.
+    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Pairs by
+    label form the two matrices only when one is read: what takes classes alone stays linear in the batch.
 
     Attributes:
         positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.
-        negative: (N, N) likewise for the negative pairs, those beyond the margin included.
+        negative: (N, N) the same for the negative pairs, also beyond the margin.
         n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
         n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
-        labels: (N,) the classes of the items, whether these are all the pairs of them or some that were chosen; None
-            where pairs are not by class.
+        labels: (N,) the classes of the items, also if only some of their pairs were chosen; None for pairs by distance.
     """
 
     positive: Shaped[Tensor, "N N"]
@@ -46,43 +42,32 @@ class Pairs:
 
     @property
     def paired(self) -> Bool[Tensor, " N"]:
-        """Which items stand in any pair: all of those that labels give, and of those chosen by a miner maybe fewer."""
+        """Which items are in a pair: by label all of them, after a miner perhaps fewer."""
         if self.labels is not None and "positive" not in vars(self):
             return torch.full_like(self.labels, self.size > 1, dtype=torch.bool)
         return self.positive.any(1) | self.negative.any(1)
 
     @property
     def n_matched(self) -> int:
-        """How many items have a positive pair."""
+        """The number of items with a positive pair."""
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Refuse pairs of another number of items.
-
-        Raises:
-            ValueError: with both numbers.
-        """
+        """Reject pairs of another number of items."""
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
     def check_positives(self) -> None:
-        """Refuse pairs none of which is positive; where a miner chose none of those that there are, nothing is refused.
-
-        Raises:
-            ValueError: with the number of items.
-        """
+        """Require a positive pair to choose from; a miner may have chosen none."""
         if self.n_positives == 0:
             raise ValueError(f"none of the pairs of {self.size} items is positive: raise the batch size, or per_class")
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
-        """Pairs by label: every two items of one label are a positive pair, every other two a negative pair.
+        """Every two items of one label are a positive pair, every other two a negative pair.
 
         Args:
-            labels: (N,) one integer label an item.
-
-        Raises:
-            ValueError: where labels are not one-dimensional integers.
+            labels: (N,) one integer label an item; anything else raises a `ValueError`.
 
         Example:
             >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
@@ -93,7 +78,7 @@ class Pairs:
         sizes = labels.unique(return_counts=True)[1]
         n_positives = int((sizes * (sizes - 1)).sum())
         n_negatives = len(labels) * (len(labels) - 1) - n_positives
-        pairs = object.__new__(cls)  # without the matrices: `__getattr__` is asked for them
+        pairs = object.__new__(cls)  # without the matrices, which `__getattr__` forms
         vars(pairs).update(n_positives=n_positives, n_negatives=n_negatives, labels=labels)
         return pairs
 
@@ -103,7 +88,7 @@ class Pairs:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         different = labels[:, None] != labels[None, :]
         formed = {"positive": (~different).fill_diagonal_(False), "negative": different}
-        if not is_functorch_wrapped_tensor(different):  # what a transform of torch.func forms is gone after it
+        if not is_functorch_wrapped_tensor(different):  # a tensor of a torch.func transform does not outlive it
             vars(self).update(formed)
         return formed[name]
 
@@ -117,20 +102,20 @@ class Pairs:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
-        """Pairs by distance: near places are positive pairs, far ones negative, those in between neither.
+        """Near places are positive pairs, far ones negative, those in between neither.
 
-        Near places photographed in directions that differ too much count as neither, too: they show different things.
+        Near places photographed in directions that differ too much count as neither: they show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.
             positive_within: the largest distance of a positive pair, in metres.
             negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
-            angles: (N,) compass angles in degrees; one that is NaN, unknown, fits any other.
+            angles: (N,) compass angles in degrees; NaN, unknown, fits any other.
             angle_within: the largest difference of the angles of a positive pair, in (0, 180] degrees.
 
         Raises:
-            ValueError: where a position is not finite, the distances do not satisfy 0 < within ≤ beyond, an angle is
-                infinite, or `angle_within` is not in (0, 180] or comes without angles, or these without it.
+            ValueError: for positions that are not finite, distances without 0 < within ≤ beyond, infinite angles, an
+                `angle_within` outside its range, or angles without it.
 
         Example:
             >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
@@ -156,21 +141,21 @@ class Pairs:
         n_negatives: int,
         labels: Shaped[Tensor, " N"] | None = None,
     ) -> "Pairs":
-        """Pairs that a miner of pytorch-metric-learning chose.
+        """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The tuples are directed and may repeat. With M the matrix that counts them, the weights are (M + Mᵀ)/2: the
-        same loss, over a symmetric matrix.
+        The tuples are directed and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2: the same
+        loss, over a symmetric matrix.
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
             size: how many items N the indices point into.
             n_positives: how many ordered positive pairs the miner chose from.
             n_negatives: how many ordered negative pairs the miner chose from.
-            labels: (N,) the classes of the items, where they have any.
+            labels: (N,) the classes of the items, if any.
 
         Raises:
-            ValueError: for another number of tensors or of indices in them, an index outside [0, N), an item paired
-                with itself, or more different pairs chosen than there were to choose from.
+            ValueError: for another number of tensors or indices, an index outside [0, N), an item paired with itself,
+                or more different pairs than there were to choose from.
 
         Example:
             >>> triplet = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
@@ -190,11 +175,7 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Labels or positions, in whatever form a loader has them, as a tensor; integers of any type are int64 then.
-
-    Raises:
-        ValueError: for what are no numbers, such as names of classes.
-    """
+    """Labels as int64 or positions as floats, from any form of a loader; names of classes raise a `ValueError`."""
     try:
         tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -222,12 +203,12 @@ def targets_of(items: Tensor, targets: Any) -> Tensor:
 
 
 def as_native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order, as torch reads no other."""
+    """An array in this machine's byte order, the only one that torch reads."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def check_label_vector(labels: Tensor) -> None:
-    """Refuse what is no vector of integer labels."""
+    """Require a vector of integer labels."""
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
 
@@ -250,7 +231,7 @@ def class_centroids(
 
 
 def negative_distance(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
-    """`negative_beyond`, by default `positive_within`; positions and distances that make no sense are refused."""
+    """`negative_beyond`, by default `positive_within`, after checks of positions and distances."""
     beyond = positive_within if negative_beyond is None else negative_beyond
     if not 0 < positive_within <= beyond:
         raise ValueError(
@@ -264,17 +245,16 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 
 
 def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
-    """Squared distance of places, coordinate by coordinate in float64: the same bits for two places wherever they meet.
+    """Squared distance of places, coordinate by coordinate in float64, so that two places always give the same bits.
 
-    Places match that are at most a distance d apart: where the square is at most d². A root would round some of those
-    that are a bit beyond back to d.
+    Places match at a square of at most d². A root would round some distances a bit beyond d back to d.
     """
     squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
     return sum(squares[1:], start=squares[0])
 
 
 def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:
-    """Refuse angles without a largest difference, the reverse, and either outside its range."""
+    """Reject angles without a largest difference, the reverse, and either outside its range."""
     if (angles is None) != (angle_within is None):
         raise ValueError("angles and angle_within belong together: give both or neither")
     if angles is None or angle_within is None:
@@ -287,13 +267,13 @@ def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -
 
 
 def check_angle_within(angle_within: float) -> None:
-    """Refuse a difference of compass angles outside its range."""
+    """Reject a difference of compass angles outside its range."""
     if not 0 < angle_within <= 180:
         raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
 
 
 def directions_match(one: Float[Tensor, "*#B"], other: Float[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:
-    """Whether two compass angles differ by at most so many degrees, the shorter way round, or one is NaN."""
+    """Whether two compass angles differ by at most so many degrees, the shorter way round; NaN matches any."""
     difference = (one.double() - other.double()).remainder(360)
     return ~(torch.minimum(difference, 360 - difference) > within)
 
@@ -325,12 +305,7 @@ def _check_considered(name: str, n_considered: int, weights: Tensor) -> None:
 
 
 def check_labels(labels: Tensor) -> None:
-    """Refuse labels that cannot give both kinds of pairs.
-
-    Raises:
-        ValueError: for fewer than two items, a single label, no two items of one label, or a negative label, which
-            usually means that an item has none.
-    """
+    """Require both kinds of pairs, and no negative label, which usually means that an item has none."""
     check_label_vector(labels)
     if (n_negative := int((labels < 0).sum())) > 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What makes two items a positive or a negative pair, and among which items pairs are formed."""
+"""`Relation`: the definition of positive and negative pairs, and the items among which they are formed."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -16,19 +16,21 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 
 @dataclass(frozen=True)
 class Relation:
-    """What makes two items a positive or a negative pair, and among which items pairs are formed.
+    """The definition of positive and negative pairs, and the items among which they are formed.
 
     Attributes:
-        scope: `batch`, where pairs never cross batches; or `dataset`, where all pairs of the data set count.
-        positive_within: for places: the largest distance of a positive pair, in metres. None means that targets are
-            labels, not positions.
+        scope: `batch`, pairs never cross batches; or `dataset`, all pairs of the data set count.
+        positive_within: for places: the largest distance of a positive pair, in metres. None: targets are labels.
         negative_beyond: for places: negative pairs are farther apart than this, in metres.
         angle_within: for places: the largest difference of the compass angles of a positive pair, in degrees; near
-            pairs that differ more are neither positive nor negative. With it the last column of the targets is the
-            angle, NaN where it is unknown, which fits any other; None means that all columns are coordinates.
+            pairs that differ more are neither. With it the last column of the targets is the angle; NaN, unknown, fits
+            any other. None: all columns are coordinates.
         miner: which pairs of a batch count for the curvature; see `lam.pairs.Mining`.
         max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        triplet_margin: of the miner's triplets; by default `lam.fit` takes that of the loss.
+        triplet_margin: of the miner's triplets; by default `lam.fit` takes the loss's.
+
+    Raises:
+        ValueError: for a setting outside its range, or settings that exclude each other.
     """
 
     scope: Scope = "batch"
@@ -54,26 +56,26 @@ class Relation:
 
     @property
     def mining(self) -> Mining:
-        """How the pairs of a batch are chosen."""
+        """The choice of pairs in a batch."""
         return Mining(self.miner, self.max_pairs)
 
     @property
     def in_batches(self) -> bool:
-        """Whether the curvature is a sum over batches, which can be added and taken back."""
+        """Whether a curvature is a sum over batches, so that batches can be added and forgotten."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Pairs of a batch, from its labels (N,) or positions (N, X), with angles or without."""
+        """Pairs of a batch, from labels (N,) or positions (N, X), with angles or without."""
         if self.positive_within is None:
             return Pairs.by_label(targets)
         return Pairs.by_distance(**self._by_distance(targets))
 
     def neighbours(self, targets: Tensor) -> Neighbours:
-        """Near pairs of a whole data set of places, from their positions (N, X), with angles or without."""
+        """Near pairs of a data set of places, from positions (N, X), with angles or without."""
         return Neighbours.by_distance(**self._by_distance(targets))
 
     def positions(self, targets: Tensor) -> Tensor:
-        """Positions among the targets of places: all columns, or all but the angle."""
+        """Positions (N, X) of places: the targets without the angle, if any."""
         return targets if self.angle_within is None else targets[..., :-1]
 
     def _by_distance(self, targets: Tensor) -> dict[str, Any]:

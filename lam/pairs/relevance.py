@@ -1,7 +1,4 @@
-"""Which items of a gallery answer which query: those of its label, or the places near it.
-
-Tensors in, tensors out: `lam.retrieval` ranks, and says what a ranking is worth.
-"""
+"""`Relevance`: which items of a gallery answer which query, by label or by distance."""
 
 from abc import ABC, abstractmethod
 
@@ -20,14 +17,14 @@ class Relevance(ABC):
 
     Attributes:
         queries: (Q,) positions of the queries.
-        gallery: (G,) positions of the gallery; None where it is all items, each without itself.
+        gallery: (G,) positions of the gallery; None if each query's gallery is all other items.
 
     Args:
         n_items: N.
         is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
 
     Raises:
-        ValueError: for a mask of another length or type, or without a query or without a gallery.
+        ValueError: for a mask of another length or type, or without a query or a gallery.
     """
 
     def __init__(self, n_items: int, is_query: Bool[Tensor, " N"] | None) -> None:
@@ -35,7 +32,7 @@ class Relevance(ABC):
         self.gallery: Tensor | None = None
         if is_query is None:
             return
-        if not isinstance(is_query, Tensor) or is_query.dtype != torch.bool:  # ~ of integers is true of every item
+        if not isinstance(is_query, Tensor) or is_query.dtype != torch.bool:  # ~0 and ~1 are both true
             kind = is_query.dtype if isinstance(is_query, Tensor) else type(is_query).__name__
             raise ValueError(f"is_query must be a tensor of booleans, such as torch.as_tensor(flags) == 1, got {kind}")
         if len(is_query) != n_items:
@@ -48,7 +45,7 @@ class Relevance(ABC):
 
     @property
     def candidates(self) -> Int[Tensor, " G"]:
-        """The positions that an index into the gallery means."""
+        """The positions of the gallery's items."""
         return self.queries if self.gallery is None else self.gallery
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
@@ -57,27 +54,27 @@ class Relevance(ABC):
         return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
-        """The labels of hits, indices into the gallery; None where items have none."""
+        """The labels of hits, indices into the gallery; None for places."""
         return None
 
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
-        """Whether two hits are the same answer: of one label, or places near each other."""
+        """Whether two hits match each other, and so are the same answer."""
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Which items of the gallery answer the queries at these rows; each answers itself."""
+        """Which items of the gallery answer the queries at these rows; an item answers itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
     def count(self) -> Int[Tensor, " Q"]:
-        """How many items of the gallery answer each query, itself not counted."""
+        """The number of items of the gallery that answer each query, without itself."""
         rows = max(1, _BLOCK_ELEMENTS // max(1, len(self.candidates)))
         parts = [self.of_rows(part).sum(1) for part in torch.arange(len(self.queries)).split(rows)]
         return torch.cat(parts) - int(self.gallery is None)
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        """Which of these pairs of items, index arrays of one shape, match."""
+        """Which pairs of items match, from index arrays of one shape."""
 
 
 class LabelRelevance(Relevance):
@@ -99,17 +96,14 @@ class LabelRelevance(Relevance):
         self.labels = labels.cpu()
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"]:
-        """The labels of hits, indices into the gallery."""
         return self.labels[self.candidates[hits.cpu()]]
 
     def count(self) -> Int[Tensor, " Q"]:
-        """How many items of the gallery answer each query, itself not counted."""
         labels, classes = self.labels.unique(return_inverse=True)
         sizes = torch.bincount(classes[self.candidates], minlength=len(labels))
         return sizes[classes[self.queries]] - int(self.gallery is None)
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Which items of the gallery answer the queries at these rows; each answers itself."""
         return self.labels[self.queries[rows.cpu()]][:, None] == self.labels[self.candidates]
 
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
@@ -117,7 +111,7 @@ class LabelRelevance(Relevance):
 
 
 class PlaceRelevance(Relevance):
-    """Places within a distance of each other match, whichever way they look.
+    """Places within a distance of each other match, whatever their compass angles.
 
     Args:
         positions: (N, X) in metres.
@@ -125,7 +119,7 @@ class PlaceRelevance(Relevance):
         is_query: see `Relevance`.
 
     Raises:
-        ValueError: for a position that is not finite, or a distance that is not positive.
+        ValueError: for positions that are not finite, or a distance that is not positive.
 
     Example:
         >>> PlaceRelevance(torch.tensor([[0.0, 0.0], [3.0, 4.0], [90.0, 0.0]]), 25.0).count().tolist()
@@ -151,13 +145,13 @@ def relevance_of(
     """Relevance by label, or, for a relation of places, by position.
 
     Args:
-        relation: what makes two items match.
+        relation: of matching items.
         targets: (N,) labels or (N, X) positions in metres.
         is_query: (N,) which items are queries, the others being the gallery.
         relevant_within: of places, in metres; by default the distance of a positive pair in training.
 
     Raises:
-        ValueError: for targets of the other kind.
+        ValueError: for positions with a relation of labels.
     """
     if relation.positive_within is None:
         if targets.ndim != 1:

@@ -275,7 +275,7 @@ class Correctness:
             names = (SINGLE_SCORE if SINGLE_SCORE in names else names[0],)
         ranks = tuple(RankOdds.of(scores[name].detach().cpu()) for name in names)
         x = torch.stack([rank(scores[name].detach().cpu()) for rank, name in zip(ranks, names, strict=True)], 1)
-        unseen = {penalty: _unseen_sums(x, right, penalty) for penalty in _PENALTIES}
+        unseen = {penalty: _out_of_fold_sums(x, right, penalty) for penalty in _PENALTIES}
         penalty = min(unseen, key=lambda penalty: _log_score(unseen[penalty], right))
         rising: Any = IsotonicRegression().fit(unseen[penalty].numpy(), right.double().numpy())
         weights, intercept = _regression(x, right, penalty)
@@ -371,7 +371,7 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
     return ReliabilityBins.of(in_bin, probability, correct, bins=_BINS)
 
 
-def _unseen_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
+def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
     """s of each search, by weights from the other folds."""
     sums = torch.empty(len(x), dtype=torch.float64)
     for fold, rest in folds(len(x)):

@@ -74,7 +74,7 @@ def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | N
         raise ValueError(f"embeddings must be unit vectors, got length {float(norm[row]):.6g} at index {row}")
 
 
-def checked_ids(values: Any) -> Int64[Tensor, " N"]:
+def ids_tensor(values: Any) -> Int64[Tensor, " N"]:
     """Ids as a tensor.
 
     Raises:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lam.retrieval.index import faiss_calls, flat
 from lam.retrieval.index import files as index_files
-from lam.retrieval.index.checks import Ids, check_stored, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, check_stored, ids_tensor, unit_vectors
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall
@@ -122,7 +122,7 @@ class Index:
         if len(self):
             check_same_means(embeddings, self.mean_samples)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        ids = checked_ids(ids)
+        ids = ids_tensor(ids)
         check_length("ids", ids, "the embeddings", len(embeddings))
         taken = [item for item in ids.tolist() if item in self._store]
         if taken:
@@ -161,7 +161,7 @@ class Index:
         if self._faiss is None:
             return
         faiss_calls.remove(self._faiss, slots)
-        if self._is_due and not faiss_calls.keep_only(self._faiss, self._store.column("slots")) and sweeps:
+        if self._needs_sweep and not faiss_calls.keep_only(self._faiss, self._store.column("slots")) and sweeps:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
@@ -171,13 +171,13 @@ class Index:
             lock: held while the new structure replaces the old one. Until then others may search, but not change the
                 index.
         """
-        if self._is_due:
-            rebuilt = self._rebuilt()
+        if self._needs_sweep:
+            rebuilt = self._structure_of_rows()
             with nullcontext() if lock is None else lock:
                 self._faiss = rebuilt
 
     @property
-    def _is_due(self) -> bool:
+    def _needs_sweep(self) -> bool:
         """Whether tombstones are many enough to be swept."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
@@ -205,13 +205,7 @@ class Index:
         n_allowed = self._store.count(least_kappa)
         k = min(positive_integer("k", k), n_allowed)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        if k == 0:
-            found = flat.none(len(vectors))
-        elif self._faiss is None:
-            found = flat.search(self._store.chunks, vectors, k, least_kappa)
-        else:
-            places, scores = self._nearest(vectors, k, least_kappa, n_allowed)
-            found = self._store.take("ids", places), scores, self._store.take("kappa", places)
+        found = self._search(vectors, k, least_kappa, n_allowed) if k else flat.no_hits(len(vectors))
         return _hits(*found, embeddings)
 
     def measure_recall(
@@ -238,12 +232,9 @@ class Index:
         own = np.random.default_rng(0).permutation(ids)[:count]
         vectors = self._store.take("vectors", self._store.places_of(self._store.slots_of(torch.from_numpy(own))))
         hits = min(max(k, depth) + 1, len(self))
-        exact = flat.search(self._store.chunks, vectors, hits, 0.0)[:2]
-        found = exact
-        if self._faiss is not None:
-            places, cosines = self._nearest(vectors, hits, 0.0, len(self))
-            found = self._store.take("ids", places), cosines
-        return Recall.of(self.factory, own, found, exact, k=k, depth=depth)
+        exact = flat.search(self._store.chunks, vectors, hits, 0.0)
+        found = exact if self._faiss is None else self._search(vectors, hits, 0.0, len(self))
+        return Recall.of(self.factory, own, found[:2], exact[:2], k=k, depth=depth)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
         """(N,) stored concentrations of N ids, float64.
@@ -327,35 +318,35 @@ class Index:
 
     def _rebuild(self) -> None:
         if self._faiss is not None:
-            self._faiss = self._rebuilt()
+            self._faiss = self._structure_of_rows()
 
-    def _rebuilt(self) -> Any:
+    def _structure_of_rows(self) -> Any:
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
         if len(self):
             faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
         return rebuilt
 
-    def _nearest(
-        self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(Q, k) places and scores among the allowed rows; queries with too few candidates are searched exactly."""
+    def _search(self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int) -> flat.Found:
+        """The k best of the allowed rows; queries with too few candidates are searched exactly."""
+        if self._faiss is None:
+            return flat.search(self._store.chunks, vectors, k, least_kappa)
         n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if least_kappa:
             kappa = self._store.take("kappa", candidates.clip(min=0))
             candidates = np.where(kappa >= least_kappa, candidates, -1)
-        places, scores = flat.scored(partial(self._store.take, "vectors"), vectors, candidates)
-        scores, places = flat.best(k, scores, places)
+        places, scores = flat.score(partial(self._store.take, "vectors"), vectors, candidates)
+        scores, places = flat.top(k, scores, places)
         lacks_hits = places[:, -1] < 0  # as those without a place are last
         if lacks_hits.any():
             searched = self._store.places(least_kappa)
             gallery = torch.from_numpy(self._store.take("vectors", searched))
             nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
             places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
-        return places, scores.clip(-1, 1)
+        return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
 
     def _stored_ids(self, ids: Any) -> Tensor:
-        ids = checked_ids(ids)
+        ids = ids_tensor(ids)
         check_stored(ids.tolist(), self._store)
         return ids
 
@@ -378,8 +369,8 @@ def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hit
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()
     with faiss_calls.matrix_product(len(vectors)):
         rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)
-    rows, scores = flat.scored(stored.__getitem__, vectors, rows)
-    scores, rows = flat.best(k, scores, rows)
+    rows, scores = flat.score(stored.__getitem__, vectors, rows)
+    scores, rows = flat.top(k, scores, rows)
     return _hits(rows, scores.clip(-1, 1), items.kappa.numpy()[rows], queries)
 
 

@@ -15,7 +15,7 @@ from lam.retrieval.index import faiss_calls
 from lam.retrieval.index.rows import Chunk
 from lam.utils.blocks import row_blocks
 
-_SCORED_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
+_SCORE_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
 _ALONE = 2**22  # coordinates that one thread searches sooner than another is woken
 
 Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.ndarray, "Q K"]]
@@ -44,7 +44,7 @@ def search(chunks: Sequence[Chunk], vectors: Float32[np.ndarray, "Q D"], k: int,
         run = map if threads == 1 else _pool(threads).map
         found = chain.from_iterable(run(search_rows, ends[:-1], ends[1:]))
         ids, scores, kappa = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
-    scores, ids, kappa = best(k, scores, ids, kappa)
+    scores, ids, kappa = top(k, scores, ids, kappa)
     return ids, scores.clip(-1, 1), kappa
 
 
@@ -76,23 +76,23 @@ def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_
     n_allowed = len(kappa) if allowed is None else int(allowed.sum())
     k, n_hidden = min(k, n_allowed), len(kappa) - n_allowed
     if k == 0:
-        return none(len(vectors))
+        return no_hits(len(vectors))
     found = faiss_calls.nearest(stored, vectors, k + min(k, n_hidden))
     if allowed is not None:
         found = np.where(allowed[found], found, -1)
         if ((found >= 0).sum(axis=1) < k).any():
             kept = np.flatnonzero(allowed)
             found = kept[faiss_calls.nearest(stored[kept], vectors, k)]
-    found, cosines = scored(stored.__getitem__, vectors, found)
+    found, cosines = score(stored.__getitem__, vectors, found)
     return chunk.ids[rows][found], cosines, kappa[found]
 
 
-def none(queries: int) -> Found:
+def no_hits(queries: int) -> Found:
     """No hit for each query."""
     return np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.empty((queries, 0))
 
 
-def scored(
+def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Candidate rows, rising, and their cosines; −∞ for a missing row, which is negative.
@@ -106,13 +106,13 @@ def scored(
     """
     rows = np.sort(rows, axis=1)
     scores = np.empty(rows.shape, dtype=np.float32)
-    for part in row_blocks(len(rows), rows.shape[1] * vectors.shape[1], elements=_SCORED_ELEMENTS):
+    for part in row_blocks(len(rows), rows.shape[1] * vectors.shape[1], elements=_SCORE_ELEMENTS):
         scores[part] = np.vecdot(vectors_of(rows[part].clip(min=0)), vectors[part, None])
     scores[rows < 0] = -np.inf
     return rows, scores
 
 
-def best(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+def top(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
     """The k highest scores of each row, best first, ties in their order, and the same places of other columns."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.retrieval.index.checks import Ids, check_stored, checked_ids, unit_vectors
+from lam.retrieval.index.checks import Ids, check_stored, ids_tensor, unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.utils.checks import check_at_least, check_choice, check_length, check_positive, positive_integer
 from lam.utils.extras import install_command
@@ -202,7 +202,7 @@ class MilvusIndex:
 
         After a `ConnectionError` some items may be removed; repeating the call is safe.
         """
-        self._delete(checked_ids(ids).tolist())
+        self._delete(ids_tensor(ids).tolist())
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
         """The k items of highest cosine for each query; arguments and errors as for `Index.search`, k to `MOST_HITS`.
@@ -294,7 +294,7 @@ class MilvusIndex:
 
     def _rows(self, embeddings: Embeddings, ids: Any) -> list[dict[str, Any]]:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        ids = checked_ids(ids)
+        ids = ids_tensor(ids)
         check_length("ids", ids, "the embeddings", len(embeddings))
         if (ids > GREATEST_ID).any():
             raise ValueError(
@@ -327,7 +327,7 @@ class MilvusIndex:
 
     def _kappa_of_known(self, ids: Ids) -> dict[int, float]:
         """κ of ids in the index, in their order."""
-        known = checked_ids(ids).tolist()
+        known = ids_tensor(ids).tolist()
         kappa = self._kappa_by_id(known)
         check_stored(known, kappa)
         return {item: kappa[item] for item in known}

@@ -54,7 +54,7 @@ class Chunk:
         self.size = end
 
     @property
-    def is_due(self) -> bool:
+    def needs_sweep(self) -> bool:
         """Whether removed rows are many enough to be swept."""
         return self.n_removed >= TOMBSTONES * self.size
 
@@ -125,14 +125,14 @@ class Store:
                 chunk.n_removed += len(rows)
                 for item in chunk.ids[rows].tolist():
                     del self._slot_of[item]
-            if any(chunk.is_due for chunk in self.chunks):
-                self.chunks = tuple(self._swept())
+            if any(chunk.needs_sweep for chunk in self.chunks):
+                self.chunks = tuple(self._chunks_without_tombstones())
 
-    def _swept(self) -> list[Chunk]:
+    def _chunks_without_tombstones(self) -> list[Chunk]:
         """The chunks without many removed rows: these are copied, and small copies join the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
-            if not chunk.is_due:
+            if not chunk.needs_sweep:
                 kept.append(chunk)
                 continue
             is_small = len(kept) > 0 and len(kept[-1]) + len(chunk) <= self._room // 2

@@ -390,7 +390,7 @@ METRICS: dict[str, Metric] = {
         "accuracy of neighbours",
         "higher",
         "share of queries whose 20 nearest training items, by their features, vote for the right class",
-        lambda reference, features, classes: _probed(knn_accuracy, reference, features, classes),
+        lambda reference, features, classes: _probe_accuracy(knn_accuracy, reference, features, classes),
         _PROBES,
         costly=True,
     ),
@@ -398,7 +398,7 @@ METRICS: dict[str, Metric] = {
         "accuracy of a linear probe",
         "higher",
         "share of queries that logistic regression on the features of training items classifies right",
-        lambda reference, features, classes: _probed(linear_probe, reference, features, classes),
+        lambda reference, features, classes: _probe_accuracy(linear_probe, reference, features, classes),
         _PROBES,
         costly=True,
     ),
@@ -469,7 +469,9 @@ class Key(NamedTuple):
         return cls(key) if found is None else cls(*(part or "" for part in found.groups()))
 
 
-def _probed(probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor) -> float | None:
+def _probe_accuracy(
+    probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor
+) -> float | None:
     """Accuracy of a classifier; None for no query, or training items of one class."""
     if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
         return None

@@ -94,23 +94,21 @@ class OneClassModel:
             ValueError: for a score that is missing or not finite.
         """
         check_evidence("P(known)", tuple(self.ranks), scores)
-        mean, precision, unusual = self._tensors
-        odds = self._odds([scores[name] for name in (*self.evidence, *self.together)])
+        mean, precision, unusual, score_odds, statistic_odds = self._fitted
+        odds = score_odds([scores[name] for name in (*self.evidence, *self.together)])
         distance = _distance(odds[: len(self.evidence)].T, mean, precision)
         surprises = joint_surprise(odds[len(self.evidence) :])
-        strangeness = ExtendedOdds((self.of_distance, self.of_surprise))((distance, surprises)).amax(0)
+        strangeness = statistic_odds((distance, surprises)).amax(0)
         beyond = (strangeness - self.unusual[-1]).clamp(min=0)
         return (unusual.p_values(strangeness) * (-beyond).exp() / UNUSUAL).clamp(max=1)
 
     @cached_property
-    def _odds(self) -> ExtendedOdds:
-        return ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
-
-    @cached_property
-    def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores]:
+    def _fitted(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:
+        """The model in the form that a call needs, made once, as a service asks for one query at a time."""
         columns = self.mean, self.precision, self.unusual
         mean, precision, unusual = (torch.tensor(values, dtype=torch.float64) for values in columns)
-        return mean, precision, ConformalScores(unusual)
+        of_scores = ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
+        return mean, precision, ConformalScores(unusual), of_scores, ExtendedOdds((self.of_distance, self.of_surprise))
 
 
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:

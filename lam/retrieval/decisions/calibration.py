@@ -19,7 +19,7 @@ from torch import Tensor
 from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores
-from lam.retrieval.decisions.flags import OodDetector, needs_input, without_hits, without_input, without_labels
+from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input, substitute
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
@@ -160,19 +160,17 @@ class Calibration:
     @cached_property
     def for_vectors(self) -> "Calibration":
         """For queries of a direction and a κ alone, with a flag that needs no features."""
-        return self._with_flag(without_input(self.flag, self.detector.components(self.flag)))
+        return self._without("input")
 
     @cached_property
     def for_hitless(self) -> "Calibration":
         """For queries without hits, with a flag that needs none."""
-        return self._with_flag(without_hits(self.flag, self.detector.components(self.flag), self.detector.calibrated))
+        return self._without("hits")
 
     @cached_property
     def for_unlabelled(self) -> "Calibration":
         """For queries with an unlabelled hit, with a flag that needs no labels."""
-        if "votes" not in self.detector.calibrated:
-            return self
-        return self._with_flag(without_labels(self.flag, self.detector.components(self.flag)))
+        return self._without("labels") if "votes" in self.detector.calibrated else self
 
     def recall(self, threshold: float) -> float:
         """Recall@1 at an accept threshold: share of queries with a match whose first hit is right and above it."""
@@ -321,7 +319,8 @@ class Calibration:
         pairs = zip(self.unseen.p_new(scores, nearest).tolist(), self.unseen.p_in_gallery(scores).tolist(), strict=True)
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
-    def _with_flag(self, flag: str) -> "Calibration":
+    def _without(self, missing: Missing) -> "Calibration":
+        flag = substitute(self.flag, missing, self.detector.components(self.flag), self.detector.calibrated)
         return self if flag == self.flag else replace(self, flag=flag)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:

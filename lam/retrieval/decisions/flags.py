@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +19,7 @@ COMBINED = "combined"
 """Several scores combined into one."""
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
+Missing = Literal["input", "hits", "labels"]
 _AS_GOOD = 0.005  # AUROC by which a single score must beat the combined one
 
 
@@ -132,28 +133,27 @@ def needs_input(flag: str) -> bool:
     return "variance" in components_of(flag) or _needs(components_of(flag), "features", "parts")
 
 
-def without_input(flag: str, components: Sequence[str] = ()) -> str:
-    """The flag, or its substitute by hits, for queries of a mean and a κ alone.
+def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
+    """The flag, or where it needs what queries lack, the flag in its place.
+
+    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits, or the
+    k-NN distance `combined`.
 
     Args:
         flag: in force.
-        components: its scores; by default all that it may have.
+        missing: what queries lack: all input except a mean and a κ, hits, or labels of the hits.
+        components: the scores of the flag; by default all that it may have.
+        known: the flags of the calibration.
     """
-    return "mean_cosine" if any(map(needs_input, components or components_of(flag))) else flag
-
-
-def without_hits(flag: str, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag, or its substitute for queries without hits: κ, or for `combined` the k-NN distance where known."""
-    if not _needs(components or components_of(flag), "cosines", "labels"):
-        return flag
-    return "knn" if flag == COMBINED and "knn" in known else "kappa"
-
-
-def without_labels(flag: str, components: Sequence[str] = ()) -> str:
-    """The flag, or its substitute, the mean cosine, where it reads labels of the hits."""
     names = components or components_of(flag)
-    reads_labels = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
-    return "mean_cosine" if reads_labels else flag
+    if missing == "hits":
+        is_needed = _needs(names, "cosines", "labels")
+        return ("knn" if flag == COMBINED and "knn" in known else "kappa") if is_needed else flag
+    if missing == "input":
+        is_needed = any(map(needs_input, names))
+    else:
+        is_needed = any("labels" in (*SCORES[name].needs, *SCORES[name].uses) for name in names)
+    return "mean_cosine" if is_needed else flag
 
 
 def components_of(flag: str) -> tuple[str, ...]:

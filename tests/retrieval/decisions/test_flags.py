@@ -14,9 +14,7 @@ from lam.retrieval.decisions.flags import (
     OodDetector,
     needs_input,
     needs_reference,
-    without_hits,
-    without_input,
-    without_labels,
+    substitute,
 )
 from lam.retrieval.metrics.registry import SCORES
 
@@ -138,11 +136,14 @@ def test_the_combination_keeps_the_order_also_beyond_what_it_has_seen() -> None:
 
 
 def test_in_place_of_what_has_no_evidence_another_score_flags_and_never_kappa_of_a_vector() -> None:
-    assert [without_input(flag) for flag in (COMBINED, "knn", "cosine")] == ["mean_cosine", "mean_cosine", "cosine"]
-    assert all(without_input(flag) == "mean_cosine" for flag in FLAGS if needs_input(flag))
-    assert [without_hits(flag) for flag in (COMBINED, "knn", "cosine")] == ["knn", "knn", "kappa"]
-    assert without_hits(without_input(COMBINED)) == "kappa"
-    assert [without_labels(flag) for flag in (COMBINED, "votes", "knn")] == ["mean_cosine", "mean_cosine", "knn"]
+    for missing, expected in {
+        "input": {COMBINED: "mean_cosine", "knn": "mean_cosine", "cosine": "cosine"},
+        "hits": {COMBINED: "knn", "knn": "knn", "cosine": "kappa", "mean_cosine": "kappa"},
+        "labels": {COMBINED: "mean_cosine", "votes": "mean_cosine", "knn": "knn"},
+    }.items():
+        assert {flag: substitute(flag, missing) for flag in expected} == expected
+    assert all(substitute(flag, "input") == "mean_cosine" for flag in FLAGS if needs_input(flag))
+    assert substitute(COMBINED, "hits", known=["kappa"]) == "kappa"
 
 
 def test_items_may_come_by_turns_of_their_classes() -> None:

@@ -134,10 +134,10 @@ def needs_input(flag: str) -> bool:
 
 
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag, or where it needs what queries lack, the flag in its place.
+    """The flag, or another one where queries lack its evidence.
 
-    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits, or the
-    k-NN distance `combined`.
+    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits; for
+    `combined` it is the k-NN distance, where known.
 
     Args:
         flag: in force.

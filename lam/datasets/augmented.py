@@ -86,12 +86,10 @@ class Augmented(Dataset):
 
     @property
     def targets(self) -> Tensor:
-        """The targets of the data set."""
         return self.dataset.targets
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The groups of the data set."""
         return self.dataset.groups
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int | Tensor]:

@@ -278,7 +278,6 @@ class TensorImages(Dataset):
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
-        """A thumbnail of the image."""
         return Preview(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
@@ -308,7 +307,6 @@ class ImagesAsFiles(Dataset):
         return self.preprocessing(self.images.picture(index)), int(self.labels[index])
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
-        """A thumbnail of the image."""
         return self.images.preview(index, side=side)
 
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lam.utils.checks import first_of
 from lam.utils.tables import read_json
 
 _PARTS = ("images", "annotations", "categories")
-_LISTED = 5
 
 
 def coco_file(folder: Path) -> Path | None:
@@ -57,10 +57,9 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
         elif len(labels[number]) == 1:
             classes[next(iter(labels[number]))] += found
     if missing:
-        more = ", ..." if len(missing) > _LISTED else ""
         raise ValueError(
             f"{file}: {len(missing)} of {len(listed)} images are not beside it, or there is more than one of the name: "
-            f"{', '.join(missing[:_LISTED])}{more}; export it with its images"
+            f"{first_of(missing)}; export it with its images"
         )
     counts = [len(of_image) for of_image in labels.values()]
     if n_left_out := sum(count != 1 for count in counts):

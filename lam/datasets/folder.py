@@ -19,6 +19,7 @@ from lam.datasets.base import PARTS, Dataset, ImageOptions, MissingDataError, Pr
 from lam.datasets.coco import coco_classes, coco_file
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
+from lam.utils.checks import first_of
 from lam.utils.notes import Note
 
 _SUFFIXES = frozenset(  # of the formats that `open_image` reads
@@ -72,11 +73,9 @@ class FolderImages(Dataset):
 
     @property
     def files(self) -> Sequence[Path]:
-        """The paths."""
         return self.paths
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
-        """A thumbnail of the file."""
         path = str(self.paths[index])
         return Preview(path, thumbnail_of_file(path, side))
 
@@ -269,19 +268,14 @@ def _is_image(path: Path) -> bool:
 
 
 def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None:
-    found = {reason: files for reason, files in left_out.items() if files}
-    if found:
-        reasons = "; ".join(
-            f"{len(files)} file(s) {reason} and are left out: "
-            + ", ".join(_printable(file.relative_to(folder).as_posix()) for file in files[:5])
-            + (", ..." if len(files) > 5 else "")
-            for reason, files in found.items()
-        )
-        warnings.warn(f"{folder}: {reasons}", Note, stacklevel=3)
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() else repr(name)  # a terminal would obey control characters
+    reasons: list[str] = []
+    for reason, files in left_out.items():
+        names = [file.relative_to(folder).as_posix() for file in files]
+        names = [name if name.isprintable() else repr(name) for name in names]  # a terminal obeys control characters
+        if names:
+            reasons.append(f"{len(names)} file(s) {reason} and are left out: {first_of(names)}")
+    if reasons:
+        warnings.warn(f"{folder}: {'; '.join(reasons)}", Note, stacklevel=3)
 
 
 def _images(classes: Mapping[str, Sequence[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

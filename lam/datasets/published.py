@@ -27,11 +27,10 @@ from lam.datasets.base import (
 )
 from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.checks import first_of
 
 SIZE = 227
 """Default pixels of a side of photographs, as in the paper."""
-
-_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -179,14 +178,13 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
         MissingDataError: If some do not: how many, and the first five.
     """
     files: dict[Path, set[str]] = {}
-    for folder in {path.parent for path in paths if path.parent.is_dir()}:
+    for folder in filter(Path.is_dir, {path.parent for path in paths}):
         with os.scandir(folder) as entries:  # many times faster than a call for each file
             files[folder] = {entry.name for entry in entries if entry.is_file()}
     present = [path.name in files.get(path.parent, ()) for path in paths]
     absent = [path for path, is_present in zip(paths, present, strict=True) if not is_present]
     if absent:
-        first = ", ".join(map(str, absent[:_LISTED])) + (", ..." if len(absent) > _LISTED else "")
-        message = f"{annotated_in} names {len(absent)} of {len(paths)} images that do not exist: {first}"
+        message = f"{annotated_in} names {len(absent)} of {len(paths)} images that do not exist: {first_of(absent)}"
         if not allow_missing:
             raise MissingDataError(f"{message}; get them, or leave them out with allow_missing=True")
         warnings.warn(f"{message}; they are left out", stacklevel=2)

@@ -82,16 +82,13 @@ class JoinedItems(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names in the data sets."""
         names = {key: part.names for key, part in {id(part): part for part, _ in self.items}.items()}
         return [names[id(part)][row] for part, row in self.items if names[id(part)]]
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files in the data sets."""
         return [part.files[row] for part, row in self.items if part.files]
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
-        """The preview of its data set."""
         part, row = self.items[index]
         return part.preview(row, side=side)

@@ -3,7 +3,7 @@
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,11 @@ def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
     """Require an allowed word."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def first_of(items: Sequence[object], n: int = 5) -> str:
+    """The first n items in words, for an error."""
+    return ", ".join(map(str, items[:n])) + (", ..." if len(items) > n else "")
 
 
 def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:

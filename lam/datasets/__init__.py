@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
 from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, Splits, TensorImages
 from lam.datasets.cars196 import cars
-from lam.datasets.cifar import cifar10, svhn
 from lam.datasets.cub200 import birds
 from lam.datasets.folder import FolderImages
-from lam.datasets.idx import fashionmnist, mnist
 from lam.datasets.place_images import PlaceImages
+from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
 from lam.datasets.texts import Texts
 from lam.inputs import Preprocessing
 from lam.utils.checks import check_options
@@ -83,8 +82,8 @@ def load(
         preprocessing: makes an input of an image, as a record or the fields that differ from ImageNet's at 224 pixels;
             each data set has its default.
         options: of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and cars196, of
-            `lam.datasets.published.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the functions in
-            `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions` for texts,
+            `lam.datasets.small_images.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the functions
+            in `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions` for texts,
             else arguments of `splits` in the module of its name.
 
     Raises:

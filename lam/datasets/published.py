@@ -1,7 +1,4 @@
-"""What readers of published data sets share: their files, images in memory, and splits by class.
-
-Nothing is downloaded unless asked for.
-"""
+"""What readers of published data sets share: their files, annotations, and splits by class."""
 
 import os
 import warnings
@@ -20,8 +17,6 @@ from lam.datasets.base import (
     ImageOptions,
     MissingDataError,
     Splits,
-    TensorImages,
-    carve,
     fraction_of,
     stratified_split,
 )
@@ -92,75 +87,6 @@ class Source:
         lines = "".join(f"\n  {path}{'[.gz]' if self.compressed else ''}" for path in paths)
         places = f"\nLooked in {', '.join(map(str, looked_in))}." if looked_in else ""
         return MissingDataError(f"{self.name}: these are missing:{lines}{places}\n{self.advice}")
-
-
-@dataclass(frozen=True)
-class SmallImages:
-    """A data set of small images in memory, published in a part to train on and a part to test on.
-
-    Args:
-        source: its name and how to get it.
-        classes: names of the classes.
-        files: of each published part.
-        below: folders of a root that may have the files, too.
-        read: maps the files of a part to images (N, C, H, W) and labels (N,).
-        fetch: downloads the files of a part ("train" or "test") to a folder.
-    """
-
-    source: Source
-    classes: tuple[str, ...]
-    files: dict[str, tuple[str, ...]]
-    below: tuple[str, ...]
-    read: Callable[[list[Path]], tuple[Tensor, Tensor]]
-    fetch: Callable[[str, Path], None]
-
-    def splits(
-        self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
-    ) -> Splits:
-        """The data set in [0, 1], with validation images carved out of the training files.
-
-        Args:
-            root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
-            seed: of the validation part.
-            validation: number of its images, each class in proportion.
-            download: fetch missing files through torchvision, to the root.
-
-        Raises:
-            MissingDataError: If files are missing.
-            ValueError: If a file is damaged (named), or `validation` leaves nothing to train on.
-        """
-        training = self._part("train", root, download)
-        if not 0 < validation < len(training):
-            raise ValueError(f"validation must be from 1 to {len(training) - 1} images, got {validation}")
-        validated, trained = carve(training, (validation,), seed=seed)
-        return Splits(train=trained, validation=validated, test=self._part("test", root, download))
-
-    def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
-        """The published test part alone; arguments as of `splits`."""
-        return self._part("test", root, download)
-
-    def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
-        # where there are several roots, one must have every file: parts from two would not belong together
-        needed = self.files[part] if self.source.system_root is None else sum(self.files.values(), start=())
-        try:
-            folder = self.source.folder(root, needed=needed, below=self.below)
-        except MissingDataError:
-            if not download:
-                raise
-            self._download(part, self.source.roots(root)[0])
-            folder = self.source.folder(root, needed=needed, below=self.below)
-        images, labels = self.read([self.source.file(folder, name) for name in self.files[part]])
-        return TensorImages(images, labels, name=self.source.name, classes=self.classes)
-
-    def _download(self, part: str, root: Path) -> None:
-        if str(root) == self.source.system_root:
-            raise MissingDataError(f"{self.source.name}: say where download=True may put files, with root=<folder>")
-        try:
-            self.fetch(part, root)
-        except (OSError, RuntimeError) as error:
-            raise MissingDataError(
-                f"torchvision could not download {self.source.name} to {root}: {error}. {self.source.advice}"
-            ) from error
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
@@ -286,12 +212,6 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
     in_test = is_test[images.labels]
     masks = {"train": ~in_validation & ~in_test, "validation": in_validation, "test": in_test}
     return {part: images.subset(mask.nonzero().flatten()) for part, mask in masks.items()}
-
-
-def check_digits(path: Path, labels: Tensor) -> None:
-    """Require labels from 0 to 9."""
-    if labels.max() > 9:
-        raise ValueError(f"{path} must hold labels from 0 to 9, got {labels.max()}; get it again")
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:

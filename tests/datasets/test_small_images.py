@@ -14,9 +14,7 @@ from scipy.io import savemat
 from torch.utils.data import DataLoader
 
 from lam.datasets import MissingDataError, TensorImages, load, load_ood
-from lam.datasets.cifar import cifar10, svhn
-from lam.datasets.idx import fashionmnist, mnist, read_idx
-from lam.datasets.published import SmallImages
+from lam.datasets.small_images import SmallImages, cifar10, fashionmnist, mnist, read_idx, svhn
 from tests.datasets import layouts
 
 MAKE = {"mnist": layouts.mnist, "fashionmnist": layouts.mnist, "cifar10": layouts.cifar10, "svhn": layouts.svhn}

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -73,8 +72,8 @@ def test_a_network_has_the_types_that_it_was_saved_with(tmp_path: Path, dtype: t
     assert not any(parameter.requires_grad for parameter in given.parameters())
 
 
-def test_settings_may_be_numbers_of_numpy_and_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+@pytest.mark.usefixtures("as_in_production")
+def test_settings_may_be_numbers_of_numpy_and_torch(tmp_path: Path):
     options: dict[str, Any] = {"prior_precision": np.float32(2.0), "likelihood_scale": torch.tensor(9.0)}
     options["curvature"] = AnInfoNCECurvature(concentration=tuple(np.full(3, 0.7, np.float32)))
     encoder = lam.fit(make_network(), make_batches(), lam.Laplace(**options), seed=np.int64(4), progress=False)

@@ -7,7 +7,6 @@ import sys
 import zlib
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -293,6 +292,7 @@ class TestRecord:
     def test_imagenet_keeps_the_usual_ratio(self):
         assert (Preprocessing.imagenet().size, Preprocessing.imagenet().crop) == (256, 224)
 
+    @pytest.mark.usefixtures("as_in_production")
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
@@ -316,8 +316,7 @@ class TestRecord:
             ([1, 2], "preprocessing must be a mapping of its fields, got \\[1, 2\\]"),
         ],
     )
-    def test_bad_records_are_refused(self, monkeypatch, fields, message):
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    def test_bad_records_are_refused(self, fields, message):
         with pytest.raises(ValueError, match=message):
             Preprocessing.from_json(fields)
 

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -200,8 +199,8 @@ def test_kappa_pos_is_learned_or_stays() -> None:
     assert fixed.state_dict().keys() == learned.state_dict().keys()
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("as_in_production")
+def test_what_cannot_be_is_refused() -> None:
     for make, message in (
         (lambda: MCInfoNCE(0.0), "kappa_pos must be positive and finite, got 0"),
         (lambda: MCInfoNCE(1.0, 2.5), "n_samples must be an integer, got 2.5"),

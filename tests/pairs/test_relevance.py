@@ -1,4 +1,3 @@
-import jaxtyping
 import pytest
 import torch
 
@@ -65,8 +64,8 @@ def test_without_items_there_is_nothing_to_count() -> None:
     assert PlaceRelevance(torch.zeros(0, 2), 1.0).count().tolist() == []
 
 
-def test_what_cannot_be_relevant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("as_in_production")
+def test_what_cannot_be_relevant_is_refused() -> None:
     labels = torch.tensor([0, 0, 1])
     with pytest.raises(ValueError, match="is_query must have one value for each of 3 items, got 2"):
         LabelRelevance(labels, torch.tensor([True, False]))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -358,20 +357,20 @@ def test_bad_options_and_data(options: dict[str, Any], message: str) -> None:
         fit(network(), **options)
 
 
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("option", ["optimizer", "precision", "accelerator"])
-def test_unknown_choices_list_the_allowed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+def test_unknown_choices_list_the_allowed(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got 'best'"):
         Training(loss=LOSS, epochs=1, **{option: "best"})
 
 
+@pytest.mark.usefixtures("as_in_production")
 def test_auto_is_never_an_accelerator_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     assert device_of("auto") == torch.device("cpu")
     with pytest.raises(ValueError, match="accelerator cuda is not available here: take auto or cpu"):
         device_of("cuda")
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match="accelerator must be one of auto, cpu, cuda, got 'mps'"):
         device_of("mps")
 

@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,8 +222,8 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"got nan$"):
             function(3, torch.tensor(torch.nan))
 
-    def test_integers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    @pytest.mark.usefixtures("as_in_production")
+    def test_integers(self) -> None:
         with pytest.raises(ValueError, match="kappa must be of a floating-point type, got torch.int64"):
             bessel_ratio(3, torch.tensor([2]))
         with pytest.raises(ValueError, match="resultant must be of a floating-point type, got torch.int64"):

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import numpy as np
 import pytest
 import scipy.integrate
@@ -264,15 +263,15 @@ class TestErrors:
         ):
             VonMisesFisher(loc, torch.ones(4))
 
-    def test_batch_shapes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    @pytest.mark.usefixtures("as_in_production")
+    def test_batch_shapes(self) -> None:
         with pytest.raises(
             ValueError, match=r"loc must have shape \(\*concentration.shape, D\), got \(4, 3\) and \(5,\)"
         ):
             VonMisesFisher(directions(4, 3), torch.ones(5))
 
-    def test_integers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+    @pytest.mark.usefixtures("as_in_production")
+    def test_integers(self) -> None:
         with pytest.raises(ValueError, match="concentration must be of a floating-point type, got torch.int64"):
             VonMisesFisher(directions(1, 3)[0], torch.tensor(2))
         with pytest.raises(ValueError, match="loc must be of a floating-point type, got torch.int64"):

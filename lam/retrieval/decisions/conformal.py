@@ -18,7 +18,7 @@ from lam.utils.checks import check_length, check_no_nan, check_share
 LEVEL = 0.95
 """Default confidence of an interval."""
 
-_RESAMPLES = 2000
+_RESAMPLES = 2000  # bootstrap draws of classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class ConformalScores:
             ValueError: for a target outside (0, 1), or below what N scores can promise, with the N that it needs.
         """
         self._require_units(target)
-        above = self._weights.sum() - self._weights.cumsum(0)
+        above = self._weights.sum() - self._weights.cumsum(0)  # 1e-6 below: the rounding of sums of shares
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:

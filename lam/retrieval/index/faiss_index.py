@@ -330,6 +330,7 @@ class Index:
         """The k best of the allowed rows; queries with too few candidates are searched exactly."""
         if self._faiss is None:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
+        # as many more as rows are hidden, at most k; queries that still lack hits are searched exactly
         n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if least_kappa:

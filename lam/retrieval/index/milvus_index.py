@@ -215,7 +215,7 @@ class MilvusIndex:
         check_at_least("least_kappa", least_kappa, 0.0)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa", "mean_samples"]}
-        options["search_params"] = {"params": {"ef": max(64, 2 * k)}}
+        options["search_params"] = {"params": {"ef": max(64, 2 * k)}}  # an HNSW search needs ef ≥ k; wider finds more
         if least_kappa:
             options["filter"] = f"kappa >= {float(least_kappa)!r}"
         hits: list[list[tuple[int, float, float]]] = []

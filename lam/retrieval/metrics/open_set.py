@@ -98,7 +98,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
     check_no_nan("non_mated", non_mated)
     if len(non_mated) == 0:
         return float("nan")
-    allowed = int(rate * len(non_mated) + 1e-9)
+    allowed = int(rate * len(non_mated) + 1e-9)  # 0.29 · 100 is 28.999…
     return float(non_mated.sort(descending=True).values[allowed])
 
 

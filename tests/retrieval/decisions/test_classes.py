@@ -100,20 +100,17 @@ def false_accepts(repetitions: int, target: float) -> tuple[float, float]:
     return of_items / repetitions, of_classes / repetitions
 
 
-@pytest.mark.long
-def test_items_of_a_class_that_are_alike_break_the_promise_of_items_and_not_that_of_classes() -> None:
-    repetitions, target = 3000, 0.03
+@pytest.mark.parametrize(
+    ("repetitions", "above", "below"),
+    [pytest.param(3000, 3, 3, marks=pytest.mark.long), pytest.param(60_000, 8, 2, marks=pytest.mark.slow)],
+)
+def test_similar_items_of_a_class_break_the_promise_of_items_and_not_of_classes(
+    repetitions: int, above: int, below: int
+) -> None:
+    target, error = 0.03, (0.03 / repetitions) ** 0.5
     of_items, of_classes = false_accepts(repetitions, target)
-    assert of_items > target + 3 * (target / repetitions) ** 0.5
-    assert of_classes <= target + 3 * (target / repetitions) ** 0.5
-
-
-@pytest.mark.slow
-def test_items_of_a_class_that_are_alike_break_the_promise_in_full() -> None:
-    repetitions, target = 60_000, 0.03
-    of_items, of_classes = false_accepts(repetitions, target)
-    assert of_items > target + 8 * (target / repetitions) ** 0.5
-    assert of_classes <= target + 2 * (target / repetitions) ** 0.5
+    assert of_items > target + above * error
+    assert of_classes <= target + below * error
 
 
 @pytest.mark.long

@@ -82,7 +82,12 @@ def rates(law: str, count: int, *, spread: float = 0.25) -> tuple[Bool[Tensor, "
     return torch.tensor(is_new), {key: torch.tensor(values) for key, values in p.items()}
 
 
-def check_promises(law: str, count: int, *, spread: float = 0.25) -> None:
+CASES = [(300, 0.25), *(pytest.param(2000, spread, marks=pytest.mark.slow) for spread in (0.05, 0.25, 3.0))]
+
+
+@pytest.mark.parametrize(("count", "spread"), CASES)
+@pytest.mark.parametrize("law", ["Zipf", "uniform, few items a class", "Dirichlet process", "all known"])
+def test_the_promises_hold_over_galleries(law: str, count: int, spread: float) -> None:
     is_new, p = rates(law, count, spread=spread)
     for what, values in p.items():
         which = is_new if what == "new" else ~is_new
@@ -90,18 +95,6 @@ def check_promises(law: str, count: int, *, spread: float = 0.25) -> None:
             assert int((values[which] <= level).sum()) <= binom.ppf(0.99999, int(which.sum()), level)
     wrong = torch.where(is_new, p["new"] <= 0.1, p["known"] <= 0.1)
     assert int(wrong.sum()) <= binom.ppf(0.99999, count, 0.1)
-
-
-@pytest.mark.parametrize("law", ["Zipf", "uniform, few items a class", "Dirichlet process", "all known"])
-def test_the_promises_hold_over_galleries(law: str) -> None:
-    check_promises(law, 300)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.05, 0.25, 3.0])
-@pytest.mark.parametrize("law", ["Zipf", "uniform, few items a class", "Dirichlet process", "all known"])
-def test_the_promises_hold_over_2000_galleries(law: str, spread: float) -> None:
-    check_promises(law, 2000, spread=spread)
 
 
 def test_near_items_are_known_and_far_ones_are_strangers() -> None:

@@ -1,4 +1,4 @@
-"""The picture of docs/results/answers.md: which answers are kept, what the probability is worth, and what is flagged.
+"""The picture of docs/results/decisions.md: which answers are kept, what the probability is worth, and what is flagged.
 
     python benchmarks/answers_picture.py NAME=RUN [NAME=RUN ...] [--output docs/pictures/answers.png]
 

@@ -90,7 +90,7 @@ def test_rooms_and_letters_are_those_of_the_source() -> None:
     (contract,) = settings["tool"]["importlinter"]["contracts"]
     levels = dict(enumerate(reversed([level.split(" | ") for level in contract["layers"]]), 1))
     rooms = {(level, room) for level, rooms in levels.items() for room in rooms}
-    assert {(int(level), room) for level, room in re.findall(r"^\| (\d) \| `(\w+)` \|", page, re.MULTILINE)} == rooms
+    assert {(int(level), room) for level, room in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.MULTILINE)} == rooms
     source = "".join(text(path) for path in (ROOT / "lam").rglob("*.py"))
     shapes = re.findall(r'\[(?:Tensor|Array|np.ndarray), "([^"]*)"\]', source)
     letters = {word for shape in shapes for word in re.findall(r"(?<!\*)\b[A-Z]\b", shape)} - {"H", "W"}
@@ -124,6 +124,26 @@ def test_tables_are_what_the_results_make_of_them(page: Path, table: Any) -> Non
 
 def test_every_table_stands_in_a_page(table: Any) -> None:
     assert set(table.TABLES) == {name for page in PAGES for name in re.findall("<!-- table (.*?) -->", text(page))}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_of_results_is_short_and_opens_with_three_findings(page: Path) -> None:
+    assert len(text(page).splitlines()) <= 300
+    opening = re.match(r"# .+\n\nThree findings:\n\n((?:(?:\d\. |   ).+\n)+)", text(page))
+    assert opening is not None
+    assert re.findall(r"^(\d)\. ", opening[1], re.MULTILINE) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_table_is_wider_than_eight_columns(page: Path) -> None:
+    for line in text(page).splitlines():
+        assert not line.startswith("|") or len(re.split(r"(?<!\\)\|", line)) - 2 <= 8, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:benchmarks|lam|tests|examples)/[\w/.-]+)`", text(page)):
+        assert (ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -78,7 +78,7 @@ def test_fields_of_answers_are_those_of_the_service() -> None:
     from lam.service import models
 
     fields = {name for kind in vars(models).values() for name in getattr(kind, "__annotations__", ())}
-    tables = re.findall(r"^\| field \|.*?\n\n", text(DOCS / "howto" / "serve.md"), flags=re.DOTALL | re.MULTILINE)
+    tables = re.findall(r"^\| field \|.*?\n\n", text(DOCS / "reference" / "http.md"), flags=re.DOTALL | re.MULTILINE)
     cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert len(named) > 15

@@ -58,7 +58,7 @@ save(range(60, 80), "unseen", range(3))  # people that nothing was learnt from
 
 # Train on the people, form the posterior, and promise that at most 5 % of the strangers are accepted.
 settings = f"""--data.root={folder}/people --output={folder}/run --data.options.preprocessing.size=32
-    --network.name=convnet32 --network.dimension=16 --training.epochs=15 --evaluation.corruptions=[]""".split()
+    --network.name=convnet32 --network.dimension=16 --training.epochs=15 --evaluation.corrupted=0""".split()
 run(load_config("folder laplace_posthoc", settings), progress=False)
 calibrate_run(folder / "run", CalibrationOptions({"far": 0.05}, strangers=folder / "strangers"), progress=False)
 

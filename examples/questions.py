@@ -32,7 +32,7 @@ QUESTIONS = [
 # First sentences of docstrings, labelled by module. A frozen encoder embeds them. lam trains one layer and puts a
 # posterior over it. The run sets a tenth of the modules aside, so that it learns what strangers look like.
 folder = tempfile.mkdtemp()
-settings = [f"--output={folder}/run", "--training.epochs=15", "--evaluation.corruptions=[]", "--data.strangers=0.1"]
+settings = [f"--output={folder}/run", "--training.epochs=15", "--evaluation.corrupted=0", "--data.strangers=0.1"]
 run(load_config("docstrings laplace_posthoc", settings), progress=False)
 
 # Calibration learns, from held-out sentences, the probability that the first hit is right.

@@ -23,7 +23,7 @@ from lam.runs.run import run
 
 # A run on the digits 0 to 7. Its test split is the gallery; 8 and 9 are strangers.
 folder = f"{tempfile.mkdtemp()}/run"
-settings = [f"--output={folder}", "--training.epochs=10", "--network.dimension=8", "--evaluation.corruptions=[]"]
+settings = [f"--output={folder}", "--training.epochs=10", "--network.dimension=8", "--evaluation.corrupted=0"]
 run(load_config("digits laplace_posthoc", settings), progress=False)
 calibrate_run(folder, CalibrationOptions({"far": 0.05, "ood": 0.05}), progress=False)
 

@@ -52,10 +52,11 @@ def test_there_are_four_short_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_a_tutorial_shows_its_example_line_by_line(example: Path) -> None:
-    shown = "\n".join(blocks(TUTORIALS / f"{example.stem}.md"))
-    code = example.read_text(encoding="utf-8").partition('"""\n\n')[2]
-    assert [line for line in shown.splitlines() if line] == [line for line in code.splitlines() if line]
+def test_the_code_of_a_tutorial_stands_in_its_example(example: Path) -> None:
+    shown = blocks(TUTORIALS / f"{example.stem}.md")
+    assert len(shown) >= 3
+    for block in shown:
+        assert block in example.read_text(encoding="utf-8"), block
 
 
 @pytest.mark.parametrize(

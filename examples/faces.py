@@ -51,14 +51,14 @@ def save(people: range, name: str, pictures: range) -> None:
             draw(person, picture).save(place / f"{person:02}-{picture:02}.png")
 
 
-save(range(40), "people", range(16))  # the gallery
-save(range(40, 60), "strangers", range(16))  # to calibrate with
-save(range(40), "known", range(16, 19))  # new pictures of people in the gallery
+save(range(40), "people", range(12))  # the gallery
+save(range(40, 60), "strangers", range(12))  # to calibrate with
+save(range(40), "known", range(12, 15))  # new pictures of people in the gallery
 save(range(60, 80), "unseen", range(3))  # people that nothing was learnt from
 
 # Train on the people, form the posterior, and promise that at most 5 % of the strangers are accepted.
 settings = f"""--data.root={folder}/people --output={folder}/run --data.options.preprocessing.size=32
-    --network.name=convnet32 --network.dimension=16 --training.epochs=15 --evaluation.corrupted=0""".split()
+    --network.name=convnet32 --network.dimension=16 --training.epochs=10 --evaluation.corrupted=0""".split()
 run(load_config("folder laplace_posthoc", settings), progress=False)
 calibrate_run(folder / "run", CalibrationOptions({"far": 0.05}, strangers=folder / "strangers"), progress=False)
 

@@ -16,27 +16,27 @@ from lam.runs.search import search
 
 QUESTIONS = [
     "copy a whole directory",
-    "compress a file with gzip",
-    "what day of the week was it?",
+    "compress data in gzip format",
+    "on which weekday does a month begin?",
     "draw a random number",
-    "run another program and read its output",
-    "send an e-mail",
-    "the greatest common divisor of two numbers",
-    "parse the options of a command",
+    "run a command and return its output",
+    "the mean and the median of some numbers",
+    "send a mail message",
     "split a string at a pattern",
+    "wait until another thread has finished",
     "how long do I boil an egg?",
     "who won the football match yesterday?",
     "the petals of this flower are four centimetres long",
 ]
 
 # First sentences of docstrings, labelled by module. A frozen encoder embeds them. lam trains one layer and puts a
-# posterior over it. The run sets a tenth of the modules aside, so that it learns what strangers look like.
+# posterior over it. All modules are in the gallery: none is set aside as a stranger.
 folder = tempfile.mkdtemp()
-settings = [f"--output={folder}/run", "--training.epochs=15", "--evaluation.corrupted=0", "--data.strangers=0.1"]
+settings = [f"--output={folder}/run", "--training.epochs=10", "--evaluation.corrupted=0", "--data.strangers=0"]
 run(load_config("docstrings laplace_posthoc", settings), progress=False)
 
 # Calibration learns, from held-out sentences, the probability that the first hit is right.
-calibrate_run(f"{folder}/run", CalibrationOptions({"far": 0.2, "ood": 0.1}), progress=False)
+calibrate_run(f"{folder}/run", CalibrationOptions({"far": 0.1, "ood": 0.05}), progress=False)
 
 answers = search(f"{folder}/run", texts=QUESTIONS, k=1)
 decisions = answers.decisions

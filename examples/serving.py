@@ -32,14 +32,14 @@ service = subprocess.Popen(
     [sys.executable, "-m", "lam", "serve", folder, "--port", "0"], stdout=subprocess.PIPE, text=True
 )
 assert service.stdout is not None
-address = next(word for line in service.stdout for word in line.split() if word.startswith("http://"))
+address = next(word.strip(",/") for line in service.stdout for word in line.split() if word.startswith("http://"))
 
 
 def ask(pixels: np.ndarray) -> dict:
     """The answer to an image: the decision, its probability and the nearest items."""
     file = io.BytesIO()
     Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(file, "PNG")
-    url = f"{address.rstrip('/')}/v1/search?k=1"
+    url = f"{address}/v1/search?k=1"
     with urlopen(Request(url, file.getvalue(), {"Content-Type": "image/png"})) as response:
         return json.load(response)
 

@@ -134,6 +134,21 @@ def test_a_page_of_results_is_short_and_opens_with_three_findings(page: Path) ->
     assert re.findall(r"^(\d)\. ", opening[1], re.MULTILINE) == ["1", "2", "3"]
 
 
+def test_the_site_shows_every_metric_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lam.retrieval import METRICS, SCORES
+
+    monkeypatch.syspath_prepend(str(DOCS))
+    page = importlib.import_module("tables").on_page_markdown(text(DOCS / "reference" / "metrics.md"))
+    assert "{{" not in page
+    shown = set(re.findall(r"`(\S+)`", page))
+    measured = {key for key, metric in METRICS.items() if metric.function is not None}
+    assert {key for key in measured if not key.endswith(("@1", "@5"))} | set(SCORES) <= shown
+
+
+def test_the_pages_stay_within_thirty_thousand_words() -> None:
+    assert sum(len(text(page).split()) for page in PAGES if page.is_relative_to(DOCS)) <= 30_000
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_table_is_wider_than_eight_columns(page: Path) -> None:
     for line in text(page).splitlines():

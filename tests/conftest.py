@@ -75,6 +75,17 @@ def as_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute in one thread, whose sums have one order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @contextlib.contextmanager
 def unrendered_pictures() -> Iterator[None]:
     """Draw pictures but write a white dot, for tests that look at no picture: rendering is most of a tiny run."""

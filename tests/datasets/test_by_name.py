@@ -66,22 +66,14 @@ def test_images_of_another_shape_are_read_as_files_of_them_would_be():
     assert patches.preview(3) == grey.preview(3)
 
 
-def test_images_are_refused_where_texts_are_known(tmp_path):
-    (tmp_path / "known.csv").write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
-    texts = load("texts", root=tmp_path / "known.csv").test
-    with pytest.raises(ValueError, match=r"digits_patches has items of shape \(1, 8, 8\), but texts of"):
-        load_ood("digits_patches", like=texts)
-
-
-@pytest.mark.parametrize("name", ["folder", "lfw", "places"])
-def test_files_of_images_are_refused_where_texts_are_known(tmp_path, name):
-    (tmp_path / "known.csv").write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
-    texts = load("texts", root=tmp_path / "known.csv").test
-    root = tmp_path / "images"
+@pytest.mark.parametrize("name", ["digits_patches", "folder", "lfw", "places"])
+def test_images_are_refused_where_texts_are_known(tmp_path, name):
+    layouts.texts(tmp_path)
+    texts, root = load("texts", root=tmp_path).test, tmp_path / "images"
     layouts.lfw(root, {"Ann": 2, "Bob": 2}, {"Cy": 2})
     layouts.places(root, [{"path": f"places/{x}.jpg", "x": x, "y": 0} for x in range(20)])
-    with pytest.raises(ValueError, match=rf"{name} has items of shape \(3, 22[47], 22[47]\), but texts of \(4096,\)"):
-        load_ood(name, like=texts, root=root)
+    with pytest.raises(ValueError, match=rf"{name} has items of shape .*, but texts of \(4096,\)"):
+        load_ood(name, like=texts, root=None if name == "digits_patches" else root)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Laws of every data set by name: items, targets, subsets, seeds, and files that are missing."""
+"""Laws of every data set by name: items, targets, subsets, seeds, shapes, and missing files."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lam.datasets import DATASETS, Dataset, MissingDataError, Splits, load
+from lam.datasets import DATASETS, OOD_SETS, Dataset, MissingDataError, Splits, load, load_ood
 from tests.datasets import layouts
 
 CITIES = {"train_cities": ["boston"], "validation_cities": ["amman"], "test_cities": ["cph"]}
@@ -70,6 +70,20 @@ def test_parts_are_disjoint_and_the_seed_decides(tmp_path: Path, name: str) -> N
     if first.train.files:
         files = [file for part in first.parts().values() for file in part.files]
         assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize("name", DATASETS | OOD_SETS)
+def test_items_out_of_the_distribution_have_the_shape_of_those_in_it(tmp_path: Path, name: str) -> None:
+    MAKE.get(name.removesuffix("_oos"), lambda root: root)(tmp_path)
+    is_text = name in ("texts", "banking77", "descriptions", "docstrings") or name.startswith("clinc150")
+    root = tmp_path if name.removesuffix("_oos") in MAKE else None
+    if name == "texts":
+        root = tmp_path / "test.csv"
+    like = load("docstrings" if is_text else "digits").test
+    options = OPTIONS.get(name, {}) if name not in OOD_SETS else {}
+    items, again = (load_ood(name, like=like, root=root, seed=1, **options) for _ in range(2))
+    assert items.shape == items[0][0].shape == like.shape
+    assert identity(items) == identity(again)
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - set(SHIPPED)))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lam.datasets import MissingDataError, load, load_ood
+from lam.datasets import MissingDataError, load
 from lam.datasets.msls import TEST, TRAIN, UNPUBLISHED, VALIDATION
 from tests.datasets import layouts
 
@@ -60,11 +60,6 @@ def test_angles_on_request(root):
     expected = [math.nan if key.endswith("1") else 30.5 * int(key[-1]) for key in keys(train)]
     torch.testing.assert_close(train.angles, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
     assert train.targets.shape == (20, 4)
-
-
-def test_it_is_out_of_distribution_for_birds(root, tmp_path):
-    like = load("cub200", root=layouts.cub200(tmp_path / "birds"), preprocessing={"crop": 16}).test
-    assert load_ood("msls", root=root, like=like, **CITIES).shape == (3, 16, 16)
 
 
 def test_missing_files_are_named_with_the_way_to_get_them(root):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lam.datasets import MissingDataError, PlaceImages, load, load_ood
+from lam.datasets import MissingDataError, PlaceImages, load
 from lam.datasets.places import earth_centred
 from lam.inputs.preprocessing import Preprocessing
 from lam.pairs.relation import Relation
@@ -52,11 +52,6 @@ class TestParts:
         test = load("places", root=tmp_path, csv="mine.csv").test
         assert test.preprocessing == Preprocessing.imagenet(227)
         assert (test.name, test.classes, test.is_query, test.angles) == ("places", ("everywhere",), None, None)
-
-    def test_they_are_out_of_distribution_for_others(self, tmp_path):
-        like = load("svhn", root=layouts.svhn(tmp_path / "svhn"), validation=10).test
-        images = load_ood("places", root=layouts.places(tmp_path / "places", street()), like=like)
-        assert (images.shape, len(images)) == (like.shape, 4)
 
 
 class TestPositions:

@@ -13,7 +13,7 @@ import torch
 from scipy.io import savemat
 from torch.utils.data import DataLoader
 
-from lam.datasets import MissingDataError, TensorImages, load, load_ood
+from lam.datasets import MissingDataError, TensorImages, load
 from lam.datasets.small_images import SmallImages, cifar10, fashionmnist, mnist, read_idx, svhn
 from tests.datasets import layouts
 
@@ -68,11 +68,6 @@ class TestEverySet:
         MAKE[name](tmp_path / name)
         monkeypatch.setenv("LAM_DATA", str(tmp_path))
         assert len(load(name, validation=10).test) == SIZES[name][1]
-
-    def test_it_is_out_of_the_distribution_of_another(self, tmp_path, name):
-        like = load("digits").test
-        images = load_ood(name, root=MAKE[name](tmp_path), like=like)
-        assert (images.name, len(images), images.shape) == (name, SIZES[name][1], like.shape)
 
 
 class TestPlaces:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from lam.models import EmbeddingNetwork
 from lam.pairs.relation import Relation
 from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LOSS = losses.build("contrastive", margin=0.7)
 BATCHES = 3  # an epoch of Images at batch_size 16
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Images:

@@ -23,7 +23,7 @@ from lam.retrieval.metrics.ood import auroc
 from lam.runs.data import EMBEDDING_BATCH
 from lam.runs.finished import Run
 from lam.runs.sweep import summary
-from lam.tuning.outsiders import made_outsiders
+from lam.tuning.outsiders import make_outsiders
 
 MOST = 2000
 
@@ -32,7 +32,7 @@ def made_of(images: Dataset, *, seed: int) -> dict[str, list[Tensor]]:
     """Sets of made outsiders, as batches."""
     drawn = images.limit(min(MOST, len(images) // 2), seed=seed)
     pixels = torch.stack([drawn[row][0] for row in range(len(drawn))])
-    made = {**made_outsiders(pixels, seed=seed), "turned": pixels.rot90(1, (2, 3))}
+    made = {**make_outsiders(pixels, seed=seed), "turned": pixels.rot90(1, (2, 3))}
     return {kind: list(worse.split(EMBEDDING_BATCH)) for kind, worse in made.items()}
 
 

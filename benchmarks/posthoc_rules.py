@@ -23,7 +23,7 @@ from lam import losses
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
 from lam.methods import Training
-from lam.methods.laplace_posthoc import fit_with
+from lam.methods.laplace_posthoc import fit_posterior
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -67,7 +67,7 @@ def main() -> None:
                 seed=config.seed,
                 progress=False,
             )
-            fitted = fit_with(authors, encoder.network, images, training, {}).posterior
+            fitted = fit_posterior(authors, encoder.network, images, training, {}).posterior
             wide = precision_of_data(squared(encoder.posterior, n_images))
             parts[config.seed][n_images] = wide / precision_of_data(fitted)
             print(config.seed, n_images, parts[config.seed][n_images], file=sys.stderr, flush=True)

@@ -6,8 +6,8 @@ embedding dimensions, ...) are those of the table in docs/explanation/making.md.
 """
 
 from lam.encoders.base import Encoder
+from lam.encoders.batches import HeldOut
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.held_out import HeldOut
 from lam.encoders.load import load
 from lam.evaluation import Evaluation, evaluate
 from lam.methods.fit import fit, fit_features

@@ -1,7 +1,4 @@
-"""`Encoder`: what every method hands back, and all that index, metrics, report and service know of a method.
-
-Training is in `lam.methods`, reading from a folder in `lam.encoders.load`.
-"""
+"""`Encoder`: the result of every method, and all that index, metrics, report and service know of it."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -17,10 +14,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders import files as encoder_files
-from lam.encoders.batches import Batch, as_batches, labelled, split_batch
+from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.files import SavedEncoder
-from lam.encoders.held_out import HeldOut
-from lam.encoders.seen import Remembered
+from lam.encoders.seen import HashedBatches
 from lam.hessians.outputs import check_feature_values
 from lam.inputs import AnyPreprocessing, preprocessing_from_json
 from lam.models.kappa_head import KappaHead
@@ -33,7 +29,7 @@ from lam.vmf.embeddings import Embeddings
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
 N_SAMPLES = 32
-"""Samples S behind a κ, unless an encoder is given another number."""
+"""Samples S behind a κ by default."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,8 @@ class Prediction:
     Attributes:
         features: (N, P) inputs of the head, which k-NN compares and `norm` measures.
         embeddings: of the N inputs.
-        samples: (S, N, D) unit vectors, of which those with one s may be compared with each other: drawn under one
-            sampled network, or, where a method has distributions of embeddings alone, one from each. None where samples
-            were not asked for, or the method has none.
+        samples: (S, N, D) unit vectors, comparable across items for one s: drawn under one sampled network, or one from
+            each distribution of a method without them. None unless asked for, or if the method has none.
     """
 
     features: Float[Tensor, "N P"]
@@ -63,33 +58,32 @@ class Prediction:
         )
 
 
-Predictor = Callable[[Any], Prediction]
-"""Maps one batch of inputs to its prediction."""
+Predictor = Callable[[Any, int], Prediction]
+"""Maps a batch of inputs, and the position of its first item in the pass, to its prediction."""
 
 Same = TypeVar("Same", bound="Encoder")  # typing.Self is refused by the type checks of test runs
 
 
 class Encoder(ABC):
-    """Map inputs to embeddings that know how sure they are.
+    """Map inputs to embeddings with a concentration κ each.
 
-    Encoders may be used from several threads at once: networks run one at a time in a process, as lam puts hooks on
-    them and changes their modes meanwhile. Training a network in another thread is not safe.
+    Several threads may use encoders: networks run one at a time in a process, as lam puts hooks on them and changes
+    their modes. Training a network in another thread meanwhile is not safe.
 
     Attributes:
         kind: the name by which `lam.load` finds the class.
-        has_kappa: whether κ says anything: not of an encoder without uncertainty, until it has learnt its ambiguity.
-        keeps: names of further arguments of the constructor, each an attribute, that `save` keeps: JSON, or tensors.
-        ambiguity: κ_a of where matches lie and p_known, once `learn_ambiguity` has learnt them.
+        has_kappa: whether κ means anything; an encoder without uncertainty first has to learn its ambiguity.
+        keeps: names of further constructor arguments and attributes that `save` keeps: JSON, or tensors.
+        ambiguity: κ_a of matches, and p_known, after `learn_ambiguity`.
 
     Args:
-        network: any module; None where inputs are features already.
+        network: any module; None if inputs are features.
         head: path of the network's last linear layer, or `lam.models.head.ADDED` for one that comes after the network.
         relation: what makes two items match.
-        preprocessing: how an image file becomes an input, where that is known.
-        ood_score: by what an input is recognised as out of distribution: `kappa`, or `knn` where κ cannot know.
-        n_samples: S ≥ 2 samples behind each κ, unless a call asks for others. It is saved with the encoder, since a
-            threshold on κ, or the mean of samples, is comparable only with those of as many samples.
-        trained_on: hashes of some of the items that the network was trained on; see `lam.encoders.seen`.
+        preprocessing: how an image file becomes an input, if known.
+        ood_score: marks an input as out of distribution: `kappa`, or `knn` where κ cannot know.
+        n_samples: S ≥ 2 samples behind each κ by default. It is saved, as a threshold on κ holds for one S.
+        trained_on: hashes of some training items; see `lam.encoders.seen`.
 
     Raises:
         ValueError: for another `ood_score`.
@@ -127,26 +121,26 @@ class Encoder(ABC):
 
     @property
     def kappa_dimension(self) -> int:
-        """The number of dimensions of the sphere that κ is a concentration on; that of the embeddings but for a few."""
+        """The number of dimensions of the sphere of κ: equal to `dimension`, except for ensembles."""
         return self.dimension
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs; noise that all batches share is drawn once, here.
+        """A function of batches; noise that all batches share is drawn once, here.
 
         Args:
-            n_samples: S ≥ 2 samples behind each κ, where a method draws any.
+            n_samples: S ≥ 2 samples behind each κ, for methods that draw.
             joint: also draw samples that may be compared across items.
         """
 
     @classmethod
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
-        """The encoder that `save` wrote: its settings and tensors are arguments of the constructor, by their names."""
+        """The encoder that `save` wrote: saved settings and tensors are arguments of the constructor."""
         own: dict[str, Any] = {**saved.settings, **saved.tensors}
         return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """Move all that the encoder holds to a device, in place."""
+        """Move everything that the encoder holds to a device, in place."""
         for name, part in vars(self).items():
             if hasattr(part, "to"):
                 setattr(self, name, part.to(device))
@@ -187,16 +181,16 @@ class Encoder(ABC):
 
         Args:
             loader: batches that all have labels or positions.
-            purpose: what they are needed for, in the error.
+            purpose: named in the error for a batch without them.
             n_samples, joint, progress: as in `predict`.
 
         Raises:
-            ValueError: as `predict`, and for a batch without targets or with another number of them than items.
+            ValueError: as `predict`, and for a batch without a target for each item.
         """
         targets: list[Any] = []
 
         def inputs_alone() -> Iterator[Any]:
-            for inputs, own in labelled(loader, purpose):
+            for inputs, own in labelled_batches(loader, purpose):
                 targets.append(own)
                 yield inputs
 
@@ -209,26 +203,21 @@ class Encoder(ABC):
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
-        """Embeddings of inputs, with a concentration κ each; arguments and errors as those of `predict`."""
+        """Embeddings of inputs, with a concentration κ each; arguments and errors as in `predict`."""
         parts = self.predict_batches(inputs, n_samples=n_samples, progress=progress)
         return Embeddings.concatenate([part.embeddings for part in parts])
 
     def n_samples_or_default(self, n_samples: int | None) -> int:
-        """The number of samples S of a call: the one asked for, or else the encoder's own.
-
-        Raises:
-            ValueError: for fewer than 2.
-        """
-        n_samples = self.n_samples if n_samples is None else n_samples
+        """The number of samples S of a call, at least 2, by default the encoder's own."""
         check_at_least("n_samples", n_samples, 2)
-        return n_samples
+        return self.n_samples if n_samples is None else n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of the method itself, for a run's `metrics.json`; none by default."""
+        """Metrics of the method itself, for a run's `metrics.json`."""
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's further arguments, as JSON, that `save` keeps."""
+        """Further constructor arguments, as JSON, that `save` keeps."""
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -243,10 +232,10 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Iterator[Prediction]:
-        """Predictions batch by batch, for passes whose features would not fit; arguments and errors as `predict`."""
+        """Predictions batch by batch, for passes too large for memory; arguments and errors as in `predict`."""
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
-            prediction = predict(split_batch(batch)[0])
+            prediction = predict(split_batch(batch)[0], n_items)
             check_feature_values(prediction.features, n_items)
             n_items += len(prediction.features)
             yield replace(prediction, embeddings=self.with_ambiguity(prediction.features, prediction.embeddings))
@@ -254,7 +243,7 @@ class Encoder(ABC):
             raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with the one κ and its parts, where the encoder has learnt its ambiguity; else as they are."""
+        """The embeddings with κ of both parts if the encoder has learnt its ambiguity; else unchanged."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
     @torch.inference_mode(False)
@@ -268,20 +257,16 @@ class Encoder(ABC):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        """Learn from held-out items how closely the matches of an item lie, and how known it is.
+        """Learn from held-out items how closely the matches of an item lie, and how well known it is.
 
-        κ of every embedding is then A_D⁻¹(p_known A_D(κ_a)), with its parts beside it: small for what could be several
-        things as well as for what was never seen. Directions, the posterior and samples stay as they are. See
-        `lam.tuning.ambiguity`.
+        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)), with its parts beside it: small for ambiguous and for
+        unseen items. Directions, posterior and samples stay as they are. See `lam.tuning.ambiguity`.
 
         Args:
-            held_out: items that the network was not trained on: matches of training items lie closer, and κ_a would be
-                too sure.
-            reference: further batches of known items, among whose features an input's nearest is looked for; training
-                items may be there.
-            kappa_head: of a method that trains one beside the same network: κ_a is what it says, and p_known alone is
-                learnt.
-            seed: of what is drawn.
+            held_out: items that the network was not trained on; training items lie closer to their matches.
+            reference: further batches of known items, training items too, among which nearest features are looked for.
+            kappa_head: of a method that trains one beside the same network: it gives κ_a, and only p_known is learnt.
+            seed: of all draws.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -289,27 +274,29 @@ class Encoder(ABC):
                 κ head of another network.
         """
         held_out = HeldOut.of(held_out)
-        remembered = Remembered(as_batches(held_out.batches, labelled=True))
+        remembered = HashedBatches(as_batches(held_out.batches, labelled=True))
         prediction, labels = self.predict_labelled(remembered, "learning the ambiguity", progress=progress)
         if seen := remembered.among(self.trained_on):
             warnings.warn(
-                f"{seen} of {len(self.trained_on)} training items that the encoder remembers are among those to learn "
-                "the ambiguity from: it will be too sure of others; give items that the network was not trained on",
+                f"the held-out items contain {seen} of {len(self.trained_on)} known training items, which makes κ too "
+                "large for other items: give items that the network was not trained on",
                 stacklevel=2,
             )
-        others = None
-        if reference is not None:
-            others = self.predict(reference, n_samples=2, progress=progress).features
-        relevance = held_out.relevance(self.relation, labels)
-        options: Any = {"reference": others, "kappa_head": kappa_head, "seed": seed}
-        self.ambiguity = learn(prediction.features, prediction.embeddings.mean, relevance, **options)
+        self.ambiguity = learn(
+            prediction.features,
+            prediction.embeddings.mean,
+            held_out.relevance(self.relation, labels),
+            reference=None if reference is None else self.predict(reference, n_samples=2, progress=progress).features,
+            kappa_head=kappa_head,
+            seed=seed,
+        )
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:
-        """Write the encoder to a folder: safetensors and JSON, sealed; an encoder that was there is replaced at once.
+        """Write the encoder to a folder as safetensors and JSON, sealed; it replaces an encoder there at once.
 
         Raises:
-            ValueError: where the folder holds something else, such as a run or an index.
+            ValueError: if the folder holds something else, such as a run or an index.
         """
         encoder_files.save(
             folder,
@@ -341,10 +328,10 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
 
 
 def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
-    """Directions f/‖f‖ of what a network gives, or of features, float32 or wider; zero where f is."""
+    """Directions f/‖f‖ of outputs or features, float32 or wider; zero where f is."""
     return F.normalize(at_least_float32(rows), dim=-1)
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """A network's output in float32 or wider, since sums and quotients of half precision lose digits."""
+    """A network's output in float32 or wider, as sums and quotients of half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -1,13 +1,17 @@
-"""What a loader yields: inputs alone, or followed by targets."""
+"""What a loader yields: inputs alone, or followed by targets; and `HeldOut`, batches to evaluate, tune or learn on."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.pairs.pairs import as_native
+from lam.pairs.relation import Relation
+from lam.pairs.relevance import Relevance, relevance_of
 
 Batch = Any
 """A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...).
@@ -17,7 +21,7 @@ A dictionary may hold the targets under `labels` or `label`, as Hugging Face's d
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Inputs and targets of a batch; targets are None where it has none."""
+    """Inputs and targets of a batch; targets are None if there are none."""
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
@@ -34,12 +38,8 @@ def _as_tensors(inputs: Any) -> Any:
     return torch.from_numpy(as_native(inputs)) if isinstance(inputs, np.ndarray) else inputs
 
 
-def labelled(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets of every batch of a loader, for a purpose that takes both.
-
-    Raises:
-        ValueError: naming the purpose, for a batch without targets.
-    """
+def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
+    """Inputs and targets of every batch of a loader; `ValueError` with the purpose for a batch without targets."""
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(f"{purpose} needs batches of inputs with labels")
@@ -50,9 +50,9 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
     """The batches of a loader; a single batch, inputs alone or with labels or positions, is the only one.
 
     Args:
-        inputs: a loader, or what it would yield. Two tensors as long as each other are inputs and targets where the
-            second has fewer axes, or else two batches.
-        labelled: whether every batch has targets, so that two tensors are no batches.
+        inputs: a loader, or one of its batches. Two tensors of equal length are inputs and targets if the second has
+            fewer axes, else two batches.
+        labelled: every batch has targets, so that two tensors are one batch.
     """
     if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
@@ -64,3 +64,35 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         if are_tensors and len(first) == len(second) and (labelled or second.ndim < first.ndim):
             return [inputs]
     return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out items, to evaluate, tune or learn on.
+
+    Attributes:
+        batches: (inputs, labels) or, for places, (inputs, positions).
+        is_query: (N,) which items are queries; the others are the gallery. By default every item is both.
+        relevant_within: metres to a right answer, for places; by default the distance of a positive pair in training.
+        soft_labels: (N, C) how often people gave each class to each item.
+
+    Example:
+        >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])
+        >>> held_out = HeldOut([(items, labels)], is_query=torch.tensor([True, False, True, False]))
+        >>> held_out.relevance(Relation(), labels).count()
+        tensor([1, 1])
+    """
+
+    batches: Iterable[Batch]
+    is_query: Bool[Tensor, " N"] | None = None
+    relevant_within: float | None = None
+    soft_labels: Float[Tensor, "N C"] | None = None
+
+    @classmethod
+    def of(cls, items: "HeldOut | Iterable[Batch]") -> "HeldOut":
+        """Wrap batches, unless they are wrapped already."""
+        return items if isinstance(items, HeldOut) else cls(items)
+
+    def relevance(self, relation: Relation, targets: Tensor) -> Relevance:
+        """Which items match each query; errors as in `lam.pairs.relevance.relevance_of`."""
+        return relevance_of(relation, targets, is_query=self.is_query, relevant_within=self.relevant_within)

@@ -1,4 +1,4 @@
-"""`BayesianEncoder`: a network whose last layer has a posterior. Fitting one is in `lam.methods`."""
+"""`BayesianEncoder`: a network with a posterior over its last layer."""
 
 import warnings
 from collections import defaultdict
@@ -14,21 +14,20 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lam.encoders.base import NO_INPUTS, Encoder, Prediction, Predictor, base_arguments
-from lam.encoders.batches import Batch, as_batches, labelled, split_batch
+from lam.encoders.batches import Batch, HeldOut, as_batches, labelled_batches, split_batch
 from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
-from lam.encoders.held_out import HeldOut
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values
 from lam.models.head import ADDED, features_and_output
-from lam.models.weights import plain_names
+from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.registry import METRICS, Metric
-from lam.tuning.outsiders import Recommendation, is_images, made_outsiders
-from lam.tuning.scale import CLIPPED_LIMIT, Replaced, Trial, Tuning, calibrate_scale, complaint, replaced_by_best
+from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
+from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice
 from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings, Mean
@@ -55,18 +54,18 @@ METRICS |= {
 
 
 class BayesianEncoder(Encoder):
-    """Map inputs to embeddings that know how sure they are: a network, and a posterior over its head.
+    """Map inputs to embeddings with uncertainty: a network, and a posterior over its head.
 
     Attributes:
-        network: any module that ends in the head; None where features are given directly.
+        network: any module that ends in the head; None if inputs are features.
         head: the head's path in the network.
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
-        mean: which direction is retrieved: `network` for its own, which no posterior changes; or, as in the paper,
-            `sampled` for the mean direction of the samples.
+        mean: the retrieved direction: `network` for its own, which no posterior changes; or, as in the paper, `sampled`
+            for the mean direction of the samples.
         common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
-        tuning: what the last `tune` tried, if any.
-        recommendation: which OOD score `recommend` found the better one, if it was called since the last tuning.
+        tuning: the trials of the last `tune`, if any.
+        recommendation: of the last `recommend` since the last tuning, if any.
     """
 
     kind = "laplace"
@@ -90,22 +89,18 @@ class BayesianEncoder(Encoder):
 
     @property
     def dimension(self) -> int:
-        """The number of embedding dimensions D."""
         return len(self.posterior.weight)
 
     def features(self, inputs: Batch | Iterable[Batch], *, progress: bool = False) -> Float[Tensor, "N P"]:
-        """Inputs of the head.
+        """Inputs of the head (N, P), on the network's device, float32 or wider.
 
         Args:
             inputs: a batch for the network, or a loader of batches (alone, or followed by targets); without a network,
-                the features themselves.
+                features.
             progress: show a progress bar on standard error.
 
-        Returns:
-            (N, P), on the network's device, float32 or wider.
-
         Raises:
-            ValueError: where features are not finite, with the index of the first.
+            ValueError: for features that are not finite, with the index of the first.
         """
         parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
@@ -113,22 +108,19 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs: κ by marginal samples, joint samples by whole last layers."""
+        """A function of batches: κ by marginal samples, joint samples by whole last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
-        n_items = 0
 
-        def predict(inputs: Any) -> Prediction:
-            nonlocal n_items
-            features, output = self._features_and_output(inputs, n_items)
-            n_items += len(features)
+        def predict(inputs: Any, offset: int) -> Prediction:
+            features, output = self._features_and_output(inputs, offset)
             entering = self._entering(inputs, features)
             return Prediction(features, embed(entering, output), None if sample is None else sample(entering))
 
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """What the curvature says of itself, the share of the variance that is clipped, tuning and recommendation."""
+        """Metrics of curvature, tuning and recommendation, and the clipped share of the variance."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
@@ -148,25 +140,24 @@ class BayesianEncoder(Encoder):
 
         `calibration` takes the likelihood scale s whose votes score best on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`.
-        `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the s in force; it needs no
+        `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the present s, without
         data. It cannot choose s, which would take the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels, never the data that are reported.
-            by: what to optimise.
-            alternatives: of `calibration`: posteriors over the same layer, by curvatures that are never negative. Where
-                clipped weights make most of the predictive variance they are read and tuned, and the one of the best
-                score is taken.
+            by: the criterion.
+            alternatives: of `calibration`: posteriors over the same layer, by curvatures that are never negative. They
+                are tuned, and the best-scoring one taken, if clipped weights make most of the predictive variance.
             options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
                 `refinements` of `lam.tuning.scale.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
-                is moved once in the direction in which the evidence rises, in place of the maximum.
+                moves once towards higher evidence, instead of to the maximum.
 
         Raises:
             ValueError: for another `by`, options that the criterion does not have, or data without labels.
         """
         check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
-            raise ValueError(f"{by} takes no option but {', '.join(_OPTIONS[by])}, got {', '.join(unknown)}")
+            raise ValueError(f"options of {by} are {', '.join(_OPTIONS[by])}; got {', '.join(unknown)}")
         self.recommendation = None
         if by == "marginal_likelihood":
             step, posterior = options.get("step"), self.posterior
@@ -175,7 +166,7 @@ class BayesianEncoder(Encoder):
         entering: list[Any] = []
         parts: list[Tensor] = []
         held_out = HeldOut.of(held_out)
-        for inputs, own in labelled(held_out.batches, "tuning by calibration"):
+        for inputs, own in labelled_batches(held_out.batches, "tuning by calibration"):
             features, _ = self._features_and_output(inputs, sum(map(len, parts)))
             entering.append(self._entering(inputs, features))
             parts.append(targets_of(features, own))
@@ -189,17 +180,17 @@ class BayesianEncoder(Encoder):
         tuned = calibrate_scale(self.posterior, entering, relevance, **options)
         tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []
         others = [calibrate_scale(other, entering, relevance, **options) for other in tried]
-        self.posterior, self.tuning, _ = replaced_by_best(tuned, others)
+        self.posterior, self.tuning, _ = best_posterior(tuned, others)
         if problem := complaint(self.posterior, self.tuning, others=bool(others)):
             warnings.warn(problem, stacklevel=2)
         elif remark := self.tuning.remark:
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """Say which OOD score to flag by: the one that knows outsiders made from held-out images the better.
+        """The OOD score that better recognises outsiders made from held-out images; it is kept and saved.
 
-        κ is the spread on the sphere, which divides the variance of an output by its squared length; whether that helps
-        depends on network and structure. The recommendation is kept and saved; `ood_score` stays as it is.
+        κ, the spread on the sphere, divides the variance of an output by its squared length; network and structure
+        decide whether that helps. `ood_score` stays as it is.
 
         Args:
             loader: batches of images (N, C, H, W), with or without targets.
@@ -208,16 +199,17 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: for inputs that are no images, or none at all.
         """
-        parts: dict[str, list[Tensor]] = {}
-        predictors = defaultdict(lambda: self.predictor(n_samples=self.n_samples))
+        parts: dict[str, list[Tensor]] = defaultdict(list)
+        predict, n_items = self.predictor(n_samples=self.n_samples), 0
         for batch in tqdm(as_batches(loader), desc="recommending", unit="batch", disable=not progress):
             images = split_batch(batch)[0]
             if not is_images(images):
                 raise ValueError("outsiders are made from images: give batches of floating-point tensors (N, C, H, W)")
-            for kind, inputs in {"known": images, **made_outsiders(images)}.items():
-                prediction = predictors[kind](inputs)
+            for kind, inputs in {"known": images, **make_outsiders(images)}.items():
+                prediction = predict(inputs, n_items)
                 embeddings = self.with_ambiguity(prediction.features, prediction.embeddings)
-                parts.setdefault(kind, []).append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
+                parts[kind].append(torch.stack([-embeddings.kappa, embeddings.variance]).cpu())
+            n_items += len(images)
         if not parts:
             raise ValueError(NO_INPUTS)
         doubts = {kind: torch.cat(of_batches, 1) for kind, of_batches in parts.items()}
@@ -234,28 +226,24 @@ class BayesianEncoder(Encoder):
         """Take batches back out of the posterior, the same ones that it was fitted on.
 
         Args:
-            loader: the batches to forget, cut as they were when they were fitted. Only sums are kept, so that batches
-                which were never fitted cannot be told from those that were.
+            loader: the batches to forget, cut as they were fitted. Only sums are kept, so batches that were never
+                fitted cannot be recognised.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: where the posterior was fitted over a whole data set, which does not fall into batches, or more
-                would be forgotten than was learned.
+            ValueError: for a posterior that was not fitted in batches, or more items than it learned.
         """
         old = self.posterior
-        if not old.curvature.adds_up:
-            raise ValueError("only a posterior fitted in batches can forget; this one is a running mean of training")
-        if not self.relation.in_batches:
+        if not (old.curvature.adds_up and self.relation.in_batches):
             raise ValueError(
-                f"only a posterior fitted in batches can forget; pairs of this one are of scope {self.relation.scope}"
+                "only a posterior fitted in batches can forget, not a running mean of training, nor one with pairs of "
+                'scope "dataset"'
             )
         loader = as_batches(loader, labelled=True)
         batches = map(split_batch, tqdm(loader, desc="forgetting", unit="batch", disable=not progress))
         curvature, n_items = self._curvature_of(batches)
-        if n_items == 0:
-            raise ValueError("there is no batch of items")
-        if n_items >= old.n_items:
-            raise ValueError(f"cannot forget {n_items} of {old.n_items} items: nothing would be left")
+        if not 0 < n_items < old.n_items:
+            raise ValueError(f"from 1 to {old.n_items - 1} of {old.n_items} items can be forgotten, got {n_items}")
         self.posterior = replace(old, curvature=old.curvature - curvature, n_items=old.n_items - n_items)
         self.recommendation = None
 
@@ -263,7 +251,7 @@ class BayesianEncoder(Encoder):
         """Join two encoders of one network, fitted on different batches, into the one fitted on all of them.
 
         Raises:
-            ValueError: where networks or settings differ, or one was fitted over a whole data set at once.
+            ValueError: if networks or settings differ, or one was fitted over a whole data set at once.
         """
         if not _same_network(self.network, other.network):
             raise ValueError("only encoders of one network add up: their weights differ")
@@ -302,7 +290,7 @@ class BayesianEncoder(Encoder):
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
             replaced = settings["tuning"]["replaced"]
-            replaced = None if replaced is None else Replaced(**replaced)
+            replaced = None if replaced is None else ReplacedCurvature(**replaced)
             encoder.tuning = Tuning(**{**settings["tuning"], "trials": trials, "replaced": replaced})
         if settings["recommendation"] is not None:
             encoder.recommendation = Recommendation(**settings["recommendation"])
@@ -311,16 +299,16 @@ class BayesianEncoder(Encoder):
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
-        Where the encoder has learnt its ambiguity, κ is the one number, and κ_e, κ_a and p_known follow the variance.
+        With ambiguity learnt, κ is of both parts, and κ_e, κ_a and p_known follow the variance.
 
         Args:
             path: the file, which should end in .pt2.
-            example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape that
-                `preprocessing` gives.
+            example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape of
+                `preprocessing`.
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
-            ValueError: where there is no network, or no example and no preprocessing of one shape.
+            ValueError: without a network, or without an example and a preprocessing of one shape.
         """
         if self.network is None:
             raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
@@ -337,14 +325,14 @@ class BayesianEncoder(Encoder):
         export_encoder(path, example, self.network, self.head, predict)
 
     def _entering(self, inputs: Any, features: Tensor) -> Any:
-        """What the posterior takes of a batch."""
+        """The posterior's input for a batch."""
         return features
 
     def _clipped_variance(self, features: Tensor) -> dict[str, float]:
         return {"variance_clipped": self.posterior.clipped_variance_share(features)}
 
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
-        """Curvature of batches (inputs, targets), summed as the posterior's is, and how many items they are."""
+        """Curvature of batches (inputs, targets), summed as the posterior's is, and their number of items."""
         posterior = self.posterior
 
         def entering() -> Iterator[tuple[Tensor, Any]]:
@@ -367,7 +355,7 @@ class BayesianEncoder(Encoder):
         return kind.restored(saved.tensors, saved.settings["posterior"])
 
     def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Inputs of the head, and the network's output where that is the head's."""
+        """Inputs of the head, and the network's output if it is the head's."""
         output = None
         if self.network is None:
             features = inputs
@@ -386,8 +374,5 @@ class BayesianEncoder(Encoder):
 def _same_network(one: nn.Module | None, other: nn.Module | None) -> bool:
     if one is other or one is None or other is None:
         return one is other
-    first, second = (
-        {plain: state[name] for name, plain in plain_names(state).items()}
-        for state in (one.state_dict(), other.state_dict())
-    )
+    first, second = by_plain_name(one.state_dict()), by_plain_name(other.state_dict())
     return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -1,4 +1,4 @@
-"""Encoders whose κ is a function of the features: the embedding's length, a head's, the distance to training items."""
+"""Encoders with κ as a function of the features: the embedding's length, a head, the distance to training items."""
 
 from abc import abstractmethod
 from typing import Any
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
-from lam.encoders.seeded import SeededEncoder, TwoHeadedEncoder
+from lam.encoders.deterministic import SeededEncoder, TwoHeadedEncoder
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
@@ -21,21 +21,19 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 class ConcentrationEncoder(SeededEncoder):
     """Embed by the network's own direction, with a κ that is a function of the features.
 
-    The resultant is A_D(κ), and `variance` is 1 − A_D(κ)², as there is no distribution before normalisation. Samples
-    are drawn from the von Mises-Fisher distribution, every item for itself; they follow from the seed and the item's
-    place in the pass, however that is cut into batches.
+    The resultant is A_D(κ), and `variance` is 1 − A_D(κ)², as there is no distribution before normalisation. Samples of
+    each item are drawn from its von Mises-Fisher distribution; they follow from the seed and the item's position in the
+    pass.
     """
 
     @abstractmethod
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """κ ≥ 0, float64, from inputs of the head; beyond `KAPPA_RANGE` it is cut to the nearest end."""
+        """κ ≥ 0, float64, from inputs of the head; it is then clamped to `KAPPA_RANGE`."""
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs; `n_samples` are drawn only with `joint`."""
-        n_items = 0
+        """A function of batches; it draws `n_samples` only with `joint`."""
 
-        def predict(inputs: Any) -> Prediction:
-            nonlocal n_items
+        def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
             mean = directions_of(output)
             with without_autocast():
@@ -44,12 +42,11 @@ class ConcentrationEncoder(SeededEncoder):
             resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None
             if joint:
-                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))
+                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # the CPU's draws are every device's
                 samples = self.draw_each(
-                    range(n_items, n_items + len(mean)),
+                    range(offset, offset + len(mean)),
                     lambda row, generator: VonMisesFisher(*parameters[row]).sample((n_samples,), generator=generator),
                 ).to(mean)
-            n_items += len(mean)
             embeddings = Embeddings(mean, kappa.to(mean), resultant.to(mean), variance.to(mean))
             return Prediction(features, embeddings, samples)
 
@@ -60,28 +57,19 @@ class NormEncoder(ConcentrationEncoder):
     """Embed with κ = ‖f‖, f = Wφ + b being the head's output before normalisation.
 
     A von Mises-Fisher density C_D(κ) exp(κ μ·x) has κμ as its natural parameter, and f is read as that. No loss of
-    normalised embeddings asks ‖f‖ to mean anything; its scale is arbitrary, so only the order of κ says something.
+    normalised embeddings gives ‖f‖ a meaning; its scale is arbitrary, so only the order of κ counts.
 
     Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
-
-    Args:
-        network, head, common: of `SeededEncoder`.
     """
 
     kind = "norm"
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """‖f‖, float64."""
         return self.unnormalised(features).double().norm(dim=1)
 
 
 class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
-    """Embed with the κ of a head of its own on the features, which a loss of distributions has taught.
-
-    Args:
-        network, head, common: of `SeededEncoder`.
-        kappa_head: maps what enters the network's head to κ (N,).
-    """
+    """Embed with the κ of a head of its own on the features, which a loss of distributions has taught."""
 
     kind = "kappa_head"
     own_head = "kappa_head", KappaHead
@@ -92,26 +80,24 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 
     @torch.no_grad()
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """What the head says, float64."""
         return self.kappa_head(features.float()).double()
 
 
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), c being the cosine to the k-th nearest reference feature.
 
-    That is the von Mises-Fisher distribution on the sphere of the embeddings whose draws lie, on average, at that
-    cosine from its mean. The order of κ is that of c; how the scale is chosen no source says. An item of the reference
-    is its own first neighbour.
+    Draws of that von Mises-Fisher distribution lie, on average, at that cosine from its mean. The order of κ is that
+    of c; no source chooses the scale. An item of the reference is its own first neighbour.
 
     Source: Sun, Ming, Zhu and Li (2022), for the distance.
 
     Args:
         network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
-        k: which neighbour, counted from 1.
+        k: the neighbour, counted from 1.
 
     Raises:
-        ValueError: where k is below 1, or the reference holds fewer than k items or others than unit vectors.
+        ValueError: for k below 1, fewer than k reference items, or rows that are not unit vectors.
     """
 
     kind = "knn_distance"
@@ -130,7 +116,7 @@ class NeighbourEncoder(ConcentrationEncoder):
         self.reference = reference
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """The κ that solves A_D(κ) = max(0, c), in float64, from 1 − c, which keeps its digits where c is near 1."""
+        """The solution in float64, from 1 − c, which keeps its digits where c is near 1."""
         distance = unit_knn_distance(directions_of(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(

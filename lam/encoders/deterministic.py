@@ -1,16 +1,26 @@
-"""The network as it is, without any uncertainty."""
+"""The network as it is; with a seed for draws; and with a head of its own beside the network's."""
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
+from lam.encoders.base import Encoder, Prediction, Predictor, at_least_float32, directions_of
+from lam.encoders.files import SavedEncoder
 from lam.models.head import features_and_output
+from lam.models.weights import check_state
+from lam.utils.autocast import without_autocast
+from lam.utils.random import derive_seed
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
 
 class DeterministicEncoder(Encoder):
-    """Embed without uncertainty: κ is the upper end of its range for every input, a bound, and the variance 0.
+    """Embed without uncertainty: κ is the upper end of its range for every input, and the variance 0.
 
     Args:
         network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
@@ -24,21 +34,74 @@ class DeterministicEncoder(Encoder):
 
     @property
     def dimension(self) -> int:
-        """The number of embedding dimensions D."""
         layer: Any = self.network.get_submodule(self.head)
         return layer.out_features
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs; nothing is drawn."""
+        """A function of batches; nothing is drawn."""
 
-        def predict(inputs: Any) -> Prediction:
+        def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
-            return Prediction(features, without_uncertainty(directions_of(output)))
+            mean = directions_of(output)
+            one = mean.new_ones(len(mean))
+            return Prediction(features, Embeddings(mean, one * KAPPA_RANGE[1], one, 0 * one))
 
         return predict
 
 
-def without_uncertainty(mean: Tensor) -> Embeddings:
-    """Embeddings of unit vectors (N, D) whose uncertainty is unknown: R = 1, variance 0, κ at its upper end."""
-    one = mean.new_ones(len(mean))
-    return Embeddings(mean, one * KAPPA_RANGE[1], one, 0 * one)
+class SeededEncoder(DeterministicEncoder):
+    """A trained network, and a seed for all draws when it embeds.
+
+    Args:
+        network, head, common: of `DeterministicEncoder`.
+        seed: of all draws; torch's global generator is not used.
+    """
+
+    has_kappa = True
+    keeps = ("seed",)
+
+    def __init__(self, network: nn.Module, head: str, *, seed: int = 0, **common: Any) -> None:
+        super().__init__(network, head, **common)
+        self.seed = seed
+
+    @without_autocast()
+    def unnormalised(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
+        """Outputs of the head before normalisation, float32 or wider."""
+        head = self.network.get_submodule(self.head)
+        with torch.no_grad():
+            return at_least_float32(head(features.to(next(head.parameters()).dtype)))
+
+    def draw_each(
+        self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
+    ) -> Float[Tensor, "S N D"]:
+        """Draws for N items, each from its own generator on the CPU, so that they do not depend on batches or devices.
+
+        `positions` are those in the whole pass, counted from 0; `draw` gets the number of an item among the N.
+        """
+        generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
+        return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)
+
+
+class TwoHeadedEncoder(SeededEncoder):
+    """An encoder with a head of its own beside the network's, saved by recipe and state."""
+
+    own_head: ClassVar[tuple[str, type[Any]]]
+    """Name and type of the attribute that holds it."""
+
+    def settings(self) -> dict[str, Any]:
+        name, _ = self.own_head
+        return {**super().settings(), name: getattr(self, name).recipe}
+
+    def tensors(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = getattr(self, self.own_head[0]).state_dict()
+        return state
+
+    @classmethod
+    def restored(cls: type[Same], saved: SavedEncoder) -> Same:
+        """The encoder that `save` wrote."""
+        name, kind = cls.own_head
+        with torch.device("meta"):  # a recipe that anybody may have written takes no memory before it fits
+            check_state(kind(**saved.settings[name]).state_dict(), saved.tensors)
+        head = kind(**saved.settings[name])
+        head.load_state_dict(saved.tensors)
+        return super().restored(replace(saved, settings={**saved.settings, name: head}, tensors={}))

@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout when a network embeds: S thinned networks, the same for all items.
+"""Monte-Carlo dropout at inference: S thinned networks, the same for all items.
 
 Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 """
@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor
-from lam.encoders.seeded import SeededEncoder
-from lam.models.head import features_and_output, running
+from lam.encoders.deterministic import SeededEncoder
+from lam.models.head import features_and_output, network_lock
 from lam.models.weights import plain_names
 from lam.utils.random import derive_seed
 from lam.vmf.embeddings import Embeddings
@@ -25,18 +25,14 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and the κ of their spread.
 
-    Sample s is one thinned network: its masks follow from the seed and s alone and are shared by all items, so samples
-    may be compared across items, and an item's κ is the same alone and in any batch. The paper does not say how masks
-    are drawn; in torch's own way each item would have its own. `variance` is that of the outputs before normalisation,
-    summed over D; `features` are those of the network with dropout off.
+    Sample s is one thinned network: seed and s alone decide its masks, which all items share, so samples are comparable
+    across items, and κ of an item is the same in any batch. The paper does not say how masks are drawn; torch draws
+    one an item. `variance` is that of the outputs before normalisation, summed over D; `features` are without dropout.
 
-    Embedding takes S + 1 passes through the network; one, where the only dropout is that before the head.
+    Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
 
     Args:
-        network, head, common: of `SeededEncoder`; the network has dropout somewhere.
-
-    Raises:
-        ValueError: for a network without dropout.
+        network, head, common: of `SeededEncoder`; the network has dropout layers, else a `ValueError`.
     """
 
     kind = "mc_dropout"
@@ -46,9 +42,9 @@ class DropoutEncoder(SeededEncoder):
         super().__init__(network, head, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs: κ and joint samples come from the same thinned networks."""
+        """A function of batches: κ and joint samples come from the same thinned networks."""
 
-        def predict(inputs: Any) -> Prediction:
+        def predict(inputs: Any, offset: int) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
             samples = F.normalize(outputs, dim=-1)
             variance = outputs.var(0).sum(1) if len(features) else outputs.new_zeros(0)
@@ -63,7 +59,7 @@ class DropoutEncoder(SeededEncoder):
         dropped: list[tuple[str, Any]] = []
         with _hooks(network, lambda path: lambda _layer, _inputs, output: dropped.append((path, output))):
             features, _ = features_and_output(network, head, inputs)
-        if len(dropped) == 1 and dropped[0][1] is features:
+        if len(dropped) == 1 and dropped[0][1] is features:  # masks of features alone save S passes
             path = dropped[0][0]
             seeds, layer = (derive_seed(self.seed, s, path) for s in range(n_samples)), dropouts_of(network)[path]
             samples = (features * mask_of(layer, features, seed) for seed in seeds)
@@ -78,15 +74,10 @@ class DropoutEncoder(SeededEncoder):
 
 @contextmanager
 def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
-    """Within the context, each dropout layer of a network multiplies by one mask, the same for all items.
+    """Within the context, each dropout layer of a network in evaluation mode multiplies by one mask, the same for all
+    items.
 
-    A layer that runs twice in one pass drops the same both times. torch's global generator is not used, and afterwards
-    the network is as it was.
-
-    Args:
-        network: with dropout layers, which do nothing by themselves in evaluation mode.
-        seed: of all samples.
-        sample: which thinned network.
+    A layer that runs twice in one pass drops the same both times. torch's global generator is not used.
 
     Example:
         >>> layer = nn.Dropout(0.5).eval()
@@ -105,12 +96,9 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
 
 
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
-    """Mask of one dropout layer, 0 or 1/(1 − rate): of single values, or of whole channels where the layer drops those.
+    """Mask of a dropout layer for its inputs, 0 or 1/(1 − rate): of single values, or whole channels if it drops those.
 
-    Args:
-        module: the layer.
-        values: (N, ...) inputs of the layer; the mask has the shape of one item, or broadcasts to it.
-        seed: of the draw, made on the CPU, so that every device sees the same.
+    The draw is on the CPU, the same for every device.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
     keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
@@ -118,7 +106,7 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers of a network with a rate in (0, 1), by the path that they have outside of wrappers."""
+    """The dropout layers of a network with a rate in (0, 1), by path without wrappers."""
     layers = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }
@@ -126,11 +114,7 @@ def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
 
 
 def check_network(network: nn.Module) -> None:
-    """Refuse a network without dropout.
-
-    Raises:
-        ValueError: saying how it gets dropout.
-    """
+    """Reject a network without dropout, and say how it gets some."""
     if not dropouts_of(network):
         raise ValueError(
             "mc_dropout needs a network with dropout layers of a rate in (0, 1), and this one has none: build it with "
@@ -140,8 +124,8 @@ def check_network(network: nn.Module) -> None:
 
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
-    """Within the context, each dropout layer of a network runs the forward hook made for its path."""
-    with running:
+    """Within the context, each dropout layer of a network runs the forward hook of its path."""
+    with network_lock:
         handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
         try:
             yield

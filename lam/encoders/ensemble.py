@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_choice
+from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings
 from lam.vmf.resultant import mean_resultant_length
 
@@ -30,22 +30,20 @@ SETTLED = 1e-6
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
-    Each member has learned a sphere of its own: the loss does not change when one of them is turned, so directions of
-    different members cannot be compared. With `concatenate` an embedding is therefore the M unit vectors one after the
-    other, divided by √M, whose cosines are the means of the members' cosines; and κ is that of the members' vectors
-    aligned by one rotation each, on the sphere in R^D. With `mean`, as in the paper, directions are taken as if they
-    could be compared: the embedding is the mean direction of the members as they are, which loses recall, and κ is of
-    their spread as it is.
+    Each member has a sphere of its own: the loss does not change when one is turned, so directions of members cannot be
+    compared. `concatenate` therefore joins the M unit vectors, divided by √M, so that cosines are means of the members'
+    cosines; κ is that of the members' vectors in R^D, aligned by one rotation each. `mean`, as in the paper, takes the
+    mean direction of the members as they are, which loses recall, and κ of their spread.
 
-    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance, and `variance` is 1 − R̄², as there
-    is no distribution before normalisation. Joint samples are the members, aligned. `features` are those of the first
-    member, so that the scores made of them are what one network has.
+    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance, and `variance` is 1 − R̄², as
+    there is no distribution before normalisation. Joint samples are the aligned members; `features` are the first
+    member's.
 
     Args:
         members: M ≥ 2 networks that map (N, ...) inputs to (N, D) by a linear layer at their end, normalised or not.
         head: path of that layer, the same in each.
-        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None, where directions are taken
-            as they are.
+        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None to take directions as they
+            are.
         combine: `concatenate` or `mean`.
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
 
@@ -66,8 +64,7 @@ class EnsembleEncoder(Encoder):
         **common: Any,
     ) -> None:
         self.members = nn.ModuleList(members)
-        if len(self.members) < 2:
-            raise ValueError(f"an ensemble needs at least 2 members, got {len(self.members)}")
+        check_at_least("the number of members", len(self.members), 2)
         check_choice("combine", combine, get_args(Combine))
         super().__init__(self.members, head, **common)
         first: Any = self.members[0].get_submodule(head)
@@ -84,13 +81,13 @@ class EnsembleEncoder(Encoder):
 
     @property
     def kappa_dimension(self) -> int:
-        """D: κ is of the members' own sphere, where they are aligned; with ambiguity learnt, that of the mean."""
+        """D, the members' own sphere; with ambiguity learnt, that of the embedding."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs; the samples are the M members, whatever `n_samples` says."""
+        """A function of batches; the samples are the M members, whatever `n_samples` is."""
 
-        def predict(inputs: Any) -> Prediction:
+        def predict(inputs: Any, offset: int) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
             with without_autocast():
                 aligned = units if self.rotations is None else F.normalize(units @ self.rotations.to(units), dim=-1)
@@ -104,16 +101,16 @@ class EnsembleEncoder(Encoder):
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
-    """M unit vectors of each item one after the other, divided by √M: cosines of rows are means of M cosines."""
+    """M unit vectors of each item joined and divided by √M: cosines of rows are means of M cosines."""
     return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
 
 
 def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     """The rotations, reflections included, that bring M embeddings of the same items closest together.
 
-    argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which favours
-    no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, which is the closest for a given X̄, the first of which
-    is X_1. In float64. Where N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
+    argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which
+    favours no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, the closest for a given X̄, at first X_1, in
+    float64. If N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, evaluating, recorded_head_inputs
+from lam.models.head import ADDED, evaluating, record_head_inputs
 from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast
 from lam.utils.files import write_atomically
@@ -23,7 +23,7 @@ class _Program(nn.Module):
         self._head, self._predict = head, predict
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        with recorded_head_inputs(self.network, self._head) as head_inputs:
+        with record_head_inputs(self.network, self._head) as head_inputs:
             output = self.network(inputs)
         features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
@@ -39,14 +39,10 @@ def export_encoder(
     head: str,
     predict: Predictor,
 ) -> None:
-    """Write the program; see `BayesianEncoder.export`.
+    """Write the program of a network and its head; see `BayesianEncoder.export`.
 
-    Args:
-        path: the file.
-        example: a batch of inputs of the right shape, N ≥ 2.
-        network: whose program it is.
-        head: path of its last linear layer, or `ADDED`.
-        predict: maps features and the network's output, None where that is not the head's, to embeddings.
+    `predict` maps features, and the network's output if it is the head's, to embeddings. The example has N ≥ 2 items,
+    so that the batch size stays free.
     """
     if len(example) < 2:
         raise ValueError(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.base import Prediction, Predictor, directions_of
-from lam.encoders.seeded import TwoHeadedEncoder
+from lam.encoders.deterministic import TwoHeadedEncoder
 from lam.hessians.outputs import check_feature_values
 from lam.models.head import features_and_output
 from lam.models.uncertainty_head import UncertaintyHead
@@ -22,14 +22,13 @@ class GaussianEncoder(TwoHeadedEncoder):
     """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
 
     Retrieval compares the directions of μ. κ is that of samples μ + σ ε projected to the sphere (Sra 2012, of their
-    unbiased mean resultant length), with the same ε for every input: κ of an item is the same alone and in any batch.
-    The variance is Σ_d σ_d². Joint samples are independent between items, as the method has distributions of embeddings
-    and none of networks; they follow from the seed and the item's place in the pass, however that is cut into batches.
+    unbiased mean resultant length), with the same ε for every input, so that it is the same in any batch. The variance
+    is Σ_d σ_d². Joint samples are independent between items; they follow from the seed and the item's position in the
+    pass.
 
     Args:
-        network, head, common: of `SeededEncoder`; the seed is that of the noise that every embedding shares, and of
-            joint samples.
-        uncertainty: maps what enters the network's head to log variances (N, D).
+        network, head, common: of `SeededEncoder`.
+        uncertainty: maps the inputs of the network's head to log variances (N, D).
         unit_mean: μ is the layer's output projected to the sphere; else that output itself.
     """
 
@@ -52,16 +51,14 @@ class GaussianEncoder(TwoHeadedEncoder):
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of a batch of inputs: κ by noise shared by all items, joint samples by noise of their own."""
+        """A function of batches: all items share the noise of κ, each has its own noise of joint samples."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))
         rows = max(1, CHUNK_ELEMENTS // shared.numel())
-        n_items = 0
 
-        def predict(inputs: Any) -> Prediction:
-            nonlocal n_items
+        def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
-            check_feature_values(features, n_items)
+            check_feature_values(features, offset)
             embeddings: list[Embeddings] = []
             samples: list[Tensor] = []
             for chunk, direction in zip(features.split(rows), directions_of(output).split(rows), strict=True):
@@ -71,10 +68,11 @@ class GaussianEncoder(TwoHeadedEncoder):
                 of_chunk = variances.sum(1).to(direction)
                 embeddings.append(Embeddings.from_resultant(length, of_chunk, mean=direction, n_samples=n_samples))
                 if joint:
-                    positions = range(n_items, n_items + len(chunk))
+                    positions = range(offset, offset + len(chunk))
                     noise = self.draw_each(positions, lambda _, generator: _noise(shape, generator))
-                    samples.append(_projected_samples(mean, log_variance, noise).to(mean.dtype))
-                n_items += len(chunk)
+                    deviation = (log_variance.double() / 2).exp() * noise.to(mean.device)
+                    samples.append(F.normalize(mean.double() + deviation, dim=-1).to(mean.dtype))
+                offset += len(chunk)
             return Prediction(features, Embeddings.concatenate(embeddings), torch.cat(samples, 1) if joint else None)
 
         return predict
@@ -82,8 +80,3 @@ class GaussianEncoder(TwoHeadedEncoder):
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _projected_samples(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
-    """μ + σ ε, projected to the sphere."""
-    return F.normalize(mean.double() + (log_variance.double() / 2).exp() * noise.to(mean.device), dim=-1)

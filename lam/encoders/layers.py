@@ -1,4 +1,4 @@
-"""`LayersEncoder`: a network with a posterior over several of its layers. Fitting one is in `lam.methods`."""
+"""`LayersEncoder`: a network with a posterior over several of its layers."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,11 +21,7 @@ class LayersEncoder(BayesianEncoder):
     posterior: LayersPosterior
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
-        """Refused: see `BayesianEncoder.export` of a posterior over the last layer.
-
-        Raises:
-            ValueError: always.
-        """
+        """Rejected with a `ValueError`; a posterior over the last layer can be exported."""
         raise ValueError(
             f"a {type(self.posterior).__name__} cannot be exported: the program would hold every sampled network, or "
             'the derivatives of one; fit with layers="last" for an encoder that can'

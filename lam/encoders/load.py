@@ -26,34 +26,26 @@ ENCODERS: dict[str, type[Encoder]] = {
 }
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
-"""What values of other types raise while they are restored; a folder may be anybody's."""
+"""Raised by settings of wrong types, as a folder may come from anybody."""
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
-    """Enter a class of encoders under a kind, which its folders then name.
-
-    Raises:
-        ValueError: for a kind that another class has already.
-    """
+    """Enter a class of encoders under a kind that is free, which its folders then name."""
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
-    """Read an encoder that `Encoder.save` wrote.
+    """Read an encoder that `Encoder.save` wrote, equal to the bit.
 
     Args:
         folder: where it was saved.
-        network: where lam cannot rebuild it by name: one of the same architecture, whose weights are replaced, and take
-            the types that they were saved with.
-
-    Returns:
-        The encoder, equal to the one saved, to the bit.
+        network: of the same architecture, if lam cannot rebuild it by name; its weights and their types are replaced.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: where the network is needed and missing, or has other tensors or shapes, naming them; for a kind
-            that is not known; or for a folder that lam did not write.
+        ValueError: for a missing network, or one with other tensors or shapes, naming them; for an unknown kind; or
+            for a folder that lam did not write.
     """
     try:
         return _restored(encoder_files.load(folder, network), folder)
@@ -64,8 +56,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 def _restored(saved: SavedEncoder, folder: str | Path) -> Encoder:
     if saved.kind not in ENCODERS:
         raise ValueError(
-            f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: "
-            "lam.encoders.load.register makes others known"
+            f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: enter others with "
+            "lam.encoders.load.register"
         )
     encoder = ENCODERS[saved.kind].restored(saved)
     if isinstance(encoder, BayesianEncoder):

@@ -1,4 +1,4 @@
-"""Which items were seen before: a few hashes of training items, by which they are recognised when they come again."""
+"""A few hashes of training items, which recognise them when they come again."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ REMEMBERED = 64
 def item_hashes(inputs: Any) -> list[int]:
     """A number of 63 bits for each item of a batch, from its values alone: a tensor, or a dictionary of them.
 
-    Zeros do not enter a dictionary's, since texts of a batch are padded to the longest.
+    Zeros of a dictionary are skipped, since texts of a batch are padded to the longest.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
@@ -30,12 +30,8 @@ def item_hashes(inputs: Any) -> list[int]:
     return [_number([row]) for row in inputs]
 
 
-class Remembered:
-    """Batches that are remembered as they go by.
-
-    Args:
-        batches: to be read, once.
-    """
+class HashedBatches:
+    """Batches, to be read once, whose items are remembered by their hashes."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
@@ -50,7 +46,7 @@ class Remembered:
         return len(self._batches)  # type: ignore[arg-type]  # which a generator refuses as it would itself
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """How many of these items went by; of some of those that did, by their positions."""
+        """How many of these hashes were read, in the whole pass or among some of its rows."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 

@@ -1,4 +1,4 @@
-"""Whether an encoder can be trusted: retrieval, calibration and out-of-distribution (OOD) detection."""
+"""`evaluate`: retrieval, calibration and out-of-distribution (OOD) detection of an encoder."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lam.encoders.base import Encoder, Prediction
-from lam.encoders.batches import Batch, as_batches
-from lam.encoders.held_out import HeldOut
+from lam.encoders.batches import Batch, HeldOut, as_batches
 from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.aleatoric import label_entropy
@@ -23,6 +22,7 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.registry import measure, scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.retrieval.metrics.votes import answers_of
+from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
@@ -31,21 +31,21 @@ DEPTH = 10
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured, and the arrays behind it.
+    """The metrics of an encoder, and the arrays behind them.
 
     Attributes:
         metrics: values by flat key, see `lam.retrieval.metrics.registry`; None where a metric is undefined.
         embeddings: of the Q in-distribution queries.
         queries: (Q,) their positions in the evaluated set.
-        gallery: embeddings of the G items that were searched.
+        gallery: embeddings of the G searched items.
         candidates: (G,) their positions in the evaluated set.
-        hits: (Q, K) positions of the nearest of them but the query itself, by cosine of the directions.
+        hits: (Q, K) positions of the nearest of them except the query itself, by cosine of the directions.
         correct: (Q,) whether the first hit answers the query.
-        answerable: (Q,) whether any item of the gallery does; the others are left out of retrieval metrics.
+        answerable: (Q,) whether any item of the gallery does; retrieval metrics leave out the others.
         relevance: which items answer which query.
         reliability: confidence against accuracy; None for a method without samples.
         primary: the OOD score whose metrics have no suffix.
-        scores: by score, (Q,) values of the queries, higher meaning more doubt.
+        scores: by score, (Q,) values of the queries; higher means more doubt.
         ood_scores: by OOD set and score, the same of its items.
         ood_embeddings: by OOD set.
     """
@@ -79,31 +79,29 @@ def evaluate(
     """Measure retrieval, calibration and OOD detection.
 
     A query searches all other items, unless `HeldOut.is_query` parts queries and gallery. Metrics are those of
-    `lam.retrieval.metrics.registry.METRICS`, by every score of its `SCORES` that can be had: `auroc`, `auprc` by the
-    encoder's own, κ unless it says otherwise, and by the others with a suffix, such as `auroc_variance`; of further OOD
-    sets with `@name` at the end. What is out of distribution searches the same gallery, so that cosine and margin of
-    its first hits are scores too. Where some queries have no match in the gallery and some have one, `no_match_auprc`
-    says how well each score tells them.
+    `lam.retrieval.metrics.registry.METRICS`, by every score of its `SCORES` that is available: `auroc`, `auprc` by the
+    encoder's own, which is κ by default, and with a suffix, such as `auroc_variance`, by the others; of further OOD
+    sets with `@name` at the end. OOD items search the same gallery, so that cosine and margin of their first hits are
+    scores too. If only some queries have a match in the gallery, `no_match_auprc` says how well each score tells them.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
     Args:
-        encoder: what to evaluate.
-        id: held-out in-distribution items, never those that anything was tuned on. Doubt is compared with the entropy
-            of their soft labels.
+        encoder: under evaluation.
+        id: held-out in-distribution items, never used for tuning. Doubt is compared with the entropy of their soft
+            labels.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: features of training items, for the scores by distance to them; without it they are left out.
+        reference: features of training items, for scores by distance to them, which are left out without it.
         n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
-        costly: measure what takes longer too: the accuracy of neighbours and of a linear probe, which need a reference
-            with classes, and the agreement of clusters with classes.
+        costly: also measure the accuracy of neighbours and of a linear probe, which need a reference with classes, and
+            the agreement of clusters with classes.
         progress: show progress bars on standard error.
 
     Raises:
         ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
             encoder's own score needs, or soft labels of another number of items.
     """
-    sets: Mapping[str, Iterable[Batch]]
-    sets = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
+    sets: Mapping[str, Any] = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
     if sets and encoder.ood_score == "knn" and reference is None:
         raise ValueError(
             "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
@@ -113,27 +111,20 @@ def evaluate(
     prediction, targets = encoder.predict_labelled(
         held_out.batches, "evaluation in distribution", joint=True, **options
     )
-    if len(targets) < 2:
-        raise ValueError("evaluation needs at least 2 in-distribution items")
+    check_at_least("the number of in-distribution items", len(targets), 2)
     relevance = held_out.relevance(encoder.relation, targets)
     queries, candidates = (rows.to(targets.device) for rows in (relevance.queries, relevance.candidates))
     embeddings, gallery = prediction.embeddings[queries], prediction.embeddings[candidates]
-    searched = None if relevance.gallery is None else gallery.mean
-    every_hit, cosines = rank(embeddings.mean, searched, k=N_HITS)
+    items = None if relevance.gallery is None else gallery.mean
+    every_hit, cosines = rank(embeddings.mean, items, k=N_HITS)
     hits = every_hit[:, :DEPTH]
-    answers = relevance.of_hits(hits).to(hits.device)
-    n_relevant = relevance.count().to(hits.device)
+    answers, n_relevant = relevance.of_hits(hits).to(hits.device), relevance.count().to(hits.device)
     answerable, correct = n_relevant > 0, answers[:, 0]
     votes = None
     if prediction.samples is not None and answerable.any():
         votes = answers_of(prediction.samples, relevance, hits).votes()
-    reliability = None if votes is None else votes.binned()
-    evidence = {
-        "relevance": answers,
-        "n_relevant": n_relevant,
-        "ranks": relevant_ranks(embeddings.mean, searched, relevance.of_rows),
-        "agreement": votes,
-    }
+    ranks = relevant_ranks(embeddings.mean, items, relevance.of_rows)
+    evidence = {"relevance": answers, "n_relevant": n_relevant, "ranks": ranks, "agreement": votes}
     if targets.ndim == 1:
         evidence["classes"] = targets[queries]
         if costly:
@@ -146,22 +137,24 @@ def evaluate(
         if len(soft_labels) != len(targets):
             raise ValueError(f"soft_labels must be a row for each of {len(targets)} items, got {len(soft_labels)}")
         entropy = label_entropy(soft_labels).to(queries.device)[queries]
-
     if reference is not None:
         metrics |= {"n_reference": len(reference), "reference_bytes": reference.nbytes}
 
     def scores_by(of: Prediction, rows: Tensor | slice, hits: Tensor, cosines: Tensor) -> dict[str, Tensor]:
         labels = relevance.labels_of_hits(hits)
         evidence = {"embeddings": of.embeddings[rows], "features": of.features[rows], "cosines": cosines}
-        of_hits = None if labels is None else labels.to(cosines.device)
-        return scores_of({**evidence, "reference": reference, "labels": of_hits})
+        labels = None if labels is None else labels.to(cosines.device)
+        return scores_of({**evidence, "reference": reference, "labels": labels})
 
     scores = scores_by(prediction, queries, every_hit, cosines)
-    own = encoder.ood_score if encoder.ood_score in scores else "kappa"
+    own = encoder.ood_score if encoder.ood_score in scores else "kappa"  # k-NN needs a reference
     ood_scores: dict[str, dict[str, Tensor]] = {}
     ood_embeddings: dict[str, Embeddings] = {}
     for name, batches in sets.items():
-        outside = _predict_outside(encoder, name, batches, **options)
+        rest = iter(as_batches(batches))
+        if (first := next(rest, None)) is None:
+            raise ValueError(f"the OOD set {name!r} is empty")
+        outside = encoder.predict(chain([first], rest), **options)
         ood_embeddings[name] = outside.embeddings
         ood_scores[name] = scores_by(outside, slice(None), *_nearest(outside.embeddings.mean, gallery.mean))
     some_match = bool(answerable.any() and not answerable.all())
@@ -181,7 +174,7 @@ def evaluate(
             "outsiders; tune the posterior, or fit it on other data",
             stacklevel=2,
         )
-    metrics = {name: None if value != value else value for name, value in metrics.items()}
+    metrics = {name: None if value != value else value for name, value in metrics.items()}  # NaN: undefined
     return Evaluation(
         metrics=metrics,
         embeddings=embeddings,
@@ -192,7 +185,7 @@ def evaluate(
         correct=correct,
         answerable=answerable,
         relevance=relevance,
-        reliability=reliability,
+        reliability=None if votes is None else votes.binned(),
         primary=own,
         scores=scores,
         ood_scores=ood_scores,
@@ -200,18 +193,10 @@ def evaluate(
     )
 
 
-def _predict_outside(encoder: Encoder, name: str, batches: Iterable[Batch], **options: Any) -> Prediction:
-    rest = iter(as_batches(batches))
-    first = next(rest, None)
-    if first is None:
-        raise ValueError(f"the OOD set {name!r} is empty")
-    return encoder.predict(chain([first], rest), **options)
-
-
 def _nearest(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
 ) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
-    """First hits and their cosines, 0 for a query without a direction, which nothing refuses out of distribution."""
+    """First hits and their cosines, 0 for a query without a direction, which only OOD items may lack."""
     shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
     hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
     hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)

@@ -1,8 +1,7 @@
-"""One file a system: how it trains, up to the encoder that it hands back.
+"""One file a system: how it trains, up to the encoder that it returns.
 
-A method is an object whose fields are its options, `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`:
-`train(network, dataset, training)` above all. `METHODS` has the classes by name; `register` enters another, which
-configurations and `lam run` then know.
+A method is a record of its options, such as `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`, above all
+`train(network, dataset, training)`. `METHODS` holds the classes by name; `register` enters another.
 """
 
 from lam.methods.aninfonce import Aninfonce
@@ -40,10 +39,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def find(name: str) -> type[Method]:
-    """The class of a method.
-
-    Raises:
-        ValueError: for a name that is none.
+    """The class of a method; `ValueError` for an unknown name.
 
     Example:
         >>> find("hib")(n_samples=4)
@@ -55,11 +51,7 @@ def find(name: str) -> type[Method]:
 
 
 def register(name: str, method: type[Method]) -> None:
-    """Enter a method under a name; `lam.encoders.load.register` enters its encoder.
-
-    Raises:
-        ValueError: for a name that another method has already.
-    """
+    """Enter a method under a name that is free; `lam.encoders.load.register` enters its encoder."""
     enter(METHODS, "method", name, method)
     method.name = name
 

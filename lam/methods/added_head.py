@@ -1,7 +1,4 @@
-"""The layer that is added after a network without a head of its own, trained on the network's output.
-
-The network stays as it is; `lam.fit` then puts a posterior on the layer.
-"""
+"""The layer that is added after a network without a head of its own, trained on the network's output."""
 
 import math
 
@@ -20,7 +17,7 @@ DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
 MOST_EPOCHS, MOST_STEPS = 50, 1000
 HELD_OUT, MOST_HELD_OUT = 0.1, 1000
-"""The share of the items that choose the epoch, and at most how many."""
+"""The share of items that choose the epoch, and at most how many."""
 
 
 @without_autocast()
@@ -37,16 +34,15 @@ def train_layer(
     """Train a linear layer on features by the contrastive loss, from the whitening of their principal components.
 
     The paper has no such step. Chosen here, on sentences: Adam at 1e-2, batches of 256, 1,000 steps but at most 50
-    epochs. A tenth of the items, at most 1,000, is held out, and the epoch kept where the loss on these is lowest;
-    where they would hold no positive or no negative pair, all are trained on and the last epoch is kept.
+    epochs. A tenth of the items, at most 1,000, choose the epoch of the lowest loss; if they or the rest would lack a
+    kind of pair, all items are trained on and the last epoch is kept.
 
     Args:
-        features: (N, P) outputs of a network.
-        targets: (N,) labels or (N, X) positions.
+        features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
         relation: what makes a pair.
         margin: of the loss.
-        dimension: D, from 2 to P; by default 64, or P where that is less.
-        seed: of the order of the items, and of which are held out.
+        dimension: D, from 2 to P; by default 64, or P if that is less.
+        seed: of the order of the items and the held-out ones.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -88,17 +84,12 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """The layer that decorrelates features and evens out their variance, of their D first principal components.
+    """The layer to the D first principal components of features (N, P), decorrelated and of evened variance, in
+    float32.
 
-    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance, λ̄
-    the mean of all these. λ̄ keeps directions of little variance, mostly noise where items are few, from being blown up.
-
-    Args:
-        features: (N, P), N ≥ 2.
-        dimension: D, from 2 to P; by default 64, or P where that is less.
-
-    Returns:
-        The layer, float32, on the device of the features.
+    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance,
+    λ̄ the mean of all these. λ̄ keeps directions of little variance, mostly noise where items are few, from being
+    blown up.
 
     Raises:
         ValueError: for a dimension outside its range, or features that are all equal.
@@ -119,11 +110,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
 
 
 def dimension_of(width: int, dimension: int | None) -> int:
-    """D of a layer after outputs of a width: as asked, by default 64, or the width where that is less.
-
-    Raises:
-        ValueError: for a dimension outside its range.
-    """
+    """D of a layer after outputs of a width, from 2 to the width; by default 64, or the width if that is less."""
     D = min(DIMENSION, width) if dimension is None else dimension
     if not 2 <= D <= width:
         raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
@@ -131,7 +118,7 @@ def dimension_of(width: int, dimension: int | None) -> int:
 
 
 def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of the items to train on and of those held out; none is held out where some would lack a kind of pair."""
+    """Positions of training items and held-out ones; none is held out if a part would lack a kind of pair."""
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).to(targets.device)
     count = min(math.ceil(HELD_OUT * len(order)), MOST_HELD_OUT)
     held_out, items = order[:count], order[count:]

@@ -1,9 +1,9 @@
-"""AnInfoNCE: a network trained with a concentration of each embedding dimension, and nothing more.
+"""AnInfoNCE: a network trained with a concentration of each embedding dimension.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from lam.datasets.views import ViewsOfKinds, check_images
 from lam.losses import AnInfoNCE, Loss, margin_of
 from lam.methods.base import head_of
 from lam.methods.deterministic import Deterministic
-from lam.models.head import recorded_head_inputs
+from lam.models.head import record_head_inputs
 from lam.pairs.pairs import Pairs
 from lam.training import History, Training
 from lam.training.steps import Minibatch, Step
@@ -26,28 +26,22 @@ _SMALLEST = 0.3  # of the crops of the last member
 
 @dataclass(frozen=True)
 class Aninfonce(Deterministic):
-    """Train a network by AnInfoNCE in place of `training.loss`; what Λ became is in the history, `learned`.
+    """Train a network by AnInfoNCE instead of `training.loss`; the learned Λ is in the history, `learned`.
 
-    An ensemble has M Λ's, each for a way to make pairs: here crops, of which those of a later member show less of an
-    image. A batch holds a view of each kind of every image, pairs are among those of one kind, and the losses of all
-    members are added up. It has no curvature of its own, nor have Λ⁺ of which one has come to lie below Λ⁻, nor rows
-    of any length.
+    An ensemble has M Λ's, one for each way to make pairs: crops, of which later members show less of an image. A batch
+    holds a view of each kind of every image, pairs are within a kind, and the losses of members add up. It has no
+    curvature of its own. Neither has a Λ⁺ that came to lie below Λ⁻, nor rows of any length.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
     Attributes:
         concentration: Λ > 0 of all dimensions at the beginning; 5 is InfoNCE at temperature 0.1.
         n_members: M, at least 1; more than one need images.
-        crop_scales: of each member, the least share of an image's area that a view shows; by default evenly from 1 to
-            0.3.
-        negatives: Λ⁻ of all dimensions, below `concentration`: how concentrated negatives are about their anchor, where
-            a miner (`training.miner`) draws near ones. What is learned is Λ⁺, and Λ⁺ − Λ⁻ compares rows. 0 for
-            negatives drawn from all items alike.
-        normalise: whether the loss compares unit rows; else what the head gives, of any length. Retrieval goes by
-            directions either way.
-
-    Raises:
-        ValueError: for an option outside its range.
+        crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
+        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives about their anchor,
+            if a miner (`training.miner`) draws near ones. Λ⁺ is learned, and Λ⁺ − Λ⁻ compares rows.
+        normalise: whether the loss compares unit rows; else the head's output, of any length. Retrieval takes
+            directions.
     """
 
     concentration: float = 5.0
@@ -66,17 +60,17 @@ class Aninfonce(Deterministic):
             raise ValueError(f"negatives must be below concentration, {self.concentration:g}, got {self.negatives:g}")
         if self.crop_scales is not None and len(self.crop_scales) != self.n_members:
             raise ValueError(
-                f"crop_scales must be one of each of {self.n_members} members (n_members), got {len(self.crop_scales)}"
+                f"crop_scales must hold one for each of n_members={self.n_members} members, got {len(self.crop_scales)}"
             )
         self.kinds()
 
     def kinds(self, base: AugmentationOptions | None = None) -> list[AugmentationOptions]:
-        """Crops and flips of each member, flips being those of `base`."""
+        """Crops and flips of each member; flips are those of `base`."""
         scales = self.crop_scales or torch.linspace(1, _SMALLEST, self.n_members).tolist()
         return [replace(base or AugmentationOptions(), crop_scale=None if scale == 1 else scale) for scale in scales]
 
-    def own_loss(self, loss: Loss, dimension: int) -> AnInfoNCE:
-        """AnInfoNCE, with the margin of the training's loss, which miners go by."""
+    def training_loss(self, loss: Loss, dimension: int) -> AnInfoNCE:
+        """AnInfoNCE, with the margin of the training's loss for miners."""
         negatives = torch.full((dimension,), float(self.negatives))
         options: dict[str, Any] = {"n_members": self.n_members, "negatives": negatives, "margin": margin_of(loss)}
         return AnInfoNCE(dimension, self.concentration, **options)
@@ -84,73 +78,61 @@ class Aninfonce(Deterministic):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Nothing for several Λ, rows of any length, or a Λ that is negative in all; see `Method.trained_by`."""
+        """Empty for several Λ, rows of any length, or a Λ without a positive entry; see `Method.trained_by`."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse members of what is no image, too; see `Method.check`."""
+        """Also reject several members without images; see `Method.check`."""
         super().check(network, dataset, training)
         if self.n_members > 1:
             check_images(dataset, "take a single member, n_members=1")
 
-    def trained_network(
+    def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; see `Method.trained_network`."""
+        """Train a network in place; see `Method.train_network`."""
         if self.n_members > 1 or not self.normalise:
             step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
         if self.n_members > 1:
             base = dataset.options if isinstance(dataset, Augmented) else None
             dataset = ViewsOfKinds(dataset, self.kinds(base))
-        return super().trained_network(network, dataset, training, step)
+        return super().train_network(network, dataset, training, step)
 
 
 class AnInfoNCEStep(Step):
-    """Take the gradient of the sum over members, each of the views that are its own, by unit rows or the head's own.
-
-    Args:
-        options: of the method.
-        head: path of the layer that gives the rows.
-    """
+    """The sum of losses over members, each of its own views, by unit rows or the output of the layer `head`."""
 
     def __init__(self, options: dict[str, Any], head: str) -> None:
-        self.options, self.head = options, head
+        self.settings, self.head = options, head
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options of the method; a run is resumed only with the same."""
-        return self.options
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient of one batch."""
-        of_members = loss
-        if not isinstance(of_members, AnInfoNCE):
+    def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
+        if not isinstance(loss, AnInfoNCE):
             raise TypeError(f"the loss must be AnInfoNCE, got {type(loss).__name__}")
-        with recorded_head_inputs(network, self.head) as head_inputs:
+        with record_head_inputs(network, self.head) as head_inputs:
             compared = embeddings = network(batch.inputs)
-        if not self.options["normalise"]:
-            compared = network.get_submodule(self.head)(batch.gathered(head_inputs[-1]))
+        if not self.settings["normalise"]:
+            compared = network.get_submodule(self.head)(batch.gather(head_inputs[-1]))
         terms = []
-        for number, rows in enumerate(rows_of_members(batch, self.options["n_members"])):
+        for number, rows in enumerate(rows_of_members(batch, self.settings["n_members"])):
             own, targets = embeddings[rows], None if batch.targets is None else batch.targets[rows]
-            pairs = replace(batch, pairs=pairs_among(batch.pairs, rows), targets=targets).mined(own, margin_of(loss))
-            terms.append(of_members.of_member(compared[rows], pairs, number))
-        value = torch.stack(terms).sum()
-        backward(value)
-        return value.detach()
+            pairs = replace(batch, pairs=pairs_among(batch.pairs, rows), targets=targets).choose_pairs(
+                own, margin_of(loss)
+            )
+            terms.append(loss.of_member(compared[rows], pairs, number))
+        return torch.stack(terms).sum()
 
 
 def rows_of_members(batch: Minibatch, n_members: int) -> list[Tensor]:
-    """Which items of a batch are views of each kind: in every process's part the first, then the second."""
+    """Positions of each member's views in a batch: in every process's part the first member's, then the second's."""
     rows = torch.arange(batch.pairs.size, device=batch.pairs.positive.device).split(batch.sizes or batch.pairs.size)
     parts = [part.chunk(n_members) for part in rows if len(part)]
     return [torch.cat(of_member) for of_member in zip(*parts, strict=True)]
 
 
 def pairs_among(pairs: Pairs, rows: Tensor) -> Pairs:
-    """The pairs of which both items are among these."""
+    """The pairs with both items among these rows."""
     positive, negative = pairs.positive[rows][:, rows], pairs.negative[rows][:, rows]
     labels = None if pairs.labels is None else pairs.labels[rows]
     return Pairs(positive, negative, int(positive.sum()), int(negative.sum()), labels)

@@ -1,26 +1,30 @@
 """`Method`: how a network becomes an encoder, and what all methods share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from lam.datasets.augmented import without_augmentation
 from lam.encoders.base import Encoder
-from lam.encoders.batches import Batch
-from lam.encoders.held_out import HeldOut
+from lam.encoders.batches import Batch, HeldOut
+from lam.encoders.deterministic import SeededEncoder
 from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss, as_settings, settings_of
 from lam.models.head import find_head
 from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop
+from lam.training.batches import Batches
+
+_REFERENCE_BATCH = 250
 
 Refit = Callable[["Method"], Encoder]
-"""Makes an encoder of a network that is trained already, by a method."""
+"""Maps a method to an encoder of a network that is trained already."""
 
 
 class Trained(NamedTuple):
@@ -28,7 +32,7 @@ class Trained(NamedTuple):
 
     Attributes:
         encoder: fitted, in evaluation mode.
-        histories: of each training, by name: that of the network is `network`.
+        histories: of each training, by name; `network` for the network's.
     """
 
     encoder: Encoder
@@ -42,8 +46,8 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
-        reads_labels: whether labels are needed to train; without, what says which items match is for measuring alone.
-        learns_from_matches: whether items that match are needed also where the network has nothing to train.
+        reads_labels: whether training needs labels; if not, they serve to measure alone.
+        learns_from_matches: whether matching items are needed even if the network has nothing to train.
     """
 
     name: ClassVar[str] = ""
@@ -62,22 +66,18 @@ class Method(ABC):
             training: see `lam.training.Training`.
 
         Raises:
-            ValueError: as `check`, `check_start` and `lam.training.train`, or where no linear layer gives the network's
+            ValueError: as `check`, `check_start` and `lam.training.train`, or if no linear layer gives the network's
                 output.
         """
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse, before any work, what `train` would refuse after some; arguments as there.
-
-        Raises:
-            ValueError: for a network, data or a start that the method, as its options are, cannot take.
-        """
+        """Reject, before any work, a network, data or a start that the method cannot take; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and _can_learn(network):
             check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
-        """Refuse a start from a network that is trained already, or from files that are not there, before any work."""
+        """Reject a trained network to start from, or missing files, before any work."""
 
     @property
     def n_seeds(self) -> int:
@@ -86,7 +86,7 @@ class Method(ABC):
 
     @property
     def tunes(self) -> bool:
-        """Whether there is something that `tune_on` chooses."""
+        """Whether `tune_on` chooses anything."""
         return False
 
     def tune_on(  # noqa: B027 - most methods have nothing to tune
@@ -96,7 +96,7 @@ class Method(ABC):
         *,
         refit: Refit | None = None,
     ) -> None:
-        """Choose what the options leave open, on held-out data; arguments as those of `BayesianEncoder.tune`.
+        """Choose on held-out data what the options leave open.
 
         Args:
             encoder: of `train`.
@@ -104,35 +104,35 @@ class Method(ABC):
             refit: makes an encoder of the same network and data by another method; None where it cannot be made again.
         """
 
-    def own_loss(self, loss: Loss, dimension: int) -> Loss:
-        """The loss that networks of D dimensions are trained by: that of the training, or the method's own."""
+    def training_loss(self, loss: Loss, dimension: int) -> Loss:
+        """The loss that trains networks of D dimensions: the training's, or the method's own."""
         return loss
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Name and settings of the curvature of the loss that networks are trained by; nothing where it has none.
+        """Name and settings of the curvature of the loss that trains the network; empty where it has none.
 
-        Where that is a loss of two views of each image, the settings of these come with it, as `views`.
+        For a loss of two views of each image, the settings of the views are in it, as `views`.
 
         Args:
             loss: of the training.
             dimension: D of the network.
-            learned: what the loss has learned, as a history has it.
+            learned: what the loss has learned, as in a `History`.
         """
-        return own_curvature(self.own_loss(loss, dimension), learned)
+        return curvature_of_loss(self.training_loss(loss, dimension), learned)
 
     def settings(self) -> dict[str, Any]:
-        """The name and the options, as a configuration has them."""
+        """The name and the options, as in a configuration."""
         return {"name": self.name, **asdict(self)}
 
-    def trained_network(
+    def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; one that is trained already, or has nothing to train, is moved to its device.
+        """Train a network in place; one that is trained, or has nothing to train, only moves to its device.
 
         Returns:
-            The history under the name `network`; nothing for a network that is trained already.
+            The history under the name `network`; empty if nothing was trained.
         """
         self.check_start(pretrained=training.pretrained)
         if training.pretrained or not _can_learn(network):
@@ -141,19 +141,27 @@ class Method(ABC):
         with training.stage("train"):
             return {"network": train_by_loop(network, dataset, training, step=step, method=self.name)}
 
+    def encoder_of(
+        self, network: Any, head: str, dataset: Any, training: Training, *, kind: Any = None, **own: Any
+    ) -> Encoder:
+        """An encoder of the method's class, or another kind, with inputs and, if it draws, the seed."""
+        kind = kind or self.encoder
+        seed = {"seed": training.seed} if issubclass(kind, SeededEncoder) else {}
+        return kind(network, head, **own, **seed, **inputs_of(dataset, training))
+
 
 def _can_learn(network: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in network.parameters())
 
 
-def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
-    """Name and settings of the curvature of a loss, with what the loss has learned; those that it lacks are left out.
+def curvature_of_loss(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
+    """Name and settings of the curvature of a loss, including what the loss has learned; unknown ones are left out.
 
-    Nothing where the curvature cannot be without one of these, such as a margin: it is not that loss's.
+    Empty if the loss lacks a setting that the curvature needs, such as a margin: it is then not the loss's.
 
     Example:
         >>> from lam.losses import SupCon
-        >>> own_curvature(SupCon(0.7, 0.2))
+        >>> curvature_of_loss(SupCon(0.7, 0.2))
         {'name': 'supcon', 'split': 'logits', 'fix': 'fixed', 'average': True, 'temperature': 0.2}
     """
     known = {**settings_of(loss), **as_settings(learned or {})}
@@ -166,7 +174,7 @@ def own_curvature(loss: Loss, learned: Mapping[str, Sequence[float]] | None = No
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
-    """Path of a network's head, by the first items of a data set; see `lam.models.head.find_head`."""
+    """Path of a network's head, found on the first items of a data set; see `lam.models.head.find_head`."""
     return find_head(network, probe_of(dataset), head)
 
 
@@ -177,10 +185,20 @@ def probe_of(dataset: Any) -> Tensor:
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
-    """Every encoder's arguments about its inputs: what makes two match, how a file becomes one, some to recognise."""
+    """Arguments of every encoder about its inputs: relation, preprocessing, and hashes of training items."""
     plain = without_augmentation(dataset)
     return {
         "relation": training.relation,
         "preprocessing": getattr(dataset, "preprocessing", None),
         "trained_on": item_hashes([plain[index][0] for index in spread(len(plain))]),
     }
+
+
+def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
+    """Batches of inputs of at most `size` items of a data set, drawn at random without replacement, not augmented.
+
+    The seed is of the draw, and of draws of the data set itself; torch's global generator stays as it was.
+    """
+    positions = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].tolist()
+    batches = Batches(Subset(without_augmentation(dataset), positions), batch_size=_REFERENCE_BATCH, seed=seed, epoch=0)
+    return (batches[number][0] for number in range(len(batches)))

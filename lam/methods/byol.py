@@ -21,15 +21,12 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    Targets are of a copy of the network whose weights follow, ξ ← m ξ + (1 − m) θ after each step; the source lets m
-    grow to 1. The copy is in the checkpoints and not in the encoder.
+    Targets come from a copy of the network whose weights follow, ξ ← m ξ + (1 − m) θ after each step; in the source m
+    grows to 1. Checkpoints hold the copy, the encoder does not.
 
     Attributes:
-        predictor: units of the hidden layer of the predictor, which is not kept.
+        predictor: units of the predictor's hidden layer; the predictor is not kept.
         momentum: m in [0, 1).
-
-    Raises:
-        ValueError: for an option outside its range.
     """
 
     predictor: int = 128
@@ -44,21 +41,14 @@ class Byol(ViewsMethod):
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
     def loss(self, dimension: int, seed: int) -> BYOL:
-        """BYOL's loss and what the concentrations add, with a new predictor."""
         return BYOL(dimension, self.predictor, self.explicit(), seed=seed)
 
     def model(self) -> Callable[..., "MomentumNetwork"]:
-        """A network and its slower copy; see `ConcentrationMethod.model`."""
         return partial(MomentumNetwork, momentum=self.momentum)
 
 
 class MomentumNetwork(DistributionNetwork):
-    """A network, and a copy of it that has no gradients; else as `DistributionNetwork`.
-
-    Args:
-        network, head, arguments, options: of `DistributionNetwork`.
-        momentum: m, by which the copy follows in training: first the update that the last batch made.
-    """
+    """A `DistributionNetwork` and a slower copy without gradients, updated before each training pass."""
 
     def __init__(self, network: nn.Module, head: str, *arguments: Any, momentum: float, **options: Any) -> None:
         super().__init__(network, head, *arguments, **options)

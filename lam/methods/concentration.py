@@ -1,4 +1,4 @@
-"""What the methods share that learn a concentration of each item by a loss of von Mises-Fisher distributions."""
+"""Methods that learn a concentration of each item by a loss of von Mises-Fisher distributions."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.losses import DistributionLoss, Loss, as_settings, margin_of
-from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
-from lam.models.head import recorded_head_inputs
+from lam.models.head import record_head_inputs
 from lam.models.kappa_head import Form, KappaHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
@@ -29,15 +29,14 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 class ConcentrationMethod(HeadMethod):
     """Train μ by a network's head and κ beside it, by a loss of distributions.
 
-    κ comes "phases": from a head on the features, learned after the network, which is then frozen, and until then the
-    same for all items; "shared": from such a head, learned together with the network, whose features it shapes too;
-    "norm": it is the length of the embedding before normalisation, and there is no head; or not at all, "none": it is
-    the same for all items while μ is learned, and the encoder has no uncertainty. Of `training.loss` nothing is used
-    but the margin that miners go by.
+    κ by "phases" comes from a head on the features, which learns after the network, then frozen; until then κ is the
+    same for all items. "shared" trains such a head together with the network. "norm" is the length of the embedding
+    before normalisation, without a head. With "none" κ is the same for all items in training, and the encoder has no
+    uncertainty. `training.loss` only gives miners their margin.
 
     Attributes:
         kappa: how κ is learned.
-        hidden: units of the κ head's hidden layer.
+        hidden: units of the κ head's hidden layer, at least 1.
         start: κ at the beginning, and of all items while μ is learned alone.
     """
 
@@ -57,79 +56,73 @@ class ConcentrationMethod(HeadMethod):
         KappaHead(1, 1, start=self.start, form=self.form)
         self.loss(2, 0)
 
-    def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
-        """The data that are trained on, and how: by most methods what is given."""
+    def training_data(self, dataset: Any, training: Training) -> tuple[Any, Training]:
+        """The data and the training that the network sees; by default the given ones."""
         return dataset, training
 
     @abstractmethod
     def loss(self, dimension: int, seed: int) -> DistributionLoss:
-        """The loss, new, of embeddings of D dimensions; the seed is of what it learns beside the network."""
+        """A new loss of embeddings of D dimensions; the seed is for parameters that it learns."""
 
     def model(self) -> Callable[..., "DistributionNetwork"]:
-        """What makes everything that is trained together, of the arguments of `DistributionNetwork`."""
+        """Makes the module that is trained, from the arguments of `DistributionNetwork`."""
         return DistributionNetwork
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """That of the loss of distributions as it was learned, all with the κ that it begins with; see
-        `Method.trained_by`."""
+        """The curvature of the learned loss of distributions, with κ = `start`; see `Method.trained_by`."""
         method = replace(self, **as_settings(learned or {}))
         return method.loss(dimension, 0).curvature(dimension, self.start)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases a network that is trained already is kept, and the head alone is trained; else training begins at its
-        weights.
+        In phases a trained network is kept and the head alone is trained; else training begins at its weights.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
-        common = {"seed": training.seed, **inputs_of(dataset, training)}
         kappa_head = None
         if self.kappa not in ("norm", "none"):
             kappa_head = KappaHead(layer.in_features, self.hidden, start=self.start, form=self.form, seed=training.seed)
         in_phases = self.kappa == "phases"
-        dataset, training = self.trained_on(dataset, training)
+        data, plan = self.training_data(dataset, training)
         start = self.start if in_phases or self.kappa == "none" else None
-        loss = self.loss(layer.out_features, training.seed)
+        loss = self.loss(layer.out_features, plan.seed)
         norm = nn.BatchNorm1d(layer.out_features) if self.normalises else None
         model = self.model()(network, path, kappa_head, loss, start=start, norm=norm)
-        validate: Any = training.validate
-        own = replace(
-            training,
-            pretrained=training.pretrained and in_phases,
+        validate: Any = plan.validate
+        first = replace(
+            plan,
+            pretrained=plan.pretrained and in_phases,
             validate=None if validate is None else lambda trained: validate(Means(trained)),
         )
-        histories = self.trained_network(model, dataset, own, DistributionStep(self.settings()))
+        histories = self.train_network(model, data, first, DistributionStep(self.settings()))
         if "network" in histories:
             model.fold()
             histories["network"] = replace(histories["network"], learned=loss.learned())
-        if self.kappa == "none":
-            del common["seed"]
-            return Trained(DeterministicEncoder(network, path, **common), histories)
-        if kappa_head is None:
-            return Trained(NormEncoder(network, path, **common), histories)
-        if in_phases:
+        own: dict[str, Any] = {"kind": DeterministicEncoder if self.kappa == "none" else NormEncoder}
+        if kappa_head is not None:
+            own = {"kappa_head": kappa_head}
+        if in_phases and kappa_head is not None:
             network.eval()
             loss.requires_grad_(False)
 
             def loss_of_head(kappa: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:
                 return loss(mean, kappa, batch.pairs, generator=on_device(batch.generator, mean.device))
 
-            histories["head"] = self.train_head(kappa_head, network, path, loss_of_head, dataset, training)
-        return Trained(HeadEncoder(network, path, kappa_head, **common), histories)
+            histories["head"] = self.train_head(kappa_head, network, path, loss_of_head, data, plan)
+        return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
 
 
 class DistributionNetwork(nn.Module):
-    """Everything that is trained together: a network, the κ head on its features, and what the loss learns.
+    """Everything that is trained together: a network, the κ head on its features, and parameters of the loss.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
-        kappa_head: maps what enters that layer to κ (N,); None to read κ off the length of its output.
+        network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
+        kappa_head: maps the inputs of that layer to κ (N,); None for κ as the length of its output.
         loss: of distributions.
-        start: the κ of all items, by which the head waits for its turn; None to learn it now.
+        start: κ of all items while the head waits for its turn; None to learn κ now.
         norm: batch norm of the layer's output, which `fold` makes part of the layer; None for none.
     """
 
@@ -149,7 +142,7 @@ class DistributionNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Tensor, ...]:
         """μ (N, D) and κ (N,)."""
-        with recorded_head_inputs(self.network, self.head) as head_inputs:
+        with record_head_inputs(self.network, self.head) as head_inputs:
             self.network(inputs)
         features = head_inputs[-1]
         output = self.network.get_submodule(self.head)(features).float()
@@ -161,7 +154,7 @@ class DistributionNetwork(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Make the batch norm, as it is in evaluation, part of the layer before it; it is gone then."""
+        """Make the batch norm, as in evaluation, part of the layer before it, and drop it."""
         if self.norm is None:
             return
         layer: Any = self.network.get_submodule(self.head)
@@ -174,35 +167,27 @@ class DistributionNetwork(nn.Module):
 
 
 class Means(nn.Module):
-    """The mean directions alone of what a network and its batch norm make of inputs, to be judged between epochs."""
+    """The mean directions of a `DistributionNetwork` alone, for validation between epochs."""
 
     def __init__(self, model: DistributionNetwork) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Any) -> Float[Tensor, "N D"]:
-        """μ."""
         return self.model(inputs)[0]
 
 
 class DistributionStep(Step):
     """Take the gradient of the loss of distributions that the trained module holds."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options of the method; a run is resumed only with the same."""
-        return self.options
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
+    def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
+        """The loss of distributions; `loss` only gives miners their margin."""
         model: Any = network
         mean, kappa, *targets = model(batch.inputs)
         options: dict[str, Any] = {"generator": on_device(batch.generator, mean.device)}
         if targets:
             options["targets"] = targets[0]
-        value = model.loss(mean, kappa, batch.mined(mean, margin_of(loss)), **options)
-        backward(value)
-        return value.detach()
+        return model.loss(mean, kappa, batch.choose_pairs(mean, margin_of(loss)), **options)

@@ -1,4 +1,4 @@
-"""Deep ensemble: several networks, trained alike from different seeds; where they disagree, the input is uncertain.
+"""Deep ensemble: several networks, trained from different seeds; where they disagree, the input is uncertain.
 
 Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), appendix G.4.
 """
@@ -12,8 +12,7 @@ from torch import nn
 
 from lam import models
 from lam.encoders.ensemble import Combine, EnsembleEncoder, align, features_and_units
-from lam.methods.base import Method, Trained, head_of, inputs_of
-from lam.methods.reference import reference_inputs
+from lam.methods.base import Method, Trained, head_of, reference_inputs
 from lam.models.weights import check_is_file, load_weights
 from lam.training import Training, device_of
 from lam.utils.checks import check_at_least, check_choice
@@ -25,12 +24,9 @@ class DeepEnsemble(Method):
 
     Attributes:
         n_members: M ≥ 2 networks.
-        checkpoints: files of their weights, M of them (.safetensors or .pth), in place of training; none for training.
+        checkpoints: M files of their weights (.safetensors or .pth) instead of training; empty for training.
         combine: `concatenate`, or the paper's `mean`; see `EnsembleEncoder`.
-        reference: how many training items, drawn at random, the members are aligned on.
-
-    Raises:
-        ValueError: for an option outside its range, or another number of checkpoints than of members.
+        reference: how many training items, at least 2, drawn at random, align the members.
     """
 
     n_members: int = 5
@@ -47,8 +43,8 @@ class DeepEnsemble(Method):
         check_choice("combine", self.combine, get_args(Combine))
         if self.checkpoints and len(self.checkpoints) != self.n_members:
             raise ValueError(
-                f"checkpoints must be none, or one file for each of the n_members = {self.n_members} members, "
-                f"got {len(self.checkpoints)}"
+                f"checkpoints must be empty, or one file for each of n_members={self.n_members} members, got "
+                f"{len(self.checkpoints)}"
             )
 
     @property
@@ -57,11 +53,11 @@ class DeepEnsemble(Method):
         return self.n_members
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Refuse to begin with one trained network, and files of members that are not there."""
+        """Reject a single trained network, and missing files of members."""
         if pretrained:
             raise ValueError(
-                f"a checkpoint is one network and a deep ensemble has {self.n_members}: name a file for each of them "
-                "in checkpoints alone, --method.checkpoints=[...] in a run, or begin with none that is trained"
+                f"a checkpoint is one network and a deep ensemble has {self.n_members}: name a file for each in "
+                "checkpoints, --method.checkpoints=[...] in a run, or start without a trained network"
             )
         for file in self.checkpoints:
             check_is_file(file)
@@ -69,9 +65,9 @@ class DeepEnsemble(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
-        The network is the first member; the others are made by `training.another`, from the seeds after its own. A
-        recipe holds no pretrained weights, so a network that began with some needs a function that gives others that
-        do. Checkpoints of each are in the sub-folders `member-1` and so on, and the histories have these names.
+        The network is the first member; `training.another` makes the others, from the seeds after its own. A recipe
+        holds no pretrained weights, so a pretrained network needs such a function. Sub-folders of checkpoints and
+        histories are named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         members = [network, *self._others(network, training)]
@@ -89,23 +85,23 @@ class DeepEnsemble(Method):
                 folder=training.part(part),
                 stage=lambda _, part=part: training.stage(part),
             )
-            for history in self.trained_network(member, dataset, own).values():
+            for history in self.train_network(member, dataset, own).values():
                 histories[part] = history
         rotations = None
         if self.combine == "concatenate":
             with training.stage("align"):
                 inputs = reference_inputs(dataset, self.reference, seed=training.seed)
                 rotations = align(torch.cat([features_and_units(members, head, batch)[1] for batch in inputs], 1))
-        common = {"combine": self.combine, **inputs_of(dataset, training)}
-        return Trained(EnsembleEncoder(members, head, rotations=rotations, **common), histories)
+        own = {"combine": self.combine, "rotations": rotations}
+        return Trained(self.encoder_of(members, head, dataset, training, **own), histories)
 
     def _others(self, network: nn.Module, training: Training) -> list[nn.Module]:
         recipe: Any = getattr(network, "recipe", None)
         another = training.another or (lambda seed: models.build(**{**recipe, "seed": seed}))
         if training.another is None and not recipe:
             raise ValueError(
-                "lam.models did not build this network, so it cannot make more of its kind: give what does, "
-                "Training(another=...), a function of a seed to a network with random weights of its own"
+                "lam.models did not build this network, so it cannot make more of its kind: give "
+                "Training(another=...), which maps a seed to a network with random weights of its own"
             )
         dtype = next(network.parameters()).dtype
         return [another(training.seed + number).to(dtype) for number in range(1, self.n_members)]

@@ -14,8 +14,7 @@ class Elk(ConcentrationMethod):
     """Train μ and κ together by InfoNCE of the log expected likelihood; nothing is drawn.
 
     Attributes:
-        kappa_pos: what multiplies the log likelihood; 1 leaves it as it is. The source chooses among 16, 32 and 64 on
-            CIFAR-10 (appendix C.2).
+        kappa_pos: factor of the log likelihood; the source chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).
     """
 
     kappa: KappaBy = "shared"
@@ -24,5 +23,4 @@ class Elk(ConcentrationMethod):
     name = "elk"
 
     def loss(self, dimension: int, seed: int) -> ELK:
-        """ELK with these options."""
         return ELK(self.kappa_pos)

@@ -1,6 +1,4 @@
-"""`fit`: a trained network becomes Bayesian, its weights stay as they are; `fit_features` does without the network.
-
-Training before it, and the options of a run, are in `lam.methods.laplace_posthoc`.
+"""`fit`: a trained network becomes Bayesian and keeps its weights; `fit_features` does without the network.
 
 Source: Warburg et al. (2023), section 3.
 """
@@ -45,7 +43,7 @@ _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes of ImageNet's usual parts."""
 
 _MANY_CLASSES = 100
-"""Fewer classes may well be as many as an embedding has dimensions."""
+"""With fewer classes, an embedding may well have as many dimensions."""
 
 
 @torch.inference_mode(False)
@@ -64,17 +62,17 @@ def fit(
 
     In several processes, started by torchrun, each calls it with the same network and loader, takes its share of the
     batches (`lam.utils.distributed.shard`), and gets the same posterior: that of one process, up to the order of
-    sums. With `pairs="dataset"` features alone are shared out, and the first process forms the curvature from them.
+    sums. With `pairs="dataset"` features alone are shared, and the first process forms the curvature.
 
     Args:
-        network: any module that maps a batch to embeddings (N, D), normalised or not, and ends in a linear layer;
-            with `head` "train" or "identity" it need not.
-        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary, which
-            the network is given by name.
-        options: the settings of the posterior; the defaults of `Laplace` with `margin` if left out.
+        network: maps a batch to embeddings (N, D), normalised or not, and ends in a linear layer, which it does not
+            need with `head` "train" or "identity".
+        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary,
+            which is passed by name.
+        options: the settings of the posterior; by default those of `Laplace` with `margin`.
         margin: of the contrastive loss, in (0, 2]: `fit(network, loader, margin=0.7)` is short for
             `fit(network, loader, Laplace(margin=0.7))`.
-        preprocessing: how an image file becomes an input; that of the loader's data set by default.
+        preprocessing: how an image file becomes an input; by default the loader's data set says it.
         seed: of the posterior's noise.
         progress: show progress bars on standard error.
 
@@ -82,9 +80,9 @@ def fit(
         The encoder. The network itself is not changed.
 
     Raises:
-        ValueError: for settings outside their range, a network whose output is no (N, D), given by no linear layer or
-            another for an item in another batch, layers that a posterior cannot be over, features or a curvature that
-            are not finite, features that are all zero, and data without positive or negative pairs.
+        ValueError: for settings outside their range, a network without an output (N, D) from a linear layer, equal for
+            an item in any batch, unusable layers, features or a curvature that are not finite, features that are all
+            zero, and data without positive or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -130,13 +128,13 @@ def fit(
     common: Any = {
         "relation": relation,
         "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
-        "ood_score": "knn" if head == "identity" or _is_identity(weight, bias) else "kappa",
+        "ood_score": "knn" if _is_identity(weight, bias) else "kappa",
         "trained_on": item_hashes(split_batch(first)[0])[:REMEMBERED],
     }
     if options.layers != "last":
         probe = split_batch(first)[0]
         where: Any = {"network": network, "head": path, "layers": find_layers(network, probe, options.layers)}
-        empty, cost = empty_of_layers(options, probe, n_items=count_items(probe), **where)
+        empty, cost = empty_layers_curvature(options, probe, n_items=count_items(probe), **where)
         _LOG.info("curvature of %s", cost)
         if progress:
             tqdm.write(f"curvature of {cost}", file=sys.stderr)
@@ -162,16 +160,15 @@ def fit_features(
     seed: int = 0,
     progress: bool = False,
 ) -> BayesianEncoder:
-    """Fit the posterior with no network at hand: from stored features and the layer above them, over every pair.
+    """Fit the posterior without a network: from stored features and the layer above them, over every pair.
 
     Args:
-        features: (N, P) what enters the layer.
+        features: (N, P) inputs of the layer.
         labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) of the layer.
         bias: (D,) of the layer, or None.
-        options, margin, seed: as in `fit`. Pairs are always those of the whole data set, and `head`, `dimension`,
-            `layers` and `predictive` have no effect. A curvature that joins items, and one from outside lam, may hold
-            an (N, N) matrix of pairs.
+        options, margin, seed: as in `fit`. Pairs are of the whole data set, and `head`, `dimension`, `layers` and
+            `predictive` have no effect. A curvature that joins items, or from outside lam, may hold (N, N) pairs.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -217,14 +214,10 @@ def _accumulator(
     )
 
 
-def empty_of_layers(
+def empty_layers_curvature(
     options: Laplace, probe: Any, *, n_items: int, network: nn.Module, head: str, layers: Sequence[str]
 ) -> tuple[LayersCurvature, str]:
-    """The curvature of no batch, and the memory that batches of N items take, in words.
-
-    Raises:
-        ValueError: if that is more than `max_memory`.
-    """
+    """The curvature of no batch, and a sentence on the memory of batches of N items, at most `max_memory`."""
     curvature, max_memory = options.loss_curvature, options.max_memory
     layer: Any = network.get_submodule(head)
     check_sphere(layer.out_features)
@@ -243,23 +236,23 @@ def empty_of_layers(
     sampled = sum(weight.nbytes for _, weights in own.values() for weight in weights.values())
     if kept + matrices + an_item > max_memory:
         raise ValueError(
-            f"the curvature of {cost}, is more than max_memory, {max_memory:,}: allow more, take smaller "
-            "batches, or name fewer layers"
+            f"the curvature of {cost}, exceeds max_memory, {max_memory:,}: raise it, take smaller batches, or name "
+            "fewer layers"
         )
     return empty, f"{cost}; later {sampled:,} bytes for each network that is sampled"
 
 
 def _chosen(options: Laplace | None, margin: float | None) -> Laplace:
-    """The settings that were given, or those of a margin alone."""
+    """The given settings, or those of a margin alone."""
     if options is not None and margin is not None:
         raise ValueError(f"margin is a field of the options: give Laplace(margin={margin!r}, ...) alone")
-    options = Laplace(margin=margin) if options is None else options
+    options = options or Laplace(margin=margin)
     options.check_complete()
     return options
 
 
 def _number_of(loader: Any) -> int | None:
-    """How many batches this process gets, where a loader can say so."""
+    """How many batches this process gets, if the loader knows."""
     try:
         return ceil(len(loader) / distributed.world_size())
     except TypeError:
@@ -267,25 +260,19 @@ def _number_of(loader: Any) -> int | None:
 
 
 def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a layer changes nothing: a network's own embeddings are kept by it."""
+    """Whether a layer changes nothing, as one that keeps a network's own embeddings."""
     square = weight.shape[0] == weight.shape[1] and (bias is None or not bias.any())
     return square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 
 
 def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
-    """Warn where the outputs of a head are as many as there are classes: they may be logits, no embedding."""
+    """Warn if a head has as many outputs as there are classes: they may be logits."""
     targets = as_targets([] if labels is None else labels)
     n_classes = len(targets.unique()) if targets.ndim == 1 else 0
-    whose = (
-        "ImageNet"
-        if dimension in _IMAGENET_CLASSES
-        else "the data"
-        if dimension == n_classes >= _MANY_CLASSES
-        else None
-    )
-    if whose is not None:
+    if dimension in _IMAGENET_CLASSES or dimension == n_classes >= _MANY_CLASSES:
+        data = "ImageNet" if dimension in _IMAGENET_CLASSES else "the data"
         warnings.warn(
-            f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {whose} has classes: "
+            f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {data} has classes: "
             "if they are class logits, which make poor embeddings, put torch.nn.Identity() in its place and fit with "
             'head="train" or head="identity"',
             stacklevel=3,
@@ -307,7 +294,7 @@ def _features(
 def _trained_layer(
     features: Iterable[tuple[Tensor, Any]], device: torch.device, options: Laplace, *, seed: int, progress: bool
 ) -> tuple[nn.Linear, Iterable[tuple[Tensor, Any]]]:
-    """A layer trained on features, batches of them with their targets, and these again."""
+    """A layer trained on features, and batches of these with their targets."""
     inputs = [(part.to(device), targets) for part, targets in distributed.batches_of_all(features)]
     targets = torch.cat([targets_of(part, targets) for part, targets in inputs])
     if options.relation.positive_within is None:

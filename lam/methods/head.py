@@ -1,4 +1,4 @@
-"""What the methods share that train a head beside a network, which is frozen meanwhile."""
+"""Methods that train a head beside a frozen network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
 HeadLoss = Callable[[Tensor, Tensor, Minibatch], Tensor]
-"""Maps what the head says of N items, their embeddings (N, D), unit rows, and the batch to a scalar."""
+"""Maps outputs of the head for N items, their embeddings (N, D), unit rows, and the batch to a scalar."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,8 @@ class HeadMethod(Method):
     """Train a network, then, with the network frozen, a head beside its own.
 
     Attributes:
-        epochs: of the head; the network has its own.
-        learning_rate: of the head; the network has its own.
-
-    Raises:
-        ValueError: for an option outside its range.
+        epochs: of the head, at least 1; the network has its own.
+        learning_rate: of the head, positive; the network has its own.
     """
 
     epochs: int = 10
@@ -41,17 +38,10 @@ class HeadMethod(Method):
     def train_head(
         self, head: nn.Module, network: nn.Module, path: str, loss: HeadLoss, dataset: Any, training: Training
     ) -> History:
-        """Train a head in the stage and the sub-folder `head`.
+        """Train a head on features (N, P) in the stage and the sub-folder `head`, on all pairs of each batch.
 
-        As the network is trained, but for epochs and learning rate, and for miners: it learns from all pairs of a
-        batch. Its last epoch is kept, as validation judges the retrieval, which the head does not change.
-
-        Args:
-            head: what is trained; it maps features (N, P).
-            network: trained; it stays as it is.
-            path: of the network's last linear layer, whose input the head sees.
-            loss: of what the head says.
-            dataset, training: of `Method.train`.
+        All else is as for the network, whose last linear layer is at `path`. The last epoch is kept, as validation
+        judges retrieval, which the head does not change.
         """
         own = replace(
             training,
@@ -68,29 +58,17 @@ class HeadMethod(Method):
 
 
 class HeadStep(Step):
-    """Take the gradient at a head, which is all that the loop trains.
+    """Take the gradient at a head, beside a network in evaluation mode without gradients.
 
-    The network runs in evaluation mode, without gradients, so that nothing of it changes, its batch norms included.
-
-    Args:
-        network: frozen; on the device of the batches.
-        path: of its last linear layer, whose input the head sees.
-        loss: of what the head says.
-        options: of the method; more epochs may be asked for when a run is resumed.
+    Its settings hold a hash of the network's weights, and `options` of the method without those that a resumed run
+    changes.
     """
 
     def __init__(self, network: nn.Module, path: str, loss: HeadLoss, options: dict[str, Any]) -> None:
-        self.network, self.path, self.loss, self.options = network, path, loss, options
+        self.network, self.path, self.loss = network, path, loss
+        self.settings = {**options, "head": path, "frozen": sha256_of_weights(network)[:12]}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options and a hash of the network's weights: a head goes on only beside the one it began with."""
-        return {**self.options, "head": self.path, "frozen": sha256_of_weights(self.network)[:12]}
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient of one batch; `loss`, which trained the network, is not used."""
+    def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
+        """The head's own loss; `loss`, which trained the network, is not used."""
         features, output = features_and_output(self.network, self.path, batch.inputs)
-        embeddings = F.normalize(batch.gathered(output).float())
-        value = self.loss(network(features.float()), embeddings, batch)
-        backward(value)
-        return value.detach()
+        return self.loss(network(features.float()), F.normalize(batch.gather(output).float()), batch)

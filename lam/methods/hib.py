@@ -1,10 +1,10 @@
-"""HIB, hedged instance embeddings: network and uncertainty are trained together, by a loss of sampled embeddings.
+"""HIB, hedged instance embeddings: a loss of sampled embeddings trains network and uncertainty together.
 
 Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), appendix G.4.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss, margin_of
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.methods.base import Method, Trained, head_of, inputs_of
-from lam.models.head import recorded_head_inputs
+from lam.methods.base import Method, Trained, head_of
+from lam.models.head import record_head_inputs
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
@@ -28,24 +28,21 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    The loss of a batch is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean
-    over items of KL(N(μ, diag(σ²)) ‖ N(0, I)). The mean μ is the output of the head before normalisation, as in the
-    source, whose Gaussians have the whole space: on the sphere the divergence could not tell one mean from another.
-    Retrieval compares directions of means, as everywhere in this package; that of validation too.
+    The loss is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean over
+    items of KL(N(μ, diag(σ²)) ‖ N(0, I)). μ is the output of the head before normalisation, as in the source: on the
+    sphere the divergence could not tell one mean from another. Retrieval, in validation too, compares directions of
+    means.
 
-    The source trains network and uncertainty together, and so does this. β and the number of samples are the source's.
-    It is silent about where a and b begin: at 5 and 5, by which items at distance 1 match with probability ½; at 1 and
-    0, where two samples at one point match with ½, the loss fell far slower. a is learned as its logarithm.
+    The number of samples and β are the source's. It does not say where a and b begin: at 5 and 5 items at distance 1
+    match with probability ½; at 1 and 0, where two samples at one point do, the loss fell far slower. a is learned as
+    log a.
 
     Attributes:
-        n_samples: samples an item and step; every one of an item is compared with every one of the other.
+        n_samples: samples an item and step, at least 1; all of one item are compared with all of the other.
         kl_weight: β ≥ 0.
         scale: a > 0 of p(match) at the beginning.
-        offset: b of p(match) at the beginning.
+        offset: b of p(match) at the beginning, finite.
         shared: one scale and shift for all dimensions in the uncertainty head's last batch norm.
-
-    Raises:
-        ValueError: for an option outside its range.
     """
 
     n_samples: int = 8
@@ -67,35 +64,28 @@ class Hib(Method):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Nothing: its own loss has no curvature; see `Method.trained_by`."""
+        """Empty: its own loss has no curvature; see `Method.trained_by`."""
         return {}
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.
 
-        The weights of a network that is trained already are where training begins. Of `training.loss` nothing is used
-        but the margin that miners go by; `training.validate` is called with the network itself.
+        Training starts at the weights of a trained network. `training.loss` only gives miners their margin, and
+        `training.validate` gets the network itself.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
         validate: Any = training.validate
         validate_network = None if validate is None else lambda model: validate(model.network)
-        own = replace(training, pretrained=False, validate=validate_network)
-        histories = self.trained_network(HibNetwork(network, path, uncertainty, self), dataset, own, HibStep(self))
-        common = {"unit_mean": False, "seed": training.seed, **inputs_of(dataset, training)}
-        return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
+        plan = replace(training, pretrained=False, validate=validate_network)
+        histories = self.train_network(HibNetwork(network, path, uncertainty, self), dataset, plan, HibStep(self))
+        own = {"uncertainty": uncertainty, "unit_mean": False}
+        return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
 
 
 class HibNetwork(nn.Module):
-    """Everything that HIB trains: a network, the uncertainty head on its features, and a and b of p(match).
-
-    Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
-        head: path of that layer.
-        uncertainty: maps what enters that layer to log variances (N, D).
-        options: a and b at the beginning.
-    """
+    """Everything that HIB trains: a network, the uncertainty head on its features, and a and b of p(match)."""
 
     def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
         super().__init__()
@@ -105,34 +95,27 @@ class HibNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """μ, the output of the head before normalisation, and log σ²."""
-        with recorded_head_inputs(self.network, self.head) as head_inputs:
+        with record_head_inputs(self.network, self.head) as head_inputs:
             self.network(inputs)
         features = head_inputs[-1]
         return self.network.get_submodule(self.head)(features).float(), self.uncertainty(features.float())
 
 
 class HibStep(Step):
-    """Take the gradient of the soft contrastive loss of samples, and of the divergence from the unit Gaussian."""
+    """The soft contrastive loss of samples, and the divergence from the unit Gaussian."""
 
     def __init__(self, options: Hib) -> None:
-        self.options = options
+        self.options, self.settings = options, asdict(options)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Options as JSON; a run is resumed only with the same."""
-        return asdict(self.options)
-
-    def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient of one batch; of `loss`, which is not used, miners take the margin."""
+    def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
+        """The loss of samples; `loss` only gives miners their margin."""
         model: Any = network
         mean, log_variance = model(batch.inputs)
         noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)
         samples = mean + (log_variance / 2).exp() * noise
-        pairs = batch.mined(F.normalize(mean), margin_of(loss))
+        pairs = batch.choose_pairs(F.normalize(mean), margin_of(loss))
         match = soft_contrastive(samples, pairs, scale=model.log_scale.exp(), offset=model.offset)
-        value = match + self.options.kl_weight * divergence_from_unit_gaussian(mean, log_variance).mean()
-        backward(value)
-        return value.detach()
+        return match + self.options.kl_weight * divergence_from_unit_gaussian(mean, log_variance).mean()
 
 
 def divergence_from_unit_gaussian(

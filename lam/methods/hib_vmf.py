@@ -29,5 +29,4 @@ class HibVmf(ConcentrationMethod):
     name = "hib_vmf"
 
     def loss(self, dimension: int, seed: int) -> HIB:
-        """HIB with these options."""
         return HIB(self.n_samples, self.scale, self.offset, self.n_negatives)

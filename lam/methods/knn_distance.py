@@ -8,8 +8,7 @@ from torch import nn
 
 from lam.encoders.base import directions_of
 from lam.encoders.concentration import NeighbourEncoder
-from lam.methods.base import Method, Trained, head_of, inputs_of
-from lam.methods.reference import reference_inputs
+from lam.methods.base import Method, Trained, head_of, reference_inputs
 from lam.models.head import features_and_output
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training import Training
@@ -21,11 +20,8 @@ class KnnDistance(Method):
     """Train a network, then keep the features of some training items.
 
     Attributes:
-        k: which of its nearest neighbours an item is compared with, counted from 1.
-        reference: how many training items are kept, drawn at random; all of them where there are no more.
-
-    Raises:
-        ValueError: for a k below 1, or fewer than k reference items.
+        k: the nearest neighbour that an item is compared with, counted from 1.
+        reference: how many training items are kept, at least k, drawn at random; all if there are fewer.
     """
 
     k: int = NEIGHBOUR
@@ -41,7 +37,7 @@ class KnnDistance(Method):
             raise ValueError(f"reference must be at least k = {self.k} items, got {self.reference}")
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse data of fewer than k items, too; see `Method.check`."""
+        """Also reject data of fewer than k items; see `Method.check`."""
         super().check(network, dataset, training)
         if len(dataset) < self.k:
             raise ValueError(f"the reference must hold at least k = {self.k} items, got {len(dataset)}")
@@ -50,9 +46,8 @@ class KnnDistance(Method):
         """Train a network and keep its reference; see `Method.train`."""
         self.check(network, dataset, training)
         head = head_of(network, dataset)
-        histories = self.trained_network(network, dataset, training)
+        histories = self.train_network(network, dataset, training)
         with training.stage("reference"):
             inputs = reference_inputs(dataset, self.reference, seed=training.seed)
             reference = torch.cat([directions_of(features_and_output(network, head, batch)[0]) for batch in inputs])
-        common = {"seed": training.seed, **inputs_of(dataset, training)}
-        return Trained(NeighbourEncoder(network, head, reference=reference, k=self.k, **common), histories)
+        return Trained(self.encoder_of(network, head, dataset, training, reference=reference, k=self.k), histories)

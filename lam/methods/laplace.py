@@ -1,4 +1,4 @@
-"""`Laplace`: the settings of a Laplace posterior, as `lam.fit` and `lam.fit_features` take them."""
+"""`Laplace`: the settings of a Laplace posterior, for `lam.fit` and `lam.fit_features`."""
 
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -22,28 +22,26 @@ class Laplace:
     """Settings of a Laplace posterior, checked when the record is made.
 
     Attributes:
-        margin: of the contrastive loss, in (0, 2]. The curvature takes it where it has none of its own; miners and the
-            training of an added layer take it too.
-        curvature: of the loss: an object of `lam.hessians`, the name of one, or its name and settings as a mapping.
-        pairs: `batch` takes all pairs within each batch, so that fits can be added and batches forgotten. `dataset`
-            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+        margin: of the contrastive loss, in (0, 2]: for a curvature without its own, miners, and an added layer.
+        curvature: of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
+        pairs: `batch` takes all pairs within a batch, so that fits add up and batches can be forgotten. `dataset` takes
+            every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
         head: path of the last linear layer; by default it is found. `train` and `identity` add a layer after the
-            network, which itself does not change. `train` trains that layer on the network's output
-            (`lam.methods.added_head`), which stays in memory meanwhile. `identity` keeps the network's embeddings;
-            its κ says little about the distance from the data, so its OOD score is k-NN. A TorchScript network, whose
-            layers cannot be reached, takes `identity`.
-        dimension: D of the layer that `head="train"` adds; by default 64, or the width of the output if that is less.
+            unchanged network. `train` trains it on the network's output (`lam.methods.added_head`), which stays in
+            memory meanwhile. `identity` keeps the network's embeddings; its κ says little about the distance from the
+            data, so its OOD score is k-NN. It is the default of a TorchScript network.
+        dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
             pairs within batches.
-        structure: of the posterior's covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
-            or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms; the
-            others take `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
+        structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
+            `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
+            others `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
         predictive: of several layers: `linearised` in their weights, the default, or `sampled` networks.
-        max_memory: limit in bytes on the sums of the structure; with several layers also on a batch and an item.
-            Networks that are sampled later need S times the weights of the layers beside it.
+        max_memory: limit in bytes on the sums of the structure, and with several layers on a batch and an item. Sampled
+            networks later need S times the weights of the layers beside it.
         rank: of `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
         prior_precision: α > 0.
-        likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum. `BayesianEncoder.tune`
+        likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.
 
     Raises:
@@ -68,14 +66,14 @@ class Laplace:
         self.loss_curvature.check_scope(self.relation.scope)
         if self.dimension is not None and self.head != "train":
             raise ValueError(
-                f'dimension is that of the layer that head="train" adds, got {self.dimension} with head={self.head!r}'
+                f'dimension is of the layer that head="train" adds, got {self.dimension} with head={self.head!r}'
             )
         self.structure_options.structure.check_cross_terms(self.loss_curvature)
         self._check_layers()
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature as an object, with the margin where it has none of its own."""
+        """The curvature as an object, with the margin if it has none of its own."""
         if isinstance(self.curvature, Curvature):
             return self.curvature.filled({"margin": self.margin})
         if self.curvature == "contrastive":
@@ -90,7 +88,7 @@ class Laplace:
 
     @property
     def relation(self) -> Relation:
-        """Which items are pairs; triplets of miners have the margin of the settings where they have none."""
+        """Which items are pairs; triplets of miners take the margin of the settings if they have none."""
         if not isinstance(self.pairs, Relation):
             check_choice("pairs", self.pairs, SCOPES)
             return Relation(self.pairs)
@@ -110,22 +108,14 @@ class Laplace:
         return StructureOptions(POSTERIORS[self.structure].structure, self.max_memory, self.rank)
 
     def check_complete(self) -> None:
-        """Require a loss: a margin, or a curvature that lacks nothing.
-
-        Raises:
-            ValueError: naming what is missing.
-        """
+        """Require a loss: a margin, or a curvature without open settings."""
         curvature = self.loss_curvature
         if curvature == ContrastiveCurvature(None):
             raise ValueError("give the margin of the contrastive loss, or the curvature of another")
         curvature.check_filled()
 
     def added_layer(self, head: str, width: int) -> nn.Linear:
-        """The shape of the layer that `head` adds after outputs of a width, without values.
-
-        Raises:
-            ValueError: for a dimension outside its range, or if the loss that trains the layer has no margin.
-        """
+        """The shape of the layer that `head` adds after outputs of a width, on the meta device."""
         if head == "identity":  # a bias would add the same variance to all items
             return nn.Linear(width, width, bias=False, device="meta")
         if self.loss_margin is None:
@@ -133,15 +123,15 @@ class Laplace:
         return nn.Linear(width, dimension_of(width, self.dimension), device="meta")
 
     def _check_layers(self) -> None:
-        """Refuse settings of the last layer with several layers, and the other way round."""
+        """Reject settings of the last layer with several layers, and the other way round."""
         is_paths = isinstance(self.layers, list | tuple) and all(isinstance(path, str) for path in self.layers)
         if not (is_paths or isinstance(self.layers, str)):
             raise ValueError(f'layers must be "last", "all" or a list of paths, got {self.layers!r}')
         if self.layers == "last":
             if self.predictive is not None:
                 raise ValueError(
-                    f'predictive is of several layers, got {self.predictive!r} with layers="last", whose outputs are '
-                    'linear in its weights: give layers="all" or a list of paths'
+                    f'predictive is of several layers, got {self.predictive!r} with layers="last": give layers="all" '
+                    "or a list of paths"
                 )
             return
         if self.structure not in LAYERS_POSTERIORS:
@@ -150,12 +140,12 @@ class Laplace:
         check_choice("predictive", self.predictive or "linearised", get_args(Predictive))
         if self.head in ("identity", "train"):
             raise ValueError(
-                f"layers={self.layers!r} are of a network that ends in its own linear layer, got head={self.head!r}, "
-                'which adds one that is in the posterior alone: use layers="last"'
+                f"layers={self.layers!r} need a network that ends in its own linear layer, got head={self.head!r}: use "
+                'layers="last"'
             )
         if self.relation.scope != "batch":
             raise ValueError(
-                f"layers={self.layers!r} have a posterior formed in batches alone, got pairs={self.relation.scope!r}: "
-                'use pairs="batch"'
+                f"layers={self.layers!r} take pairs within batches, got pairs={self.relation.scope!r}: use "
+                'pairs="batch"'
             )
         LAYERS_POSTERIORS[self.structure].structure.check_cross_terms(self.loss_curvature)

@@ -1,7 +1,7 @@
 """Online Laplace: the posterior is learnt during training, and its noise shapes the network.
 
-Monte-Carlo EM: each step samples the last layer from the posterior, takes the gradient of the training loss there and
-applies it to the mean, and moves the curvature towards that of the batch.
+Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient there to the mean, and
+moves the curvature towards that of the batch.
 
 Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 """
@@ -19,8 +19,8 @@ from lam.hessians import Diagonal, diagonal_ggn
 from lam.losses import Loss, margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
 from lam.methods.fit import detached_copies
-from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_with, learned_of
-from lam.models.head import recorded_head_inputs
+from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters
+from lam.models.head import record_head_inputs
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -34,7 +34,7 @@ from lam.utils.random import on_device
 Update = Literal["average", "accumulate"]
 _OF_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
-"""Options of what follows training, which a resumed run may change."""
+"""Options of later steps, which a resumed run may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,25 +42,21 @@ class LaplaceOnline(LaplaceMethod):
     """Train a network and its posterior together.
 
     Attributes:
-        head: path of the last linear layer; found on the first items by default.
+        head: path of the last linear layer; by default found on the first items.
         likelihood_scale: s > 0.
         prior_precision: α > 0.
         initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
         memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
-        update: `average`; or `accumulate`, h ← β h + relu(h_batch), h_batch averaged over the pairs that were chosen,
-            as the authors' code does: its noise is far smaller. The paper's equation 5 is such a sum, too.
-        n_samples: last layers drawn a step, over which gradient and h_batch are averaged.
-        warmup_epochs: epochs at the beginning without noise; the curvature is followed in them too.
+        update: `average`; or `accumulate`, h ← β h + relu(h_batch), h_batch averaged over the chosen pairs, as in the
+            authors' code: its noise is far smaller. The paper's equation 5 is such a sum, too.
+        n_samples: last layers drawn a step, at least 1; gradient and h_batch are means over them.
+        warmup_epochs: epochs at the beginning without noise, in which h is updated too.
         refresh_every: h is updated every so many steps.
-        refit: form the curvature again after training, over the data at the kept weights, as `laplace_posthoc` does. A
-            running mean over noisy layers that were left long ago tells what training saw from what it never saw less
-            sharply; the network stays the one that the noise shaped.
+        refit: form the curvature again after training, at the kept weights, as `laplace_posthoc` does. A running mean
+            over noisy layers of the past separates seen from unseen data less sharply.
         hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
             triplets; see `lam.pairs.Mining`.
-        hessian_max_pairs: at most so many of these triplets, or of all pairs so many of each type, drawn at random.
-
-    Raises:
-        ValueError: for an option outside its range.
+        hessian_max_pairs: at most so many of these triplets, or pairs of each type for `all`, drawn at random.
     """
 
     head: str | None = None
@@ -94,7 +90,7 @@ class LaplaceOnline(LaplaceMethod):
             raise ValueError(f"hessian_{error}") from None
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Refuse a trained network, which holds no posterior."""
+        """Reject a trained network, which holds no posterior."""
         if pretrained:
             raise ValueError(
                 "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
@@ -111,10 +107,10 @@ class LaplaceOnline(LaplaceMethod):
         relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
         refit = self._refit(path, relation, training) if self.refit else None
         step = OnlineLaplaceStep(path, self)
-        histories = self.trained_network(network, dataset, training, step)
+        histories = self.train_network(network, dataset, training, step)
         if refit is not None:
-            return Trained(fit_with(refit, network, dataset, training, histories), histories)
-        step.curvature = self.curvature_of(training.loss, learned_of(histories))
+            return Trained(fit_posterior(refit, network, dataset, training, histories), histories)
+        step.curvature = self.curvature_of(training.loss, learned_parameters(histories))
         layer: Any = network.get_submodule(step.head)
         posterior = DiagonalPosterior(
             *detached_copies(layer.weight, layer.bias),
@@ -129,7 +125,7 @@ class LaplaceOnline(LaplaceMethod):
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
+        """Also reject options that do not go with the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)
@@ -137,12 +133,10 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training.relation or Relation(), training)
 
     def _refit(self, head: str, relation: Relation, training: Training) -> LaplacePosthoc:
-        """The method that refits. Shuffled batches of places hold hardly a pair: there every pair counts."""
+        """The method that refits. Shuffled batches of places hold hardly a pair, so for places every pair counts."""
         has_places = relation.positive_within is not None
         if has_places and self.hessian_miner != "all":
-            raise ValueError(
-                "refit forms the curvature of places over all pairs: leave the miner of the curvature out, or refit"
-            )
+            raise ValueError("refit forms the curvature of places over all pairs: leave out hessian_miner, or refit")
         return LaplacePosthoc(
             head=head,
             **{name: getattr(self, name) for name in _OF_REFIT},
@@ -154,11 +148,11 @@ class LaplaceOnline(LaplaceMethod):
 
 
 class OnlineLaplaceStep(Step):
-    """Take the gradient at last layers sampled from the posterior, and follow the curvature.
+    """Take the gradient at last layers sampled from the posterior, and update the curvature.
 
     Args:
         head: path of the last linear layer.
-        options: how the posterior is kept. What they leave out of the curvature is taken from the loss at each step.
+        options: of the posterior; open settings of its curvature are the loss's at each step.
     """
 
     def __init__(self, head: str, options: LaplaceOnline) -> None:
@@ -167,27 +161,25 @@ class OnlineLaplaceStep(Step):
         self.mining = Mining(options.hessian_miner, options.hessian_max_pairs)
         self.h: Tensor | None = None
         self._steps = 0
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Options as JSON; a run is resumed only with the same."""
-        options = {name: value for name, value in asdict(self.options).items() if name not in _AFTER_TRAINING}
-        return {**options, "head": self.head}
+        resumed = {name: value for name, value in asdict(options).items() if name not in _AFTER_TRAINING}
+        self.settings = {**resumed, "head": head}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
 
-        Miners see the embeddings of each sample, for its loss and for its curvature, so that no pair is chosen by a
-        distance other than that in its own term.
+        Miners see the embeddings of each sample, for its loss and its curvature, so a pair is chosen by its own
+        distance.
         """
         layer: Any = network.get_submodule(self.head)
-        with recorded_head_inputs(network, self.head) as head_inputs:
+        with record_head_inputs(network, self.head) as head_inputs:
             network(batch.inputs)
-        features = batch.gathered(head_inputs[-1])
+        features = batch.gather(head_inputs[-1])
         self.curvature = self.own.filled(settings_of(loss))
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
-            self.h = torch.full_like(theta, self._initial_h(), dtype=torch.float32)
+            scale, initial = self.options.likelihood_scale, self.options.initial_precision
+            h = (scale / 1000 if initial is None else initial) / scale
+            self.h = torch.full_like(theta, h, dtype=torch.float32)
         self.h = self.h.to(theta.device)
         deviation = self._deviation(batch.epoch)
         samples: list[Tensor] = []
@@ -200,21 +192,17 @@ class OnlineLaplaceStep(Step):
             weight, bias = _split(samples[-1], layer.bias is not None)
             output = F.linear(features, weight.to(features), None if bias is None else bias.to(features))
             embeddings.append(F.normalize(output).to(theta.dtype))
-            mined = batch.mined(embeddings[-1], margin_of(loss))
+            mined = batch.choose_pairs(embeddings[-1], margin_of(loss))
             value = value + loss(embeddings[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.mined(sample, margin_of(loss), self.mining) for sample in embeddings]
+            pairs = [batch.choose_pairs(sample, margin_of(loss), self.mining) for sample in embeddings]
             self._update_h(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
 
     def diagonal(self, has_bias: bool) -> Diagonal:
-        """h as the curvature of a posterior: a running mean, to which no other can be added.
-
-        Raises:
-            ValueError: where no step was made yet.
-        """
+        """h as the curvature of a posterior: a running mean, which adds to no other."""
         if self.h is None:
             raise ValueError("the posterior has not been trained: no step was made")
         return Diagonal(self.h[None], None, self.curvature, has_bias)
@@ -224,14 +212,9 @@ class OnlineLaplaceStep(Step):
         return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take up h and the number of steps from `state_dict`."""
+        """Restore h and the number of steps."""
         self.h = state["h"].clone() if "h" in state else None
         self._steps = int(state["steps"]) if "steps" in state else 0
-
-    def _initial_h(self) -> float:
-        scale = self.options.likelihood_scale
-        initial = scale / 1000 if self.options.initial_precision is None else self.options.initial_precision
-        return initial / scale
 
     def _deviation(self, epoch: int) -> Tensor:
         h = cast(Tensor, self.h)
@@ -244,9 +227,11 @@ class OnlineLaplaceStep(Step):
         h_batch = torch.zeros_like(samples[0])
         for sample, mined in zip(samples, pairs, strict=True):
             weight, bias = _split(sample, layer.bias is not None)
-            averaged = _over_mined(mined) if options.update == "accumulate" else mined
+            if options.update == "accumulate":  # averaged over the chosen pairs, not over all in the batch
+                counts = [max(1, round(float(chosen.sum()))) for chosen in (mined.positive, mined.negative)]
+                mined = replace(mined, n_positives=counts[0], n_negatives=counts[1])
             try:
-                ggn = diagonal_ggn(features, weight, bias, averaged, self.curvature)
+                ggn = diagonal_ggn(features, weight, bias, mined, self.curvature)
             except ValueError as error:
                 raise DivergenceError(f"the curvature cannot be followed ({error})") from error
             h_batch += ggn.h / len(samples)
@@ -255,12 +240,6 @@ class OnlineLaplaceStep(Step):
         if not new_h.isfinite().all():
             raise DivergenceError("the curvature h is not finite")
         self.h = new_h
-
-
-def _over_mined(mined: Pairs) -> Pairs:
-    """Pairs averaged over those that the miner chose, in place of all in the batch."""
-    n_positives, n_negatives = (max(1, round(float(weights.sum()))) for weights in (mined.positive, mined.negative))
-    return replace(mined, n_positives=n_positives, n_negatives=n_negatives)
 
 
 def _split(theta: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Post-hoc Laplace: a trained network becomes Bayesian, its weights stay as they are.
+"""Post-hoc Laplace: a trained network becomes Bayesian and keeps its weights.
 
 Source: Warburg et al. (2023), section 3.
 """
@@ -15,14 +15,13 @@ from torch.utils.data import DataLoader
 from lam.datasets.augmented import without_augmentation
 from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
-from lam.encoders.batches import Batch, as_batches, split_batch
+from lam.encoders.batches import Batch, HeldOut, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
-from lam.encoders.held_out import HeldOut
 from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.losses import Loss, as_settings, margin_of, settings_of
 from lam.methods.base import Method, Refit, Trained, inputs_of, probe_of
-from lam.methods.fit import empty_of_layers, fit
+from lam.methods.fit import empty_layers_curvature, fit
 from lam.methods.laplace import Laplace
 from lam.models.head import default_head, find_head, probe_output
 from lam.models.layers import find_layers
@@ -37,10 +36,10 @@ from lam.utils.random import seeded
 from lam.vmf.embeddings import Mean
 
 _OF_CONTRASTIVE = ("margin", "split", "fix", "negative_weight")
-"""Options that are settings of the contrastive curvature alone."""
+"""Settings of the contrastive curvature alone."""
 
 OWN = "own"
-"""In place of a curvature's name: that of the loss by which the network is trained, or was."""
+"""Stands for the curvature of the loss that trains, or trained, the network."""
 
 Options = TypeVar("Options", bound="LaplaceMethod")
 Tune = Literal["calibration", "marginal_likelihood", "none"]
@@ -48,18 +47,17 @@ Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMethod(Method):
-    """Options of both Laplace methods: which direction is retrieved, and how the posterior is tuned.
+    """Options of both Laplace methods: the retrieved direction, the curvature, and how the posterior is tuned.
 
     Attributes:
-        tune: by what s or α of the posterior is chosen, on held-out data, after training.
-        tune_step: of `marginal_likelihood`: log α moves by this once, in place of to the maximum.
-        mean: which direction is retrieved: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
-        curvature: of which loss: a name in `lam.hessians.CURVATURES`, or a mapping of its name and settings, such as
-            {name: supcon, split: outputs}. Those that it leaves out and the loss of training has, such as a
-            temperature, are the loss's. The settings of `contrastive` are options of their own. Or `own`: that of the
-            loss by which the network is trained, or was; see `Method.trained_by`.
-        margin: of the contrastive curvature, within which negative pairs have one; by default that of the loss, which
-            stays that of the triplets of miners.
+        tune: the criterion that chooses s or α of the posterior on held-out data, after training.
+        tune_step: of `marginal_likelihood`: log α moves by this once, instead of to the maximum.
+        mean: the retrieved direction: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
+        curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
+            outputs}; open settings, such as a temperature, are those of the training loss. Settings of `contrastive`
+            are options of their own. `own` is the curvature of the loss that trains, or trained, the network.
+        margin: of the contrastive curvature, within which negative pairs have one; by default the loss's, which
+            triplets of miners keep.
         split: of the contrastive curvature, `euclidean` or `arccos`.
         fix: of the contrastive curvature, `fixed`, `positive`, `full` or `projected`.
         negative_weight: of the contrastive curvature, w in [0, 1].
@@ -87,63 +85,52 @@ class LaplaceMethod(Method):
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature as the options have it, without what is taken from the loss."""
+        """The curvature of the options, with the settings that they leave open."""
         if self.curvature == OWN:  # until `resolved` says which
             return ContrastiveCurvature(self.margin)
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
-        if settings != {"name": "contrastive"}:
-            for option in _OF_CONTRASTIVE:
-                if getattr(self, option) != getattr(LaplaceMethod, option):
-                    raise ValueError(
-                        f"{option} is of the contrastive curvature: with curvature={self.curvature!r}, give settings "
-                        f"as {{name: {settings.get('name')}, ...}}"
-                    )
-            try:
-                return from_settings(settings)
-            except (TypeError, ValueError) as error:
-                where = "" if str(error).startswith("curvature") else f"curvature={self.curvature!r}: "
-                raise ValueError(f"{where}{error}") from None
-        return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
+        if settings == {"name": "contrastive"}:
+            return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
+        if foreign := [name for name in _OF_CONTRASTIVE if getattr(self, name) != getattr(LaplaceMethod, name)]:
+            raise ValueError(
+                f"{foreign[0]} is of the contrastive curvature: with curvature={self.curvature!r}, give settings as "
+                f"{{name: {settings.get('name')}, ...}}"
+            )
+        try:
+            return from_settings(settings)
+        except (TypeError, ValueError) as error:
+            where = "" if str(error).startswith("curvature") else f"curvature={self.curvature!r}: "
+            raise ValueError(f"{where}{error}") from None
 
     def resolved(self: Options, training: Training) -> Options:
-        """The options with the curvature that is `own` named, of whatever trains the network or has trained it.
-
-        Raises:
-            ValueError: where the loss that has trained it has no curvature.
-        """
+        """The options with a curvature in place of `own`; `ValueError` if the training loss has none."""
         if self.curvature != OWN:
             return self
         if training.trained_by is None:
             return replace(self, curvature={"name": training.loss.curvature})
         if not training.trained_by:
             raise ValueError(
-                "the loss that trained the network has no curvature of its own: give method.curvature another of "
+                "the loss that trained the network has no curvature of its own: give method.curvature one of "
                 f"{', '.join(CURVATURES)}"
             )
         return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
-        """The curvature, with what it leaves out taken from a loss and what that has learned.
-
-        Raises:
-            ValueError: for a setting that neither has.
-        """
+        """The curvature, with open settings from a loss and what it has learned; none may stay open."""
         curvature: Any = self.loss_curvature.filled({**settings_of(loss), **as_settings(learned or {})})
-        for field in fields(curvature):
-            if getattr(curvature, field.name) is None:
-                raise ValueError(
-                    f"{type(curvature).__name__} needs a {field.name}, and the loss {type(loss).__name__} has none: "
-                    f"give it, as method.curvature={{name: ..., {field.name}: ...}}, or train by a loss that has one"
-                )
+        if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
+            raise ValueError(
+                f"{type(curvature).__name__} needs a {missing[0]}, and the loss {type(loss).__name__} has none: give "
+                f"it, as method.curvature={{name: ..., {missing[0]}: ...}}, or train by a loss that has one"
+            )
         return curvature
 
     @property
     def tunes(self) -> bool:
-        """Whether the options ask for tuning."""
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The same with another curvature of the same loss, which is negative nowhere: none, unless there is one."""
+        """The same with other curvatures of the same loss that are never negative; empty if there is none."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -152,15 +139,15 @@ class LaplaceMethod(Method):
                 yield cast(BayesianEncoder, refit(method)).posterior
 
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
-        """Choose s or α of the posterior as the options say, and recommend an OOD score where inputs are images.
+        """Choose s or α of the posterior as the options say, and recommend an OOD score for images.
 
-        Where clipped weights make most of the predictive variance, the posterior is refitted by the curvature of
-        `without_clipping` that scores best. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        If clipped weights make most of the predictive variance, the best-scoring curvature of `without_clipping` takes
+        over. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
-            others = () if refit is None else self._posteriors_without_clipping(refit)
-            bayesian.tune(held_out, by="calibration", alternatives=others)
+            alternatives = () if refit is None else self._posteriors_without_clipping(refit)
+            bayesian.tune(held_out, by="calibration", alternatives=alternatives)
         elif self.tune == "marginal_likelihood":
             bayesian.tune([], by="marginal_likelihood", step=self.tune_step)
         if is_images(split_batch(next(iter(as_batches(held_out.batches)), None))[0]):
@@ -173,15 +160,11 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
     Attributes:
         miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
-        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        views: the curvature is over two random views of each image, each the other's only match, and reads no labels;
-            by default it is over the images as they are. With `curvature=own`, over the views that the network was
-            trained on, where it was.
-        average: whether the curvature is averaged over the pairs of each type, or their plain sum.
-        batch_size: items a batch, among which pairs are formed.
-
-    Raises:
-        ValueError: for an option outside its range.
+        max_pairs: at most so many triplets of the kind, or pairs of each type for `all`.
+        views: form the curvature over two random views of each image, each the other's only match, without labels; by
+            default over the images as they are. `curvature=own` takes the views that the network was trained on.
+        average: average the curvature over the pairs of each type, or take their plain sum.
+        batch_size: items a batch, at least 2, among which pairs are formed.
     """
 
     curvature: str | dict[str, Any] = "contrastive"
@@ -201,17 +184,17 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         check_at_least("batch_size", self.batch_size, 2)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and fit the posterior; see `Method.train` and `lam.fit`. Nothing is tuned here.
+        """Train a network and fit the posterior without tuning; see `Method.train` and `lam.fit`.
 
-        What the options leave out of the curvature, such as a margin, is the loss's. Stages are `train` and `fit`.
+        Open settings of the curvature, such as a margin, are the loss's. Stages are `train` and `fit`.
         """
         self.check(network, dataset, training)
         options = self.resolved(training)
-        histories = self.trained_network(network, dataset, training)
-        return Trained(fit_with(options, network, dataset, training, histories), histories)
+        histories = self.train_network(network, dataset, training)
+        return Trained(fit_posterior(options, network, dataset, training, histories), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse options that do not go with the network, the loss or places, too; see `Method.check`."""
+        """Also reject options that do not go with the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
         if training.relation is not None and training.relation.positive_within is not None and self.pairs == "batch":
             raise ValueError(
@@ -230,17 +213,17 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
             check(cast(nn.Linear, network.get_submodule(head)), curvature)
             return
         n_items, layers = min(self.batch_size, len(dataset)), find_layers(network, probe, self.layers)
-        empty_of_layers(options, probe, n_items=n_items, network=network, head=head, layers=layers)
+        empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
-        """With the views, too, that the network was trained on; see `LaplaceMethod.resolved`."""
+        """Also with the views that the network was trained on; see `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The same with the other settings of the contrastive curvature that are negative nowhere, of a diagonal.
+        """The same with the contrastive curvatures that are never negative, of a diagonal.
 
-        Of `kron` there are none: refitted by them, κ told errors worse on four data sets of four.
+        `kron` has none: refitted by them, κ told errors worse on four data sets of four.
         """
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure == "diag":
             if self.layers == "last":
@@ -249,14 +232,14 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
             yield replace(self, fix="projected")
 
     def relation_of(self, training: Training) -> Relation:
-        """What makes a pair in the data of a training, chosen as the options say."""
+        """The pairs of a training's data, chosen as the options say."""
         chosen = {"scope": self.pairs, "miner": self.miner, "max_pairs": self.max_pairs, "triplet_margin": None}
         return replace(training.relation or Relation(), **chosen)
 
     def laplace(self, training: Training, learned: Mapping[str, list[float]] | None = None) -> Laplace:
-        """The settings of `lam.fit` for a training, whose loss gives what the options leave out."""
+        """The settings of `lam.fit` for a training, whose loss gives the open ones."""
         relation = self.relation_of(training)
-        if self.views is not None:  # two views match by number, whatever makes a pair of images
+        if self.views is not None:  # two views match by number, not by what makes a pair of images
             relation = Relation(relation.scope, miner=self.miner, max_pairs=self.max_pairs)
         own = {field.name: getattr(self, field.name) for field in fields(Laplace)}
         curvature, margin = self.curvature_of(training.loss, learned), margin_of(training.loss)
@@ -264,46 +247,34 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature as the options have it, without what is taken from the loss."""
+        """The curvature of the options, with the settings that they leave open."""
         curvature: Any = super().loss_curvature
         return curvature if self.average else replace(curvature, average=False)
 
 
-def fit_with(
-    options: LaplacePosthoc,
-    network: nn.Module,
-    dataset: Any,
-    training: Training,
-    histories: Mapping[str, History],
+def fit_posterior(
+    options: LaplacePosthoc, network: nn.Module, dataset: Any, training: Training, histories: Mapping[str, History]
 ) -> BayesianEncoder:
-    """Fit as the options say, on the shuffled batches of a data set, of plain images or of views; see `lam.fit`.
+    """Fit on the shuffled batches of a data set, of plain images or of views; see `lam.fit`.
 
-    What the loss learned, according to the history of training, is part of its curvature.
+    The curvature includes what the loss learned, by the history of training.
     """
-    generator = torch.Generator().manual_seed(training.seed)
     plain = without_augmentation(dataset)
     items: Any = plain if options.views is None else TwoViews(plain, options.views)
-    loader = DataLoader(
-        items,
-        batch_size=options.batch_size,
-        shuffle=True,
-        num_workers=training.num_workers,
-        generator=generator,
-    )
-    preprocessing = getattr(plain, "preprocessing", None)
-    laplace = options.laplace(training, learned_of(histories))
+    settings: Any = {"batch_size": options.batch_size, "shuffle": True, "num_workers": training.num_workers}
+    loader = DataLoader(items, **settings, generator=torch.Generator().manual_seed(training.seed))
+    laplace = options.laplace(training, learned_parameters(histories))
+    common: Any = {"preprocessing": getattr(plain, "preprocessing", None), "progress": training.progress}
     with training.stage("fit"), seeded(training.seed):
-        encoder = fit(
-            network, loader, laplace, preprocessing=preprocessing, seed=training.seed, progress=training.progress
-        )
+        encoder = fit(network, loader, laplace, seed=training.seed, **common)
     encoder.mean = options.mean
-    if options.views is not None:  # of which nothing is met again: images are, and what matches among them
+    if options.views is not None:  # queries are images, with matches of their own, and never views
         triplet_margin = encoder.relation.triplet_margin
         encoder.relation = replace(options.relation_of(training), triplet_margin=triplet_margin)
         encoder.trained_on = inputs_of(plain, training)["trained_on"]
     return encoder
 
 
-def learned_of(histories: Mapping[str, History]) -> Mapping[str, list[float]]:
-    """What the loss learned beside the network; nothing where the network was trained before."""
+def learned_parameters(histories: Mapping[str, History]) -> Mapping[str, list[float]]:
+    """What the loss learned beside the network; empty for a network that was trained before."""
     return histories["network"].learned if "network" in histories else {}

@@ -1,7 +1,7 @@
-"""Loss prediction: a trained network is frozen, and a head beside it learns what each item's loss will be.
+"""Loss prediction: a head beside a trained, frozen network learns each item's loss.
 
 Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
-learning benchmark for transferable uncertainty estimates", whose strongest head it is.
+learning benchmark for transferable uncertainty estimates", with this as its strongest head.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lam.encoders.concentration import HeadEncoder
 from lam.losses import SupCon
 from lam.losses.loss_prediction import loss_prediction
-from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.kappa_head import KappaHead
 from lam.training import Training
@@ -24,14 +24,14 @@ from lam.utils.checks import check_at_least, check_positive
 class LossPrediction(HeadMethod):
     """Train a network by the training loss, then, with the network frozen, a head that predicts each item's loss.
 
-    That is the supervised contrastive loss of the item as an anchor, whatever the network was trained with: it is one
-    number of every item that has a match in the batch. κ is one over the prediction, of which only the order means
-    something: a posterior that takes the head over has it as its κ_a, in whose place a concentration belongs. The
-    source trains network and head together; frozen, the head costs the network nothing.
+    The predicted loss is the supervised contrastive loss of the item as an anchor, whatever trained the network: one
+    number for every item with a match in the batch. κ is one over the prediction, so only its order means something; a
+    posterior that takes the head over uses it as κ_a. The source trains both together; frozen, the network loses
+    nothing.
 
     Attributes:
-        temperature: of the loss that is predicted.
-        hidden: units of the head's hidden layer.
+        temperature: of the predicted loss, positive.
+        hidden: units of the head's hidden layer, at least 1.
     """
 
     temperature: float = 0.1
@@ -48,7 +48,7 @@ class LossPrediction(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its head; see `Method.train`. Stages are `train` and `head`."""
         path = head_of(network, dataset)
-        histories = self.trained_network(network, dataset, training)
+        histories = self.train_network(network, dataset, training)
         layer: Any = network.get_submodule(path)
         head = KappaHead(layer.in_features, self.hidden, start=1.0, form="inverse", seed=training.seed)
         predicted = SupCon(2.0, self.temperature)
@@ -57,5 +57,4 @@ class LossPrediction(HeadMethod):
             return loss_prediction(1 / kappa, *predicted.of_anchors(embeddings, batch.pairs))
 
         histories["head"] = self.train_head(head, network, path, loss, dataset, training)
-        common = {"seed": training.seed, **inputs_of(dataset, training)}
-        return Trained(HeadEncoder(network, path, head, **common), histories)
+        return Trained(self.encoder_of(network, path, dataset, training, kappa_head=head), histories)

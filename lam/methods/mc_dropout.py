@@ -15,16 +15,15 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class McDropout(Deterministic):
-    """Train a network with its dropout on; which layers drop, and at which rate, is the network's.
+    """Train a network with its dropout on; the network says which layers drop, and at which rate.
 
-    The seed is also that of the masks, in training and afterwards. A network that is trained already may have been
-    trained with dropout or without.
+    The seed is also that of the masks. A trained network may have been trained with dropout or without.
     """
 
     name = "mc_dropout"
     encoder = DropoutEncoder
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse a network without dropout, too; see `Method.check`."""
+        """Also reject a network without dropout; see `Method.check`."""
         check_network(network)
         super().check(network, dataset, training)

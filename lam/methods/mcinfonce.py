@@ -1,4 +1,4 @@
-"""MCInfoNCE: concentrations that are those of the posteriors of what made the data.
+"""MCInfoNCE: concentrations of the posteriors of the process that made the data.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs".
@@ -15,8 +15,8 @@ class Mcinfonce(ConcentrationMethod):
     """Train μ and κ by MCInfoNCE; in phases, as the source found best.
 
     Attributes:
-        kappa_pos: of the loss, how closely the latents of a positive pair lie.
-        learn_kappa_pos: whether it is learned with the network; in phases the head takes it as it is then.
+        kappa_pos: how closely the latents of a positive pair lie.
+        learn_kappa_pos: learn it with the network; in phases the head then keeps it.
         n_samples: samples of each item and step.
         n_negatives: negatives of each anchor, drawn from the batch; None for all.
     """
@@ -29,5 +29,4 @@ class Mcinfonce(ConcentrationMethod):
     name = "mcinfonce"
 
     def loss(self, dimension: int, seed: int) -> MCInfoNCE:
-        """MCInfoNCE with these options."""
         return MCInfoNCE(self.kappa_pos, self.n_samples, self.n_negatives, learn_kappa_pos=self.learn_kappa_pos)

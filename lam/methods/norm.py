@@ -1,4 +1,4 @@
-"""The length of the unnormalised embedding as κ: free of cost, and in any honest table."""
+"""The length of the unnormalised embedding as κ: the free baseline of every table."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from lam.methods.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Norm(Deterministic):
-    """Train a network, and nothing more; the seed is also that of the samples drawn from the distributions."""
+    """Train a network, and nothing more; the seed is also that of samples from the distributions."""
 
     name = "norm"
     encoder = NormEncoder

@@ -1,4 +1,4 @@
-"""PFE, probabilistic face embeddings: a trained network is frozen, and a head beside it learns how sure it is.
+"""PFE, probabilistic face embeddings: a head beside a trained, frozen network learns its variance.
 
 Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses.mutual_likelihood import mutual_likelihood
-from lam.methods.base import Trained, head_of, inputs_of
+from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
@@ -21,12 +21,10 @@ from lam.training.steps import Minibatch
 class Pfe(HeadMethod):
     """Train a network, then, with the network frozen, the uncertainty head.
 
-    The mean of an embedding is the network's own, a unit vector. The head learns from all positive pairs of a batch;
-    see `HeadMethod.train_head`, about which source and recipe are silent.
+    The mean of an embedding is the network's own, a unit vector. The head learns from all positive pairs of a batch.
 
     Attributes:
-        learning_rate: of the head. By default larger than is usual, as the head begins with one variance, e⁻⁷, for all
-            inputs, and has to leave it.
+        learning_rate: of the head; larger than usual, as the head begins with one variance, e⁻⁷, for all inputs.
         shared: one scale and shift for all dimensions in the head's last batch norm.
     """
 
@@ -39,12 +37,12 @@ class Pfe(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`. Stages are `train` and `head`."""
         path = head_of(network, dataset)
-        histories = self.trained_network(network, dataset, training)
+        histories = self.train_network(network, dataset, training)
         layer: Any = network.get_submodule(path)
         uncertainty = UncertaintyHead(layer.in_features, layer.out_features, shared=self.shared, seed=training.seed)
         histories["head"] = self.train_head(uncertainty, network, path, loss_of_head, dataset, training)
-        common = {"unit_mean": True, "seed": training.seed, **inputs_of(dataset, training)}
-        return Trained(GaussianEncoder(network, path, uncertainty, **common), histories)
+        own = {"uncertainty": uncertainty, "unit_mean": True}
+        return Trained(self.encoder_of(network, path, dataset, training, **own), histories)
 
 
 def loss_of_head(log_variance: Tensor, mean: Tensor, batch: Minibatch) -> Tensor:

@@ -22,5 +22,4 @@ class Simclr(ViewsMethod):
     name = "simclr"
 
     def loss(self, dimension: int, seed: int) -> ConcentrationAlignment:
-        """NT-Xent and what the concentrations add."""
         return ConcentrationAlignment(self.explicit(), self.temperature)

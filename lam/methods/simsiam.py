@@ -14,7 +14,7 @@ class Simsiam(ViewsMethod):
     """Train by the cosine of each view's prediction with the other view.
 
     Attributes:
-        predictor: units of the hidden layer of the predictor, which is not kept.
+        predictor: units of the predictor's hidden layer; the predictor is not kept.
     """
 
     predictor: int = 128
@@ -23,5 +23,4 @@ class Simsiam(ViewsMethod):
     normalises = True
 
     def loss(self, dimension: int, seed: int) -> SimSiam:
-        """SimSiam's loss and what the concentrations add, with a new predictor."""
         return SimSiam(dimension, self.predictor, self.explicit(), seed=seed)

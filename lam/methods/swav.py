@@ -14,7 +14,7 @@ class Swav(ViewsMethod):
     """Train by predicting from each view the prototype of the other; without multi-crop.
 
     Attributes:
-        n_prototypes: J, which are learned and not kept.
+        n_prototypes: J, learned and not kept.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: of Sinkhorn and Knopp.
@@ -29,6 +29,5 @@ class Swav(ViewsMethod):
     normalises = True
 
     def loss(self, dimension: int, seed: int) -> SwAV:
-        """SwAV's loss and what the concentrations add, with new prototypes."""
         numbers = (self.n_prototypes, self.temperature, self.smoothness, self.n_iterations)
         return SwAV(dimension, *numbers, self.explicit(), seed=seed)

@@ -1,4 +1,4 @@
-"""VarCon: a network trained against the centroids of its batches' classes, and nothing more.
+"""VarCon: a network trained against the centroids of its batches' classes.
 
 Source: Wang et al. (2025), "Variational supervised contrastive learning".
 """
@@ -15,15 +15,12 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class Varcon(Deterministic):
-    """Train a network by VarCon in place of `training.loss`; it has no uncertainty, a posterior gives it one.
+    """Train a network by VarCon instead of `training.loss`, without uncertainty; a posterior can add it.
 
     Attributes:
         temperature: τ₁ > 0.
         epsilon: ε at the beginning, within ±τ₁; by default τ₁ / 5.
         learn_epsilon: whether ε is learned.
-
-    Raises:
-        ValueError: for an option outside its range.
     """
 
     temperature: float = 0.1
@@ -35,12 +32,12 @@ class Varcon(Deterministic):
     def __post_init__(self) -> None:
         self._loss()
 
-    def own_loss(self, loss: Loss, dimension: int) -> VarCon:
-        """VarCon, with the margin of the training's loss, which miners go by."""
+    def training_loss(self, loss: Loss, dimension: int) -> VarCon:
+        """VarCon, with the margin of the training's loss for miners."""
         return self._loss(margin_of(loss))
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse places, too; see `Method.check`."""
+        """Also reject places; see `Method.check`."""
         super().check(network, dataset, replace(training, loss=self._loss()))
 
     def _loss(self, margin: float | None = None) -> VarCon:

@@ -1,4 +1,4 @@
-"""What the methods share that learn without labels, from two random views of each image."""
+"""Methods that learn without labels, from two random views of each image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +16,13 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class ViewsMethod(ConcentrationMethod):
-    """Train μ and κ together on two random views of each image; the labels of the training part are not read.
+    """Train μ and κ together on two random views of each image, without labels of the training part.
 
-    The loss is one of directions, the alignment of the two views that their concentrations scale, and a regulariser of
-    these. κ is softplus of the head's number; with kappa="none" the loss of directions is all, and there is no κ. The
-    network's own head is the projection: two layers of it, as the sources have, are `cifar_resnet18` with its option
-    `projection`. As with every method, a run keeps the epoch whose retrieval is best on the validation part, and the
-    labels of that one are read; where no two of its images match, the last epoch.
+    The loss has three parts: a loss of directions, the alignment of the two views scaled by their concentrations, and a
+    regulariser of these. κ is softplus of the head's number; kappa="none" leaves the loss of directions alone. The
+    network's own head is the projection; the sources' two layers are `cifar_resnet18` with its option `projection`. A
+    run keeps the epoch of the best retrieval on the validation part, by its labels, or the last one if no two images
+    match.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
@@ -32,7 +32,7 @@ class ViewsMethod(ConcentrationMethod):
         decay: λ of the square.
         crop_scale: least share of an image's area that a view shows.
         flip: probability that a view is mirrored; 0 where left and right mean something.
-        jitter: how far contrast and brightness of a view are drawn from the image's.
+        jitter: how far a view's contrast and brightness may be from the image's.
     """
 
     kappa: KappaBy = "shared"
@@ -53,24 +53,24 @@ class ViewsMethod(ConcentrationMethod):
         self.view()
 
     def view(self) -> Views:
-        """What is drawn for a view."""
+        """The settings of a view."""
         return Views(crop_scale=self.crop_scale, flip=self.flip, jitter=self.jitter)
 
     def explicit(self) -> Explicit | None:
-        """The alignment and its regulariser; None where there is no κ."""
+        """The alignment and its regulariser; None without κ."""
         return None if self.kappa == "none" else Explicit(self.weight, self.regulariser, self.decay)
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """The views too, whose pairs the loss is of; see `Method.trained_by`."""
+        """With the settings of the views; see `Method.trained_by`."""
         return {**super().trained_by(loss, dimension, learned), "views": asdict(self.view())}
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Refuse what is no image, too; see `Method.check`."""
-        super().check(network, *self.trained_on(dataset, training))
+        """Also reject data without images; see `Method.check`."""
+        super().check(network, *self.training_data(dataset, training))
 
-    def trained_on(self, dataset: Any, training: Training) -> tuple[Any, Training]:
-        """Two views of each image, all other images of a batch being negatives."""
+    def training_data(self, dataset: Any, training: Training) -> tuple[Any, Training]:
+        """Two views of each image; all other images of a batch are negatives."""
         training = replace(training, relation=None, per_class=None, miner="all", max_pairs=None)
         return TwoViews(dataset, self.view()), training

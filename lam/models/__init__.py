@@ -1,7 +1,6 @@
-"""Networks by name, each mapping images or texts to the unit sphere through a last linear layer called `head`.
+"""Networks by name, which map images or texts to the unit sphere through a last linear layer called `head`.
 
-A network carries the recipe that rebuilds it, so that a saved encoder needs no pickle. A network of your own needs none
-of this: `lam.fit` takes any module.
+A network carries the recipe that rebuilds it, so a saved encoder needs no pickle. `lam.fit` takes any other module too.
 """
 
 import inspect
@@ -21,7 +20,7 @@ from lam.models.photographs import efficientnet_lite0
 from lam.models.resnet import cifar_resnet, resnet
 from lam.models.sentences import from_sentence_transformers
 from lam.models.small_convnets import convnet8, convnet28, convnet32
-from lam.models.weights import check_state, plain_names
+from lam.models.weights import by_plain_name, check_state
 from lam.utils.checks import check_at_least, check_options
 from lam.utils.random import seeded
 from lam.utils.registry import enter
@@ -50,14 +49,11 @@ def build(
     """A new network by its name; `build(**network.recipe)` is another of the same shape.
 
     Args:
-        name: "convnet8", "convnet28", "convnet32", "resnet18", "resnet50", "cifar_resnet18", "cifar_resnet50",
-            "efficientnet_lite0", "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
+        name: a key of the networks of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, which it downloads, or a file of a network of torchvision or
-            timm; None leaves all weights random. The head is new either way.
-        seed: of the random weights; the global random state is left as it was.
-        options: further options of the network, such as `channels` of the small ones, `pooling="gem"` of the residual
-            ones, and `dropout` of both.
+        weights: the library's name of pretrained weights, or a file; None for random ones. The head is always new.
+        seed: of the random weights; torch's global random state stays as it was.
+        options: of the network, such as `channels`, `pooling` or `dropout`.
 
     Returns:
         A network that maps N inputs, images (N, C, H, W) or texts (N, L), to unit rows (N, D).
@@ -96,17 +92,17 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
 
     Args:
         recipe: the saved network's options, by name.
-        state: the saved tensors; the meta device is enough, as only shapes and types are read.
+        state: the saved tensors; only their shapes and types are read, so the meta device is enough.
 
     Raises:
-        ValueError: for a recipe with weights, a seed, lists, another dimension or other shapes than `state`, before
-            memory is allocated. Otherwise as `build`.
+        ValueError: as `build`, and for a recipe with weights, a seed, lists, or shapes other than `state`, before
+            memory is allocated.
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
-        raise ValueError("a network's recipe holds names and numbers alone, this one something else")
+        raise ValueError("a network's recipe must hold names and numbers alone")
     if refused := recipe.keys() & {"weights", "seed"}:
         raise ValueError(f"a network's recipe has no {', '.join(sorted(refused))}: these are in the folder")
-    head = {plain: state[name] for name, plain in plain_names(state).items()}.get("head.weight")
+    head = by_plain_name(state).get("head.weight")
     if str(recipe.get("name")).startswith(_FROZEN):
         if not isinstance(recipe.get("sha256"), str):
             raise ValueError(f"the recipe of {recipe['name']} has no SHA-256 of its weights")
@@ -122,7 +118,7 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
                     own = build(**recipe).state_dict()
             except RuntimeError as error:
                 raise ValueError(
-                    f"{recipe['name']} cannot be built without memory ({error}): build it yourself, and give it: "
+                    f"{recipe['name']} cannot be built without memory ({error}): build it yourself and call "
                     "lam.load(folder, network)"
                 ) from None
         check_state(own, state)
@@ -130,7 +126,7 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Where weights are made without values, and other tensors, such as ranges, as ever."""
+    """Makes weights on the meta device, and other tensors, such as ranges, as usual."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -139,7 +135,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:
-    """How a pretrained network takes images, by its name; None of one that is trained on whatever there is.
+    """How a pretrained network takes images; None for a network that is trained on any images.
 
     Example:
         >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")
@@ -149,16 +145,12 @@ def preprocessing_of(name: str) -> Preprocessing | None:
 
 
 def why_missing(name: str) -> str | None:
-    """What keeps a network from being built here and how to get it, in words; None where nothing is known to."""
+    """Why a network cannot be built here and how to get it; None where nothing is missing."""
     return photographs.why_missing() if name == photographs.NAME else None
 
 
 def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
-    """Make a network known by a name: a function of `dimension` and its options.
-
-    Raises:
-        ValueError: for a name that another network has.
-    """
+    """Enter a network under a name that is free: a function of `dimension` and its options."""
     enter(_NETWORKS, "network", name, constructor)
 
 
@@ -172,4 +164,4 @@ def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     raise ValueError(f"network must be one of {known}, got {name!r}")
 
 
-__all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "rebuild", "register", "why_missing"]
+__all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register"]

@@ -1,7 +1,6 @@
-"""Networks that stay as they came, with a head of lam's: what they make of an input is computed once.
+"""Networks that keep their weights, with a head of lam's; the features of an input are computed once.
 
-The frozen weights are no part of a network's state; a saved network names where they came from, and the hash by which
-they are known again. Which networks there are is said by `lam.models.sentences` and `lam.models.photographs`.
+Frozen weights are no part of a network's state: its recipe names their source and their hash.
 """
 
 from abc import ABC, abstractmethod
@@ -20,23 +19,18 @@ from lam.utils.checks import check_choice
 Head = Literal["train", "identity"]
 Layers = Literal["last", "all"]
 KEPT_BYTES = 2**30
-"""What the kept features of one network may take; those of further inputs are computed anew."""
+"""The most that the kept features of one network take; features of further inputs are computed anew."""
 
 
 class Frozen(nn.Module, ABC):
-    """Map inputs to what a network that is never trained makes of them.
+    """Map inputs to the features (N, P) of a network that is never trained.
 
-    Once training has begun, the features of an input are kept: every epoch and every later pass needs them. Features in
-    place of inputs, (N, P), are returned as they are.
+    From the first training on, features are kept, as every epoch needs them. Inputs that are features pass through.
 
     Attributes:
         width: P.
         sha256: of the frozen weights, in hexadecimal digits.
-        of_data: (N, P) features of whole data sets, which go when these do; see `lam.training.features`.
-
-    Args:
-        network: whose weights stay as they are.
-        width: P.
+        data_features: (N, P) features of whole data sets, dropped with them; see `lam.training.features`.
     """
 
     def __init__(self, network: Any, width: int) -> None:
@@ -44,27 +38,23 @@ class Frozen(nn.Module, ABC):
         network.eval().requires_grad_(False)
         self._frozen = [network]  # in a list, so that it is no part of the state, of the modules or of their modes
         self._kept: dict[Hashable, Tensor] | None = None
-        self.of_data: MutableMapping[Any, Tensor] = WeakKeyDictionary()
+        self.data_features: MutableMapping[Any, Tensor] = WeakKeyDictionary()
         self.width = width
         self.sha256 = sha256_of_weights(network)
 
     @abstractmethod
     def keys(self, inputs: Shaped[Tensor, "N ..."]) -> Sequence[Hashable]:
-        """What tells each of N inputs from others."""
+        """A key for each of N inputs, equal for equal inputs."""
 
     @abstractmethod
     def compute(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
         """Features of N inputs, on any device."""
 
     def traced(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
-        """Features of N inputs by operations of torch alone, as a program that is exported has them.
-
-        Raises:
-            ValueError: where there are none such.
-        """
+        """Features of N inputs by operations of torch alone, for an exported program."""
         raise ValueError(
-            "a network for texts cannot be exported: what cuts a text into tokens is no operation of torch; save the "
-            "encoder, and serve it with lam"
+            "a network for texts cannot be exported, as its tokenizer is no operation of torch: save the encoder, and "
+            "serve it with lam"
         )
 
     def train(self, mode: bool = True) -> "Frozen":
@@ -74,16 +64,14 @@ class Frozen(nn.Module, ABC):
         return super().train(mode)
 
     def keep(self) -> None:
-        """Keep features from now on."""
         if self._kept is None:
             self._kept = {}
 
     def is_features(self, inputs: Tensor) -> bool:
-        """Whether these are features already."""
         return inputs.is_floating_point() and inputs.ndim == 2 and inputs.shape[1] == self.width
 
     def forward(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
-        """Features (N, P) of N inputs, whatever their gradient mode: there is none."""
+        """Features (N, P) of N inputs, without a gradient."""
         if self.is_features(inputs):
             return inputs
         if torch.compiler.is_exporting():
@@ -91,15 +79,15 @@ class Frozen(nn.Module, ABC):
         kept = {} if self._kept is None else self._kept
         keys = range(len(inputs)) if self._kept is None else self.keys(inputs)
         missing = {key: row for row, key in enumerate(keys) if key not in kept}
-        made: dict[Hashable, Tensor] = {}
+        new: dict[Hashable, Tensor] = {}
         if missing:
             rows = list(missing.values())
             with torch.inference_mode(False), torch.no_grad():
                 features = self.compute(inputs if len(rows) == len(inputs) else inputs[rows]).float().clone()
-            made = dict(zip(missing, features.unbind(), strict=True))
-        result = torch.stack([made[key] if key in made else kept[key] for key in keys])
-        if self._kept is not None and 4 * self.width * (len(kept) + len(made)) <= KEPT_BYTES:
-            kept |= made
+            new = dict(zip(missing, features.unbind(), strict=True))
+        result = torch.stack([new[key] if key in new else kept[key] for key in keys])
+        if self._kept is not None and 4 * self.width * (len(kept) + len(new)) <= KEPT_BYTES:
+            kept |= new
         return result.to(inputs.device)
 
 
@@ -110,7 +98,7 @@ def frozen_in(network: nn.Module) -> Frozen | None:
 
 
 def check_head(head: str, layers: str | None, dropout: float) -> None:
-    """Refuse heads and layers that are unknown or do not go together, and a rate of dropout outside [0, 1)."""
+    """Reject an unknown head or layers, a pair that excludes each other, and a rate of dropout outside [0, 1)."""
     check_choice("head", head, get_args(Head))
     if layers is not None:
         check_choice("layers", layers, get_args(Layers))
@@ -122,18 +110,9 @@ def check_head(head: str, layers: str | None, dropout: float) -> None:
 def with_head(
     frozen: Frozen, *, name: str, dimension: int, head: Head, dropout: float, sha256: str | None
 ) -> EmbeddingNetwork:
-    """A frozen network with a new head.
+    """A frozen network with a new head: a linear layer with dropout before it, or, for `identity`, the features, D = P.
 
-    Args:
-        frozen: what the head learns from.
-        name: of the network, which its recipe keeps.
-        dimension: embedding dimensions D of a head that is trained.
-        head: `train` for a linear layer; `identity` to keep the features, D being P.
-        dropout: rate in [0, 1) before a head that is trained, while it is.
-        sha256: what the frozen weights must have; None for any.
-
-    Raises:
-        ValueError: for weights that are not those asked for.
+    The name goes into the recipe. Frozen weights of another hash than `sha256` are a `ValueError`; None allows any.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the network that was saved: put those back, or train anew")

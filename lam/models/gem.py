@@ -12,15 +12,14 @@ from lam.utils.checks import check_positive
 class GeM(nn.Module):
     """Pool every channel of a feature map to its generalised mean.
 
-    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. It is computed as
-    exp((logsumexp p log x − log HW)/p), in float32 or wider, so that neither a large p nor a channel without any
-    activation overflows or has a gradient that is not finite; the result has the type of the input.
+    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. The logarithm is taken in float32
+    or wider, so a large p or a channel without activation neither overflows nor breaks the gradient.
 
     Source: Radenović, Tolias and Chum (2018), "Fine-tuning CNN image retrieval with no human annotation", equation 3.
 
     Args:
         p: the exponent at the beginning, positive; one for all channels, learned.
-        eps: ε, positive: what activations are raised to.
+        eps: ε > 0, the floor of activations.
 
     Raises:
         ValueError: where p or eps is not positive and finite.
@@ -39,7 +38,7 @@ class GeM(nn.Module):
         self.eps = eps
 
     def forward(self, maps: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C"]:
-        """Generalised means (N, C) of feature maps (N, C, H, W) of any size."""
+        """Generalised means (N, C) of feature maps (N, C, H, W) of any size, in their type."""
         wide = torch.promote_types(maps.dtype, torch.float32)
         p = self.p.to(wide)
         logarithms = maps.to(wide).clamp(min=self.eps).flatten(2).log()

@@ -1,8 +1,8 @@
-"""The head: the linear layer that gives a network's output, and what enters it.
+"""The head: the linear layer that gives a network's output, and the features that enter it.
 
-A posterior over any other layer would be wrong: in a classifier the last linear layer gives class logits, in many
-sentence encoders it does not feed the output at all. So the head is not guessed but found on a probe batch. A network
-without one can have a layer added after it (`ADDED`), whose weights lie in the posterior alone.
+A posterior over another layer would be wrong: the last linear layer of a classifier gives logits, and many sentence
+encoders end in a layer that the output does not use. So the head is found on a probe batch. A network without one gets
+a layer after it (`ADDED`), whose weights are in the posterior alone.
 """
 
 import inspect
@@ -21,42 +21,41 @@ from lam.utils.autocast import without_autocast
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
-"""In place of a head's path: a layer after the network, which what the network gives enters."""
+"""The path of a head that comes after the network and takes its output."""
 
-running = threading.RLock()
-"""Held while hooks, modes or weights of a network are changed and it runs: modules may be shared between networks."""
+network_lock = threading.RLock()
+"""Held while hooks, modes or weights of a network are changed and it runs: networks may share modules."""
 
 _ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
 
 
 def default_head(network: nn.Module, head: str | None) -> str | None:
-    """The head asked for; of a TorchScript network, whose layers cannot be reached, by default `identity`."""
+    """The given head; by default `identity` for a TorchScript network, whose layers cannot be reached."""
     return "identity" if head is None and isinstance(network, torch.jit.ScriptModule) else head
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     """Path of the linear layer that gives the direction of the network's output.
 
-    The output is a positive multiple of that layer's own: the same, normalised, or, as for ArcFace, scaled, by one
-    factor or by one an item.
+    The output is a positive multiple of the layer's: equal, normalised, or, as for ArcFace, scaled.
 
     Args:
-        network: any module; it is run once, in evaluation mode.
+        network: any module; it runs once, in evaluation mode.
         probe: a batch of its inputs.
-        head: the path of a layer to hold to the same test; by default every linear layer is tried.
+        head: the path of the only layer to try; by default every linear layer is tried.
 
     Returns:
-        The layer's path in the network. Where several give the output, the one that ran last.
+        The layer's path in the network; the one that ran last if several give the output.
 
     Raises:
-        ValueError: listing the linear layers with their shapes, where none, or not the named one, gives the output;
-            where it does something else than a linear layer; or as `probe_output`.
+        ValueError: with a list of the linear layers, if none, or not the named one, gives the output, or if it is more
+            than a linear layer; or as `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
         raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
-    with recorded(network, linear) as recording:
+    with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
         _check_by_item(network, probe, output)  # recorded, as torch.compile may forget hooks for good otherwise
@@ -70,26 +69,25 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
             f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
         )
     with evaluating(network):  # in which reading a spectral norm's weight changes nothing
-        for path in reversed(matching):
-            layer, (entered, _) = linear[path], calls[path][-1]
+        for path in reversed(matching):  # the last one is nearest to the output: others may feed it unchanged
+            layer, (inputs, _) = linear[path], calls[path][-1]
             with without_autocast():  # as a head may have run without it
-                given = F.linear(entered[0].to(layer.weight.dtype), layer.weight, layer.bias)
-            if _same_direction(given.to(output.dtype), output):
+                linear_output = F.linear(inputs[0].to(layer.weight.dtype), layer.weight, layer.bias)
+            if _same_direction(linear_output.to(output.dtype), output):
                 return path
     raise ValueError(
-        f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as its "
-        "weight times what enters it, plus its bias: change what enters it, or its weight, in a layer or a "
-        f"parametrization of its own. {_ADD}"
+        f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as weight "
+        f"times input plus bias: move any other change of these to a layer or a parametrization of its own. {_ADD}"
     )
 
 
 def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
-    """Output of a network on one batch, in evaluation mode; what is no batch of embeddings is refused.
+    """Output of a network on one batch, in evaluation mode.
 
     Raises:
-        ValueError: where the network does not take the batch by name, or its output is not a matrix (N, D), with how to
-            wrap it so that it does; where the output is empty or not finite; or where that of an item depends on the
-            others of its batch, as with batch norm in training mode, or is random.
+        ValueError: if the network does not take the batch, or its output is no finite matrix (N, D), with advice how to
+            wrap it; or if an item's output depends on the rest of its batch, as with batch norm in training, or is
+            random.
     """
     output = _embeddings_of(network, probe)
     _check_by_item(network, probe, output)
@@ -97,13 +95,9 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
-    """What enters the head, and the network's output, of a batch run through it in evaluation mode.
-
-    Raises:
-        ValueError: where what enters the head is not a matrix (N, P).
-    """
+    """Inputs of the head (N, P) and the network's output, of a batch in evaluation mode."""
     is_scripted = isinstance(network, torch.jit.ScriptModule)  # which takes no hooks, and needs none
-    recording = nullcontext([]) if head == ADDED and is_scripted else recorded_head_inputs(network, head)
+    recording = nullcontext([]) if head == ADDED and is_scripted else record_head_inputs(network, head)
     with evaluating(network), recording as head_inputs:
         output = run(network, inputs)
     if head == ADDED and is_scripted:
@@ -117,8 +111,8 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 
 
 @contextmanager
-def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
-    """A list to which all that enters the head, by position or by name, is added while the network runs."""
+def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
+    """A list that collects all inputs of the head, positional or named, while the network runs."""
     head_inputs: list[Any] = []
     own = threading.get_ident()
 
@@ -126,7 +120,7 @@ def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
         if _runs_in(own):
             head_inputs.append(value)
 
-    with running:
+    with network_lock:
         if head == ADDED:
             handle = network.register_forward_hook(lambda _module, _inputs, output: record(output))
         else:
@@ -140,11 +134,10 @@ def recorded_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
-    """What enters and leaves layers while the network runs, by path; with gradients, a graph starts here.
+def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
+    """Inputs and outputs of layers while the network runs, by path; with gradients, a graph starts at each output.
 
-    What goes on is a copy, so that what later layers change in place is not what was recorded. The layer that ran last
-    stands last.
+    Later layers get a copy, so they cannot change a record in place. The layer that ran last is last.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
 
@@ -160,7 +153,7 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
         calls[path] = [*calls.pop(path), (entered, output)]
         return output.clone() if isinstance(output, Tensor) else output
 
-    with running:
+    with network_lock:
         handles = [
             network.get_submodule(path).register_forward_hook(
                 lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
@@ -177,35 +170,34 @@ def recorded(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, lis
 def run(network: nn.Module, inputs: Any) -> Any:
     """Output of a network on a batch, on the network's own device.
 
-    A batch of named inputs is passed by name; one that is alone is passed by position where the network gives it
-    another name.
+    Named inputs are passed by name; a single one by position if the network has another name for it.
 
     Raises:
-        ValueError: for a network without weights, a batch that is neither tensor nor dictionary, inputs without values,
-            names that the network does not take, or a shape or type that it does not take.
+        ValueError: for weights or inputs on the meta device, a batch that is neither tensor nor dictionary, names that
+            the network does not take, or a shape or type that it does not take.
     """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     if any(each.is_meta for each in network.parameters()):
         raise ValueError(
-            "the network or a part of it is on the meta device, where it has shapes and no weights: make it on a "
-            'device that has memory, or call network.to_empty(device="cpu") and load its weights'
+            "the network or a part of it is on the meta device, without weights: make it on another device, or call "
+            'network.to_empty(device="cpu") and load its weights'
         )
     if isinstance(inputs, Mapping):
-        given, named = _arguments(network, inputs)
+        args, kwargs = _arguments(network, inputs)
     elif isinstance(inputs, Tensor):
-        given, named = [inputs], {}
+        args, kwargs = [inputs], {}
     else:
         advice = ": give preprocessing(image)[None]" if hasattr(inputs, "__array_interface__") else ""
         raise ValueError(
             f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
         )
-    if any(isinstance(each, Tensor) and each.is_meta for each in (*given, *named.values())):
-        raise ValueError("the inputs are on the meta device, where tensors have shapes and no values")
+    if any(isinstance(each, Tensor) and each.is_meta for each in (*args, *kwargs.values())):
+        raise ValueError("the inputs are on the meta device, without values: give tensors of another device")
     try:
-        return network(*[_on(device, each) for each in given], **{name: _on(device, named[name]) for name in named})
+        return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
     except RuntimeError as error:
-        if len(given) == 1 and isinstance(given[0], Tensor) and (reason := _refusal(given[0], parameter, str(error))):
+        if len(args) == 1 and isinstance(args[0], Tensor) and (reason := _refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
 
@@ -229,7 +221,7 @@ def _on(device: torch.device, value: Any) -> Any:
 
 
 def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
-    """What to write in place of inputs that a network did not take, where their type or shape is the reason."""
+    """The error for inputs of a wrong type or shape; None if these are not the reason."""
     reason = error.splitlines()[0]
     if parameter is not None and inputs.dtype != parameter.dtype:
         scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
@@ -249,7 +241,7 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
-    """Some of the items of a batch; of named inputs, its tensors have a row for each."""
+    """Some items of a batch; each tensor of named inputs has a row an item."""
     if isinstance(inputs, Mapping):
         return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
     return inputs[rows]
@@ -258,7 +250,7 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """The network in evaluation mode, without gradients; afterwards every module is back in its own mode."""
-    with running:
+    with network_lock:
         training = [module for module in network.modules() if module.training]
         if training:
             network.eval()
@@ -273,7 +265,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def _runs_in(thread: int) -> bool:
     """Whether this is the given thread. Hooks use it to ignore other threads that call the network.
 
-    Always true while torch compiles: a compiled program cannot ask, and it is compiled under `running`.
+    Always true while torch compiles: a compiled program cannot ask, and it is compiled under `network_lock`.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 
@@ -298,14 +290,14 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
-    """Refuse a network that gives an item something else beside itself than beside the others of its batch."""
+    """Reject a network whose output for an item depends on the other items of the batch."""
     with evaluating(network):
         norm = next((path for path, module in network.named_modules() if _is_norm_of_batch(module)), None)
         if norm is not None:
             raise ValueError(
-                f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, as "
-                "batch norm does in training mode, so that an item has no outputs of its own: let it track running "
-                "statistics, and go by them after network.eval()"
+                f"{norm!r} ({type(network.get_submodule(norm)).__name__}) takes mean and variance from the batch, so "
+                "an item's output depends on the others: let it track running statistics, and use them after "
+                "network.eval()"
             )
         parts = probe.values() if isinstance(probe, Mapping) else [probe]
         if any(
@@ -318,8 +310,8 @@ def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
     most = RELATIVE_TOLERANCE.get(output.dtype, 1e-2) * beside_others.norm()
     if not (beside_itself - beside_others).norm() <= most:  # NaN, too, as of a variance that is zero
         raise ValueError(
-            "the network gives an item something else beside itself than beside the others of its batch: in evaluation "
-            "mode it must not draw numbers, nor take statistics or attention over the batch"
+            "the network's output for an item depends on the other items of its batch: in evaluation mode it must not "
+            "draw numbers, nor take statistics or attention over the batch"
         )
 
 
@@ -336,7 +328,7 @@ def _in_words(output: Any) -> str:
 
 
 def _selection(call: str, output: Any) -> str:
-    """Code that selects a matrix among several outputs, for each that there is."""
+    """Code that selects a matrix among several outputs, for each matrix there is."""
     parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
     keys = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
     if not keys:

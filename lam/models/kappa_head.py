@@ -1,4 +1,4 @@
-"""The head that says how concentrated an embedding is: one number, from the features beside which it stands."""
+"""`KappaHead`: the concentration of an embedding, from the features that enter its head."""
 
 import math
 from typing import Literal, get_args
@@ -19,21 +19,21 @@ _LEAST = 1e-8
 class KappaHead(nn.Module):
     """Map features to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
 
-    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), which reads the head's number as a
-    loss. It begins near `start` for every input: W₂ is small.
+    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), which reads r as a loss. It begins
+    near `start` for every input: W₂ is small.
 
     Args:
-        features: P, what enters the embedding's own head.
+        features: P, inputs of the embedding's own head.
         hidden: units of the hidden layer.
-        start: κ at the beginning; of "exp" above 1.
+        start: κ at the beginning; for "exp" above 1.
         form: how κ follows from r.
-        seed: of the random weights; the global random state is left as it was.
+        seed: of the random weights; torch's global random state stays as it was.
 
     Attributes:
-        recipe: what rebuilds the head: JSON.
+        recipe: the arguments that rebuild the head, as JSON.
 
     Raises:
-        ValueError: where there is no feature or no hidden unit, or for a start or a form outside its range.
+        ValueError: for no feature or hidden unit, or a start or form outside its range.
 
     Example:
         >>> head = KappaHead(16, start=20.0)
@@ -63,11 +63,7 @@ class KappaHead(nn.Module):
             self.last.bias.fill_(math.log(start - 1) if form == "exp" else of_softplus)
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """κ (N,).
-
-        Raises:
-            ValueError: where features do not have P columns.
-        """
+        """κ (N,) of features (N, P)."""
         if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
             raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")
         return kappa_of(self.last(self.first(features).relu())[:, 0], self.form)

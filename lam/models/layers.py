@@ -1,7 +1,7 @@
-"""The layers of a network that have weights of their own, and how its output depends on what each of them gives.
+"""The layers of a network that have weights of their own, and how its output depends on their outputs.
 
-Any network will do, whatever it does between its layers: autograd goes back through all of it. A layer itself takes one
-tensor and gives one, a row for each item, and is run once.
+Autograd goes through all between them, so any network will do. A layer itself maps one tensor to one, a row for each
+item, and runs once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,29 +13,29 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lam.models.head import evaluating, items, recorded, run
+from lam.models.head import evaluating, items, record_layers, run
 from lam.utils.checks import layers_without
 
 Layers = Literal["last", "all"] | Sequence[str]
-"""Over which layers a posterior is: the last one, all that have weights, or those at some paths."""
+"""The layers of a posterior: the last one, all with weights, or those at some paths."""
 
 AT_ONCE = 1 << 26
-"""How many numbers a linearised network holds at once, where an item takes fewer: 256 MiB of float32."""
+"""How many numbers a linearised network holds at once, if an item takes fewer: 256 MiB of float32."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU it is as many as a tenth of its memory holds, as D passes backwards cost the same for more items."""
+"""On a GPU, a tenth of the memory instead: D passes backwards cost the same for more items."""
 
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer while N items went through a network.
+    """One layer in a pass of N items through a network.
 
     Attributes:
         path: of the layer.
         module: the layer.
         weights: its parameters, by name.
-        inputs: (N, ...) what entered it.
-        slopes: (N, D, ...) derivatives of the D outputs of the network in what the layer gave.
+        inputs: (N, ...) of the layer.
+        slopes: (N, D, ...) derivatives of the D outputs of the network in the layer's output.
     """
 
     path: str
@@ -46,27 +46,26 @@ class LayerPass:
 
 
 def weighted_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have parameters of their own, by path."""
+    """The modules with parameters of their own, by path."""
     return {path: module for path, module in network.named_modules() if own_weights(module)}
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a module itself, without those of modules in it, detached."""
+    """The parameters of a module without those of its submodules, detached."""
     return {name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)}
 
 
 def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequence[str]) -> tuple[str, ...]:
-    """Paths of the layers that a posterior is to be over, in the order of the network.
+    """Paths of the layers of a posterior, in the order of the network.
 
     Args:
-        network: any module; it is run once, in evaluation mode.
+        network: any module; it runs twice, in evaluation mode.
         probe: a batch of its inputs.
-        layers: `all` that have weights, or the paths of some.
+        layers: `all` with weights, or the paths of some.
 
     Raises:
-        ValueError: for a path that no layer with weights has, and layers that share weights, are run more than once or
-            never, or take or give anything but one tensor with a row for each item: with their path and the layers that
-            can be had.
+        ValueError: for a path without weights, and for a layer that shares weights, does not run exactly once, or does
+            not map one tensor to one with a row for each item; with its path and the usable layers.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -91,41 +90,38 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 def linearised(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any
 ) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:
-    """Outputs of the head, and how they depend on what each layer gives, by D passes backwards.
-
-    Args:
-        network: any module; it is run in evaluation mode.
-        head: path of the layer whose outputs these are.
-        paths: of the layers.
-        inputs: a batch.
+    """Outputs of the head (a path), and their derivatives in each layer's output, by D passes backwards in evaluation
+    mode.
 
     Raises:
         ValueError: for a layer that the outputs do not depend on, or that no gradient reaches.
     """
-    still = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no graph before the first
-    with evaluating(network), torch.enable_grad(), recorded(network, {*paths, head}) as calls:
-        _run_with(network, still, inputs)
-    output, given = calls[head][-1][1], [calls[path][-1][1] for path in paths]
-    cut = [path for path, tensor in zip(paths, given, strict=True) if not tensor.requires_grad]
-    if cut or not output.requires_grad:
-        where = cut[0] if cut else head
+    detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no graph before the first
+    with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
+        _run_with(network, detached, inputs)
+    output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
+    blocked = [path for path, tensor in zip(paths, outputs, strict=True) if not tensor.requires_grad]
+    if blocked or not output.requires_grad:
+        where = blocked[0] if blocked else head
         raise ValueError(
             f"layer {where!r} is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
-            f"have them, or {layers_without(cut, paths)}"
+            f"have them, or {layers_without(blocked, paths)}"
         )
     rows = [
-        torch.autograd.grad(output, given, row.expand_as(output), retain_graph=True, allow_unused=True)
+        torch.autograd.grad(output, outputs, row.expand_as(output), retain_graph=True, allow_unused=True)
         for row in torch.eye(output.shape[1]).to(output)
     ]
-    apart = [path for path, slope in zip(paths, rows[0], strict=True) if slope is None]
-    if apart:
-        if not apart[0] or head.startswith(f"{apart[0]}."):
-            own = ", ".join(own_weights(network.get_submodule(apart[0])))
+    unused = [path for path, slope in zip(paths, rows[0], strict=True) if slope is None]
+    if unused:
+        if not unused[0] or head.startswith(f"{unused[0]}."):
+            own = ", ".join(own_weights(network.get_submodule(unused[0])))
             raise ValueError(
-                f"layer {apart[0]!r} is around {head!r}, and has weights of its own ({own}): put them into a layer "
-                f"before it, or {layers_without(apart, paths)}"
+                f"layer {unused[0]!r} is around {head!r}, and has weights of its own ({own}): put them into a layer "
+                f"before it, or {layers_without(unused, paths)}"
             )
-        raise ValueError(f"the outputs of {head!r} do not depend on layer {apart[0]!r}: {layers_without(apart, paths)}")
+        raise ValueError(
+            f"the outputs of {head!r} do not depend on layer {unused[0]!r}: {layers_without(unused, paths)}"
+        )
     passes = []
     for path, slopes in zip(paths, zip(*rows, strict=True), strict=True):
         module = network.get_submodule(path)
@@ -136,8 +132,8 @@ def linearised(
 def head_output(
     network: nn.Module, head: str, inputs: Any, weights: Mapping[str, Tensor] | None = None
 ) -> Float[Tensor, "N D"]:
-    """What the head gives, before whatever follows it; with other weights, by name, in place of some of its own."""
-    with evaluating(network), recorded(network, [head]) as calls:
+    """Output of the head, before what follows it; `weights` by name take the place of the network's own."""
+    with evaluating(network), record_layers(network, [head]) as calls:
         _run_with(network, weights or {}, inputs)
     return calls[head][-1][1]
 
@@ -145,23 +141,23 @@ def head_output(
 def elements_of_pass(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> int:
-    """How many numbers a linearised item takes: all slopes, and what the largest layer takes beside them.
+    """How many numbers a linearised item takes: all slopes, and the most that a layer takes beside them.
 
-    That is what its matrix is applied to at every place and, with `jacobians`, its derivatives, twice; of a layer that
-    is no matrix, what it takes and gives, once for each output.
+    That is its matrix applied at every place and, with `jacobians`, its derivatives, twice; for a layer that is no
+    matrix, its input and output, once for each output of the network.
     """
-    with evaluating(network), recorded(network, {*paths, head}) as calls:
+    with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
     D, slopes, beside = calls[head][-1][1].shape[1], 0, [0]
     for path in paths:
-        (given, *_), output = calls[path][-1]
+        (entered, *_), output = calls[path][-1]
         module: Any = network.get_submodule(path)
         slopes += D * output.numel()
         if output.ndim > 2 or not isinstance(module, nn.Linear):  # the others' derivatives are an outer product
             weights = list(own_weights(module).values())
             n, rows = sum(weight.numel() for weight in weights), weights[0].shape[0] if weights[0].ndim else 1
             is_matrix = isinstance(module, (nn.Linear, nn.Conv2d)) and getattr(module, "groups", 1) == 1
-            at = output.numel() * n // rows**2 if is_matrix else D * (given.numel() + output.numel())
+            at = output.numel() * n // rows**2 if is_matrix else D * (entered.numel() + output.numel())
             beside.append(at + (2 * D * n if jacobians else 0))
     return slopes + max(beside)
 
@@ -169,7 +165,7 @@ def elements_of_pass(
 def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
-    """The items of a batch in parts, each of as many as take at most `AT_ONCE` numbers; see `elements_of_pass`."""
+    """A batch in parts whose items take at most `AT_ONCE` numbers together; see `elements_of_pass`."""
     if n_items(inputs) == 0:
         return []
     device, at_once = next(network.parameters()).device, AT_ONCE
@@ -180,7 +176,7 @@ def rows_at_once(
 
 
 def n_items(inputs: Any) -> int:
-    """How many items a batch has; of named inputs, its tensors have a row for each."""
+    """Number of items in a batch; each tensor of named inputs has a row an item."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next(len(part) for part in parts if isinstance(part, Tensor))
 
@@ -204,7 +200,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
     """Why a posterior cannot be over some of these layers, by path."""
 
     def calls_with(N: int) -> dict[str, Any]:
-        with evaluating(network), recorded(network, paths) as calls:
+        with evaluating(network), record_layers(network, paths) as calls:
             run(network, items(probe, [0] * N))
         return calls
 
@@ -236,7 +232,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
 
 @torch.no_grad()
 def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any) -> bool:
-    """Whether a layer that is taken for its matrix gives something else."""
+    """Whether a hook changes the output of a layer that is used by its matrix."""
     if not (module._forward_hooks and isinstance(module, (nn.Linear, nn.Conv2d))):
         return False
     with evaluating(module):

@@ -1,7 +1,4 @@
-"""Networks of torchvision and timm whose classifier gives way to an embedding head.
-
-The libraries are imported when one of their networks is built. The head is always new; `weights` fills the rest.
-"""
+"""Networks of torchvision and timm with an embedding head in place of the classifier."""
 
 from pathlib import Path
 from typing import Any
@@ -19,19 +16,13 @@ _INCEPTIONS = ("googlenet", "inception_v3")
 def from_torchvision(
     architecture: str, *, dimension: int, weights: str | None = None, **options: Option
 ) -> EmbeddingNetwork:
-    """A classification network of torchvision whose last linear layer, the classifier, is replaced.
+    """A classification network of torchvision with a new head in place of its last linear layer.
 
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
         dimension: embedding dimensions D.
-        weights: torchvision's name of a set of weights, such as "IMAGENET1K_V2" or "DEFAULT"; or a file
-            (.safetensors, .pth or .pt) of torchvision's network, as of `lam.models.weights.load_weights`; its
-            classifier is left out. None leaves them random.
+        weights: torchvision's name of weights, such as "DEFAULT", or a file of its network; None for random ones.
         options: further arguments of torchvision's, such as `image_size` of a vision transformer.
-
-    Raises:
-        ValueError: for a name, weights or options that torchvision does not have, a network without a linear
-            classifier, or a file that is missing, damaged or holds another network's weights.
     """
     from torchvision import models
 
@@ -39,7 +30,7 @@ def from_torchvision(
     if architecture not in known:
         raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
     if "num_classes" in options:
-        raise ValueError(f"num_classes is of the classifier of {architecture}, which is replaced: give dimension")
+        raise ValueError(f"num_classes is of the classifier of {architecture}, which has to go: give dimension")
     allowed = list(models.get_model_weights(architecture).__members__)
     file = _file(weights)
     if file is None and weights is not None and weights not in allowed:
@@ -73,12 +64,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
-        weights: "DEFAULT" for those that the name stands for; or a file, as of `from_torchvision`; None leaves them
-            random.
-
-    Raises:
-        ValueError: where timm is not installed or has no such network, for other weights, or a file that is missing,
-            damaged or holds another network's weights.
+        weights: "DEFAULT" for those of the name, or a file of timm's network; None for random ones.
     """
     try:
         import timm
@@ -101,5 +87,4 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
 
 
 def _file(weights: str | None) -> str | None:
-    """The weights, where they are a file's."""
     return weights if weights is not None and Path(weights).suffix in _SUFFIXES else None

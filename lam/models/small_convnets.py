@@ -1,8 +1,7 @@
 """Small convolutional networks for small images, cheap enough for a CPU.
 
-Dropout, where it is asked for, is "between all trainable layers" (Warburg et al. 2023, appendix G.4): before every
-convolution but the first, and before the head. The paper does not say of what kind; whole channels are dropped, as in
-the authors' code. It changes no name in a network's state, so weights that were trained without it fit.
+Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): of whole channels, before every
+convolution but the first, and before the head. It changes no name in a network's state.
 """
 
 from torch import nn
@@ -14,8 +13,8 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
     """The paper's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
     The paper gives the channels (32, 64, 64), a pooling of 2 after the second convolution, and the 9,216; 3 × 3 filters
-    without padding follow from these. Its text says one colour channel where CIFAR-10 has three: three it is. The
-    authors' code pools after the first convolution as well and has 1,024 features; this is the network of the text.
+    without padding follow. Its text says one colour channel; CIFAR-10 has three. The authors' code also pools after the
+    first convolution and has 1,024 features; this is the network of the text.
 
     Source: Warburg et al. (2023), appendix G.2.
 
@@ -39,18 +38,18 @@ def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> Emb
 
     Args:
         dimension: embedding dimensions D.
-        channels, dropout: of `convnet32`.
+        channels, dropout: as in `convnet32`.
     """
     layers = (nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
     return EmbeddingNetwork(_features(*layers, dropout=dropout), nn.Linear(9216, dimension))
 
 
 def convnet8(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The same in small, for 8 × 8 images: half of the filters, padded borders, a linear layer of 512 inputs.
+    """The same for 8 × 8 images: half of the filters, padded borders, a linear layer of 512 inputs.
 
     Args:
         dimension: embedding dimensions D.
-        channels, dropout: of `convnet32`.
+        channels, dropout: as in `convnet32`.
     """
     first, second = nn.Conv2d(channels, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
     layers = (first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2))

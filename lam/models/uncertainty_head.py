@@ -1,7 +1,4 @@
-"""The head that predicts variances beside a frozen embedding: what PFE and HIB add to a network.
-
-How it is trained is in `lam.methods`.
-"""
+"""`UncertaintyHead`: variances of an embedding beside its network, as PFE and HIB learn them."""
 
 import torch
 from jaxtyping import Float
@@ -14,25 +11,24 @@ from lam.utils.random import seeded
 class UncertaintyHead(nn.Module):
     """Map features to the logarithm of a variance for every embedding dimension.
 
-    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β, where BN₁ has a scale and shift a dimension, as usual, and BN₂'s
-    scale γ and shift β are each one number for all dimensions. The hidden layer has D units; the variance begins near
-    e^β for every input: γ = 10⁻⁴, β = −7. Hidden width, γ and β are those of PFE's code; the floor of 10⁻⁶ that it puts
-    under the variance is left to the loss, and batch norms keep torch's momentum and ε.
+    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. BN₁ has a scale and shift a dimension; BN₂'s scale γ = 10⁻⁴ and
+    shift β = −7 are one number for all. The hidden layer has D units, and the variance begins near e^β for every
+    input. Hidden width, γ and β are those of PFE's code; its floor of 10⁻⁶ under the variance is left to the loss.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, who found the
     shared scale and shift to work slightly better than the standard batch norm.
 
     Args:
-        features: P, what enters the embedding's own head.
+        features: P, inputs of the embedding's own head.
         dimension: D of the embedding.
         shared: one γ and β for all dimensions; else one a dimension, with the same beginning.
-        seed: of the random weights; the global random state is left as it was.
+        seed: of the random weights; torch's global random state stays as it was.
 
     Attributes:
-        recipe: what rebuilds the head: JSON.
+        recipe: the arguments that rebuild the head, as JSON.
 
     Raises:
-        ValueError: where there is no feature or no dimension.
+        ValueError: for no feature or no dimension.
 
     Example:
         >>> head = UncertaintyHead(16, 3).eval()
@@ -61,8 +57,8 @@ class UncertaintyHead(nn.Module):
         """Log variances (N, D).
 
         Raises:
-            ValueError: where features do not have P columns, or a single item is given in training mode: batch norm
-                learns from a batch.
+            ValueError: for another number of columns than P, or a single item in training mode, as batch norm needs a
+                batch.
         """
         if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
             raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")

@@ -1,4 +1,4 @@
-"""Weights from files, a user's own .safetensors or .pth among them, without running anything that a file says."""
+"""Weights from files, such as a user's .safetensors or .pth, without running code that a file holds."""
 
 import argparse
 import hashlib
@@ -26,28 +26,26 @@ def load_weights(
 ) -> None:
     """Fill a network with the weights of a file.
 
-    The network's names may stand under a prefix, such as `model.`. Where a file holds averaged weights too (EMA, or a
-    teacher), these are taken. A warning says what was left out.
+    The network's names may stand under a prefix, such as `model.`. Averaged weights (EMA, or a teacher) win over
+    others. A warning names what is left out.
 
     Args:
         network: whose weights are replaced.
-        path: a .safetensors file, or what torch saved of a state_dict, alone or in a dictionary, under `state_dict`,
-            `model` or another usual key.
+        path: a .safetensors file, or a state_dict saved by torch, alone or in a dictionary under a usual key.
         classifier: paths of layers that the file may hold and the network does not have.
         source: what the file is called in errors.
 
     Raises:
-        ValueError: for a file that is missing, damaged or holds more than plain tensors, or tensors that are not those
-            of the network, naming them.
+        ValueError: for a file that is missing, damaged or holds more than plain tensors, or other tensors than the
+            network's, naming them.
     """
     saved = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in saved):
         raise ValueError(
-            f"checkpoint {path} is of an unfinished training, which `lam run` on its own folder continues: give the "
-            "weights of a network"
+            f"checkpoint {path} is of an unfinished training: give the weights of a network, or go on with `lam run` "
+            "on its folder"
         )
-    state = {plain: saved[name] for name, plain in plain_names(saved).items()}
-    own = {plain: network.state_dict()[name] for name, plain in plain_names(network.state_dict()).items()}
+    state, own = by_plain_name(saved), by_plain_name(network.state_dict())
     counters = {name: value for name, value in own.items() if name.endswith(".num_batches_tracked")}
     prefix = _prefix(state, own.keys() - counters.keys(), f"{source} {path}")
     tops = {name.split(".")[0] for name in own}
@@ -91,7 +89,7 @@ def _is_under(name: str, paths: Sequence[str]) -> bool:
 
 
 def check_is_file(path: str | Path) -> None:
-    """Refuse weights that are not there, or are a folder, by a `ValueError`."""
+    """Reject a path of weights that does not exist or is a folder."""
     if Path(path).is_dir():
         raise ValueError(
             f"checkpoint {path} is a folder: give a file of weights, such as "
@@ -102,7 +100,7 @@ def check_is_file(path: str | Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The plain tensors of a file; errors as of `load_weights`."""
+    """The plain tensors of a file; errors as in `load_weights`."""
     check_is_file(path)
     try:
         if path.suffix == ".safetensors":
@@ -127,21 +125,17 @@ def _is_state(value: Any) -> bool:
 
 
 def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
-    """Fill a network with saved tensors, whichever of the two is in a wrapper; see `plain_names`.
+    """Fill a network with saved tensors, whether or not one of the two is in a wrapper; see `plain_names`.
 
-    Args:
-        network: whose weights are replaced.
-        state: the saved tensors by name.
-        with_types: whether the network's tensors take the types of the saved ones, or keep their own.
-        source: where they are from, with which the error begins.
+    `with_types` gives the network's tensors the types of the saved ones.
 
     Raises:
-        ValueError: naming the first tensors that are missing, left over, or of another shape or type.
+        ValueError: naming, after `source`, the first tensors that are missing, left over, or of another shape or type.
     """
     own = network.state_dict()
     check_state(own, state, source=source)
-    own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
-    tensors = {name: state[saved_names[plain]] for plain, name in own_names.items()}
+    saved = by_plain_name(state)
+    tensors = {name: saved[plain] for name, plain in plain_names(own).items()}
     if with_types:
         parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
         for name, tensor in (*parameters, *buffers):
@@ -151,12 +145,12 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, source: str = "") -> None:
-    """Compare a network's tensors with saved ones by name, shape and type. Arguments and errors as in `load_state`."""
-    own_names, saved_names = ({plain: name for name, plain in plain_names(names).items()} for names in (own, state))
-    problems = [f"{name} is missing in the network" for plain, name in saved_names.items() if plain not in own_names]
-    problems += [f"{name} is missing in the file" for plain, name in own_names.items() if plain not in saved_names]
-    for plain in own_names.keys() & saved_names.keys():
-        name, value, saved = own_names[plain], own[own_names[plain]], state[saved_names[plain]]
+    """Compare a network's tensors with saved ones by name, shape and type; errors as in `load_state`."""
+    names, state = {plain: name for name, plain in plain_names(own).items()}, by_plain_name(state)
+    problems = [f"{plain} is missing in the network" for plain in state.keys() - names.keys()]
+    problems += [f"{names[plain]} is missing in the file" for plain in names.keys() - state.keys()]
+    for plain in names.keys() & state.keys():
+        name, value, saved = names[plain], own[names[plain]], state[plain]
         if value.shape != saved.shape:
             problems.append(f"{name} is {tuple(value.shape)} in the network, {tuple(saved.shape)} in the file")
         elif torch.is_floating_point(value) != torch.is_floating_point(saved):
@@ -168,7 +162,7 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, sourc
 
 
 def sha256_of_weights(network: nn.Module) -> str:
-    """SHA-256 over names and bytes of all weights and buffers of a network, whatever their types, in hexadecimal."""
+    """SHA-256 over names and bytes of all weights and buffers of a network, in hexadecimal digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
@@ -177,9 +171,9 @@ def sha256_of_weights(network: nn.Module) -> str:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """The names of a network's tensors outside of wrappers, by the names that they have in it.
+    """The names of a network's tensors without those of wrappers, by their names in it.
 
-    `torch.compile` puts `_orig_mod` before the names of what it wraps, parallel training `module` before all names.
+    `torch.compile` puts `_orig_mod` before the names in what it wraps, parallel training `module` before all names.
 
     Example:
         >>> plain_names(["module.body.weight", "module.head._orig_mod.weight"])
@@ -191,8 +185,13 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
     return {name: ".".join(part) for name, part in parts.items()}
 
 
+def by_plain_name(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by their names without those of wrappers."""
+    return {plain: state[name] for name, plain in plain_names(state).items()}
+
+
 def plain_path(network: nn.Module, path: str) -> str:
-    """The path of a layer outside of wrappers; a path that leads to no tensor is returned as it is."""
+    """The path of a layer without wrappers; a path that leads to no tensor is returned as it is."""
     prefix = f"{path}." if path else ""
     names = plain_names(network.state_dict())
     inside = next((name for name in names if name.startswith(prefix)), None)

@@ -25,7 +25,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
-from lam.encoders.seen import Remembered
+from lam.encoders.seen import HashedBatches
 from lam.gallery.damaged import DamagedFiles
 from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
@@ -172,7 +172,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     gallery = HELD_OUT if stands_in else gallery or INDEX
     if gallery != HELD_OUT:
         images = images.queries
-    remembered = Remembered(loader_of(images, EMBEDDING_BATCH))
+    remembered = HashedBatches(loader_of(images, EMBEDDING_BATCH))
     prediction = encoder.predict(remembered, progress=progress)
     known = None
     if splits is not None and reference:

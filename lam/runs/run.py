@@ -25,7 +25,7 @@ from typing import Any
 
 from lam.datasets import Dataset, MissingDataError, Splits
 from lam.encoders.base import Encoder
-from lam.encoders.held_out import HeldOut
+from lam.encoders.batches import HeldOut
 from lam.encoders.load import load
 from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss

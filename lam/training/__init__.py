@@ -1,8 +1,7 @@
 """Training: one function for every method, on Lightning Fabric for devices and precision.
 
-A method that trains otherwise hands in a `Step` of its own: how the gradient of one batch is taken, and what has to be
-remembered between batches. Here the data are checked, in `lam.training.settings` the options; the loop is in
-`lam.training.loop`, also how several processes train one network. Which loss, network and data are chosen elsewhere.
+A method with a gradient of its own hands in a `Step`. The loop is in `lam.training.loop`, options in
+`lam.training.settings`.
 """
 
 import os
@@ -15,7 +14,7 @@ from torch import nn
 from lam.pairs.pairs import check_label_vector, check_labels
 from lam.training.batches import classes_of
 from lam.training.loop import History, Loop
-from lam.training.settings import Accelerator, Precision, Stage, Training, TrainingOptions, resolve_accelerator
+from lam.training.settings import Accelerator, Precision, Training, TrainingOptions, resolve_accelerator
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils import distributed
 
@@ -25,30 +24,28 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Called again with the same folder and settings it continues from the last good checkpoint, and the network's weights
-    are then the checkpoint's; more epochs than before may be asked for. On the CPU the result equals that of an
-    uninterrupted run bit for bit. torch's global random state is used inside, seeded for every batch, and restored.
+    Another call with the same folder and settings goes on from the last good checkpoint; `epochs` may have grown. On
+    the CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
-    In several processes, started by torchrun, each calls it with the same arguments and is left with the same weights.
-    A batch is cut into as many parts, and its pairs are formed over the whole of it; one of fewer than two items a
-    process is taken whole by all. Validation and checkpoints are the first process's, and the others wait for it.
+    In several processes, started by torchrun, each calls it with the same arguments and gets the same weights. A batch
+    is cut into as many parts, with pairs over the whole; every process takes a batch of fewer than two items a process
+    whole. The first process validates and writes checkpoints.
 
     Args:
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
-        dataset: of (input, label), with a length; read in batches where it has `__getitems__`, and checked ahead where
-            it has `labels`.
+        dataset: of (input, label), with a length; `__getitems__` and `labels` are used where it has them.
         training: how; `pretrained`, `another` and `stage` are for methods, and have no effect here.
         step: how the gradient of a batch is taken; by default at the network's own weights.
-        method: whose training this is, kept in the checkpoints: those of another are refused.
+        method: the method's name, which checkpoints keep: those of another are rejected.
 
     Returns:
-        The history of the run, epochs before an interruption included.
+        The history of the run, with the epochs before an interruption.
 
     Raises:
         ValueError: for data without a positive or without a negative pair, an epoch of batches without positive pairs,
-            devices that are not there, or a folder whose checkpoints were made with other settings.
+            missing devices, or a folder with checkpoints of other settings.
         DivergenceError: where the loss, the weights or the validation is not finite; the last checkpoint stands.
-        CorruptFileError: where there are checkpoints in the folder and none is whole.
+        CorruptFileError: where the folder has checkpoints and none is whole.
 
     Example:
         >>> import torch
@@ -63,8 +60,8 @@ def train(
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ValueError(
-            "the network has nothing that could be trained: take the head train, or a method that needs no training of "
-            "it, such as laplace_posthoc, knn_distance or deterministic"
+            "no parameter of the network requires a gradient: take the head train, or a method without training, such "
+            "as laplace_posthoc, knn_distance or deterministic"
         )
     check_data(dataset, training)
     fabric = _fabric(training.accelerator, training.devices, training.precision)
@@ -79,11 +76,7 @@ def train(
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """The device that `train` uses in this process, for what comes after it.
-
-    Raises:
-        ValueError: for an accelerator that is unknown or not there.
-    """
+    """The device that `train` uses in this process; `ValueError` for an accelerator that is unknown or missing."""
     return _fabric(accelerator, 1, "32-true").device
 
 
@@ -109,7 +102,7 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
 
 
 def _of_torchrun(accelerator: str) -> dict[str, Any]:
-    """Fabric's options of a process among those that torchrun started, each with a device of its own."""
+    """Fabric's options of a process that torchrun started, each with a device of its own."""
     if not torch.distributed.is_torchelastic_launched():
         raise ValueError(
             f"torch.distributed runs {distributed.world_size()} processes that torchrun did not start: "
@@ -125,14 +118,10 @@ def _of_torchrun(accelerator: str) -> dict[str, Any]:
 
 
 def check_data(dataset: Any, training: Training) -> None:
-    """Refuse data that a network could not be trained on so, as far as that is known without reading them.
-
-    Raises:
-        ValueError: as `train` for its data.
-    """
+    """Reject data that `train` would reject, as far as that is known without reading them."""
     if training.loss.needs_classes and not training.by_label:
         raise ValueError(
-            f"the loss {type(training.loss).__name__} takes classes, and pairs by distance have none: train on labels"
+            f"the loss {type(training.loss).__name__} needs classes, and pairs by distance have none: train on labels"
         )
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
@@ -149,13 +138,13 @@ def check_data(dataset: Any, training: Training) -> None:
     available, needed = len(classes_of(dataset)), training.batch_size // training.per_class
     if available == 0:
         raise ValueError(
-            "per_class draws from classes, or groups of places, of 2 items or more, and the data have none: leave it "
+            "per_class draws from classes, or groups of places, of at least 2 items, and the data have none: leave it "
             "out, or give data in which items match"
         )
     if available < needed:
         raise ValueError(
-            f"a batch needs batch_size / per_class = {needed} classes, and the data have {available} of 2 items or "
-            "more: lower batch_size or raise per_class"
+            f"a batch needs batch_size / per_class = {needed} classes, and the data have {available} of at least 2 "
+            "items: lower batch_size or raise per_class"
         )
 
 
@@ -163,11 +152,9 @@ __all__ = [
     "DivergenceError",
     "History",
     "Minibatch",
-    "Stage",
     "Step",
     "Training",
     "TrainingOptions",
-    "check_data",
     "device_of",
     "train",
 ]

@@ -1,7 +1,6 @@
-"""The batches of an epoch, and the seeds that make each of them repeatable; not what is done with them.
+"""The batches of an epoch, each with a random state of its own.
 
-Every batch has a random state of its own, derived from the run's seed and its place: reading can start at any batch, in
-any number of processes, and gives what it would have given in an uninterrupted pass.
+It follows from the run's seed and the batch's place, so any number of processes, starting at any batch, read the same.
 """
 
 import math
@@ -21,17 +20,14 @@ class Batches(Dataset):
         dataset: of (input, label), with a length.
         batch_size: items a batch; the last one may be smaller.
         seed: of the run.
-        epoch: whose order this is.
-        process: the number of the process that reads, and how many there are. Each reads its part of every batch; the
-            parts, put together in the order of the processes, are the batch that one process reads. What the data set
-            draws while it reads is the same for all in the first part only.
-        per_class: items of each class in a batch, of data with `labels` (or with `groups`, which then are the classes).
-            Every batch draws for itself: classes, and items of each, without replacement, so that no item is in it
-            twice; all items of a class that has fewer, none of a class that has only one, for it makes no pair. The
-            last class drawn is cut, to one item at worst, where it would overfill the batch, which is smaller only
-            where all classes together do not fill it. An epoch has as many batches as without, and no item is sure to
-            be in it. Where classes are large enough this is pytorch-metric-learning's `MPerClassSampler`, which else
-            repeats items, but for its draws from numpy's global state.
+        epoch: counted from 0.
+        process: number of the reading process, and how many there are. Each reads its part of every batch, and the
+            parts in order are the batch of one process. Draws of the data set itself agree in the first part only.
+        per_class: items of each class in a batch, by `groups` of the data or else `labels`. Each batch draws classes,
+            and items of them, without replacement: all items of a class that has fewer, none of a class with a single
+                one. The
+            last class is cut where it would overfill the batch. With large classes this is pytorch-metric-learning's
+            `MPerClassSampler` with draws of its own.
 
     Example:
         >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
@@ -61,9 +57,9 @@ class Batches(Dataset):
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def sizes(self, batch: int) -> tuple[int, ...]:
-        """How many items of a batch each process reads, larger parts first; empty where each reads them all.
+        """How many items of a batch each process reads, larger parts first.
 
-        That is so in one process, and for a batch of fewer than two items a process.
+        Empty where each reads them all: in one process, and for a batch of fewer than two items a process.
         """
         n, processes = len(self.indices(batch)), self.process[1]
         if processes == 1 or n < 2 * processes:
@@ -98,7 +94,7 @@ class Batches(Dataset):
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """The items of each class that has two, for `per_class`: of each group where the data have these, else label."""
+    """The items of each class of at least two, for `per_class`: by `groups` of the data, or else labels."""
     groups = getattr(dataset, "groups", None)
     groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

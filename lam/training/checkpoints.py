@@ -1,7 +1,7 @@
-"""Checkpoints: numbered folders of tensors and JSON, of which the last good one can always be read.
+"""Checkpoints: numbered folders of tensors and JSON, the last good one of which can always be read.
 
-A checkpoint is written under a hidden name and renamed when its manifest stands, so a process may die at any moment.
-The one before it is kept until the next, in case the disk alters the newest. What the tensors mean is not known here.
+A checkpoint is written under a hidden name and renamed once its manifest stands, so a process may die at any moment.
+The one before it is kept, in case the disk alters the newest.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
         path: the folder that it was read from.
@@ -38,9 +38,9 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     """Write a checkpoint, then discard all but it and the one before it.
 
     Args:
-        folder: holds the checkpoints; made where it is missing.
+        folder: of the checkpoints; created if missing.
         number: ≥ 0, rises with time; a checkpoint of this number, and any of a larger one, is replaced.
-        tensors: by name; copied to the CPU, so that two names may share memory.
+        tensors: by name; two names may share memory.
         state: JSON, without NaN or infinities.
 
     Returns:
@@ -74,17 +74,14 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The last good checkpoint; one that was altered is named in a warning and passed over.
-
-    Args:
-        folder: holds the checkpoints; it may be missing.
+    """The last whole checkpoint of a folder, which may be missing; a warning names each altered one.
 
     Returns:
-        The checkpoint of the largest number that is whole, or None where there is none at all.
+        The whole checkpoint of the largest number; None where there is no checkpoint.
 
     Raises:
         CorruptFileError: where there are checkpoints and none of them is whole.
-        ValueError: for one of another format.
+        ValueError: for a checkpoint of another format.
     """
     paths = _numbered(Path(folder))
     for path in reversed(paths):

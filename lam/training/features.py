@@ -1,4 +1,4 @@
-"""The items of a data set as what a frozen network makes of them: computed once, in place of once an epoch."""
+"""The items of a data set as features of a frozen network, computed once instead of every epoch."""
 
 from typing import Any
 
@@ -17,12 +17,7 @@ _BATCH = 64
 
 
 class FeatureItems:
-    """A data set whose items are features and targets; whatever else there is of each item is as in the data set.
-
-    Args:
-        dataset: of (input, target).
-        features: (N, P) of its items.
-    """
+    """A data set of features (N, P) and targets, with all other attributes of the data set that it comes from."""
 
     def __init__(self, dataset: Dataset, features: Float[Tensor, "N P"]) -> None:
         self.dataset, self.features = dataset, features
@@ -43,25 +38,16 @@ class FeatureItems:
 
 
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
-    """The items of a data set as features of a network's frozen part, as its head trains on them in every epoch.
+    """The items of a data set as features of a network's frozen part, computed at the first call for both.
 
-    They are computed at the first call for a network and a data set.
-
-    Args:
-        network: any.
-        dataset: of (input, target).
-        num_workers: processes that read.
-        progress: show a progress bar on standard error.
-
-    Returns:
-        A data set of features; the one given where the network has no frozen part, what is read differs each time, or
-        the features would take too much memory.
+    The given data set is returned if the network has no frozen part, the data are augmented, or the features would
+    exceed `KEPT_BYTES`. `num_workers` processes read.
     """
     frozen = frozen_in(network)
     is_plain = isinstance(dataset, Dataset) and not isinstance(dataset, Augmented)
     if frozen is None or not is_plain or 4 * frozen.width * len(dataset) > KEPT_BYTES:
         return dataset
-    if (features := frozen.of_data.get(dataset)) is None:
+    if (features := frozen.data_features.get(dataset)) is None:
         frozen.keep()
         device = next(network.parameters()).device
         context = distributed.worker_context(num_workers)
@@ -70,5 +56,5 @@ def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, pro
         )
         batches = tqdm(loader, desc="features", unit="batch", disable=not progress)
         features = torch.cat([frozen(inputs.to(device)).cpu() for inputs, _ in batches])
-        frozen.of_data[dataset] = features
+        frozen.data_features[dataset] = features
     return FeatureItems(dataset, features)

@@ -1,14 +1,12 @@
-"""The training loop itself: epochs, updates, validation, and all that a checkpoint has to hold.
+"""The training loop: epochs, updates, validation, and the contents of a checkpoint.
 
-`lam.training.train` is the way in; it checks its arguments, and nothing is checked again here. Every random number
-follows from the seed, the epoch and the batch, so a resumed run needs no random state to end where an uninterrupted one
-ends.
+`lam.training.train` is the way in and checks the arguments. Every random number follows from the seed, the epoch and
+the batch, so a resumed run needs no random state.
 
-Several processes train one network: each runs its part of a batch through it, the outputs are gathered, with gradients,
-and each takes the loss of all pairs; DistributedDataParallel averages the gradients over the processes. The result is
-that of one process up to the order of summation, with three exceptions: what is drawn in the network (dropout) and in
-the data (augmentation) is drawn as in one process for the first part of a batch alone; and batch norm takes the
-statistics of each part, the running ones being those of the first process.
+Several processes train one network: each runs its part of a batch, the outputs are gathered with gradients, each takes
+the loss of all pairs, and DistributedDataParallel averages the gradients. The result is that of one process up to the
+order of summation, with two exceptions: draws in network and data (dropout, augmentation) agree only in the first part
+of a batch, and batch norm takes the statistics of each part, with the running ones of the first process.
 """
 
 import copy
@@ -46,15 +44,15 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class History:
-    """What a training run did, epoch by epoch.
+    """The record of a training run, epoch by epoch.
 
     Attributes:
         losses: mean training loss of each epoch.
         validation: what `validate` returned after each epoch; empty without it.
-        seconds: how long each epoch took, validation included.
-        best_epoch: the epoch, counted from 1, whose weights the network was left with.
-        batches_without_positives: how many batches were skipped because they held no positive pair.
-        learned: what the loss learned beside the network, by name; nothing for most losses.
+        seconds: duration of each epoch, validation included.
+        best_epoch: the epoch, counted from 1, whose weights the network has.
+        batches_without_positives: how many batches were skipped as they had no positive pair.
+        learned: what the loss learned beside the network, by name; empty for most losses.
     """
 
     losses: tuple[float, ...]
@@ -166,6 +164,7 @@ class Loop:
             at.skipped += 1
             return
         place = (self.training.seed, at.epoch, at.batch, "step")
+        # dropout has to differ between the parts of a batch, draws of a step have to agree in all processes
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
         generator = torch.Generator().manual_seed(derive_seed(*place))
@@ -207,7 +206,14 @@ class Loop:
 
     def _validate(self, validate: Callable[[nn.Module], float]) -> None:
         at = self.at
-        value = distributed.broadcast_from_rank_zero(lambda: self._value(validate))
+
+        def judge() -> float:
+            self.network.eval()
+            reseed(derive_seed(self.training.seed, at.epoch, "validation"), self.fabric.device)
+            with torch.no_grad():
+                return float(validate(self.network))
+
+        value = distributed.broadcast_from_rank_zero(judge)
         if not math.isfinite(value):
             raise self._diverged(f"the validation is {value}", at.batch)
         if value > max(at.validation, default=-math.inf):
@@ -215,18 +221,12 @@ class Loop:
             self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
         at.validation.append(value)
 
-    def _value(self, validate: Callable[[nn.Module], float]) -> float:
-        self.network.eval()
-        reseed(derive_seed(self.training.seed, self.at.epoch, "validation"), self.fabric.device)
-        with torch.no_grad():
-            return float(validate(self.network))
-
     def _weights(self) -> dict[str, Tensor]:
-        """The weights of the network and of the loss, and what the step remembers."""
-        return _flat({owner: part.state_dict() for owner, part in self.restored.items()})
+        """The weights of network and loss, and the state of the step."""
+        return _flatten({owner: part.state_dict() for owner, part in self.restored.items()})
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        states = _nested(weights)
+        states = _unflatten(weights)
         for owner, part in self.restored.items():
             part.load_state_dict(states.get(owner, {}))
 
@@ -247,36 +247,32 @@ class Loop:
         self.at.elapsed, self.clock = self.at.elapsed + now - self.clock, now
 
     def _save(self) -> None:
-        if self.folder is None:
+        if (folder := self.folder) is None:
             return
         self._check_weights()
         self._tick()
-        folder = self.folder
-        distributed.broadcast_from_rank_zero(lambda: self._write(folder))
 
-    def _write(self, folder: Path) -> None:
-        optimizer = _flat(self.plain_optimizer.state_dict()["state"])
-        tensors = _flat({"last": self._weights(), "best": self.best, "optimizer": optimizer})
-        state = {
-            "settings": self.resume_key,
-            "progress": asdict(self.at),
-            "scaler": self.fabric.strategy.precision.state_dict(),
-        }
-        checkpoints.save(folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
+        def write() -> None:
+            optimizer = _flatten(self.plain_optimizer.state_dict()["state"])
+            tensors = _flatten({"last": self._weights(), "best": self.best, "optimizer": optimizer})
+            scaler = self.fabric.strategy.precision.state_dict()
+            state = {"settings": self.resume_key, "progress": asdict(self.at), "scaler": scaler}
+            checkpoints.save(folder, self.at.epoch * self.n_batches + self.at.batch, tensors, state)
+
+        distributed.broadcast_from_rank_zero(write)
 
     def _restore(self) -> None:
-        folder = self.folder
-        if folder is None:
+        if (folder := self.folder) is None:
             return
         checkpoint = distributed.broadcast_from_rank_zero(lambda: checkpoints.load(folder))
         if checkpoint is None:
             return
         self._check_settings(checkpoint)
         self.at = _Progress(**checkpoint.state["progress"])
-        groups = _nested(checkpoint.tensors)
+        groups = _unflatten(checkpoint.tensors)
         self._load_weights(groups["last"])
         self.best = groups.get("best", {})
-        state = {int(parameter): values for parameter, values in _nested(groups.get("optimizer", {})).items()}
+        state = {int(parameter): values for parameter, values in _unflatten(groups.get("optimizer", {})).items()}
         param_groups = self.plain_optimizer.state_dict()["param_groups"]
         self.plain_optimizer.load_state_dict({"state": state, "param_groups": param_groups})
         self.fabric.strategy.precision.load_state_dict(checkpoint.state["scaler"])
@@ -314,14 +310,14 @@ class Loop:
         return json.loads(json.dumps(resume_key))
 
 
-def _flat(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
-    """The tensors of groups by group and name; a state of an optimizer that has not begun is None, and left out."""
+def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
+    """The tensors of groups, named group/name. An optimizer that has not begun has None states, which are left out."""
     named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """What `_flat` was given."""
+def _unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The groups that `_flatten` joined."""
     groups: dict[str, dict[str, Tensor]] = {}
     for path, tensor in tensors.items():
         group, name = path.split("/", 1)
@@ -330,7 +326,7 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:
-    """Fingerprint of what a data set may have in memory for all its items."""
+    """Fingerprint of an attribute that a data set may have for all its items."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 

@@ -1,7 +1,4 @@
-"""What a training step is: how the gradient of one batch is taken, and what is remembered between batches.
-
-The loop around it is in `lam.training`. A method with a gradient of its own derives its step from `Step`.
-"""
+"""A training step: how the gradient of one batch is taken, and what is remembered between batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,17 +19,17 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True)
 class Minibatch:
-    """A batch as a step receives it.
+    """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs of the network, on its device; of several processes each has its own part of them, and
-            all have the pairs, the targets and the same generator.
+        inputs: (N, ...) inputs of the network, on its device; each of several processes has its part of them, and all
+            share pairs, targets and generator.
         pairs: the pairs among them, at least one of them positive.
         epoch: counted from 0.
         generator: on the CPU, seeded for this batch alone.
-        targets: (N,) labels, or (N, X) positions, that the pairs are of.
-        mining: which of the pairs the loss takes; see `mined`.
-        sizes: how many of the N items each process has; empty where each has them all, as in one process.
+        targets: (N,) labels, or (N, X) positions, of the pairs.
+        mining: which of the pairs the loss takes; see `choose_pairs`.
+        sizes: items of each process; empty where each has all N, as in one process.
     """
 
     inputs: Tensor
@@ -43,15 +40,15 @@ class Minibatch:
     mining: Mining = ALL_PAIRS
     sizes: tuple[int, ...] = ()
 
-    def gathered(self, rows: Tensor) -> Tensor:
-        """The N rows of all processes from those of this one's items; the same tensor in one process.
+    def gather(self, rows: Tensor) -> Tensor:
+        """The N rows of all processes, from this process's rows; the same tensor in one process.
 
-        What the network that a step is given returns is gathered already; this is for what is taken from inside it.
+        The network that a step gets gathers its output itself; this is for values from inside it.
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
-    def mined(self, embeddings: Tensor, margin: float | None, mining: Mining | None = None) -> Pairs:
-        """Pairs chosen by these embeddings (N, D), unit rows: those of the loss, or of another mining."""
+    def choose_pairs(self, embeddings: Tensor, margin: float | None, mining: Mining | None = None) -> Pairs:
+        """Pairs that the loss's mining, or another, chooses by these embeddings (N, D), unit rows."""
         mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs
@@ -59,38 +56,42 @@ class Minibatch:
 
 
 class Step:
-    """Take the gradient of the loss at the network's own weights; methods with another gradient override this."""
+    """The gradient of the loss at the network's own weights; a method with another loss overrides `value`.
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Options as JSON; a run is resumed only with the same."""
-        return {}
+    Attributes:
+        settings: options as JSON; a run is resumed only with the same.
+    """
+
+    settings: Mapping[str, Any] = {}
+
+    def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
+        """The loss of one batch, a scalar; arguments and errors as in `backward`."""
+        embeddings = network(batch.inputs)
+        return loss(embeddings, batch.choose_pairs(embeddings, margin_of(loss)))
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:
             network: in training mode, gradients zeroed; the loop updates it afterwards. In several processes it gives
-                the outputs of all of them, so that each takes the loss of the whole batch; the gradients of the weights
-                are then averaged over processes, which makes them those of one process.
+                the outputs of all, so each takes the loss of the whole batch, and gradients are averaged.
             loss: of the embeddings and the pairs.
             batch: inputs and pairs.
-            backward: called in place of `Tensor.backward`, as the precision may scale the loss.
+            backward: takes the place of `Tensor.backward`, as the precision may scale the loss.
 
         Returns:
             The loss, a detached scalar; training stops where it is not finite.
 
         Raises:
-            DivergenceError: where the step cannot go on; the loop says at which step that was.
+            DivergenceError: where the step cannot go on; the loop adds at which step.
         """
-        embeddings = network(batch.inputs)
-        value = loss(embeddings, batch.mined(embeddings, margin_of(loss)))
+        value = self.value(network, loss, batch)
         backward(value)
         return value.detach()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is remembered between batches, for a checkpoint."""
+        """Tensors that are remembered between batches, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned; read from a checkpoint, it is on the CPU."""
+        """Restore what `state_dict` returned; from a checkpoint, it is on the CPU."""

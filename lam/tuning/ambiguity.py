@@ -1,11 +1,12 @@
-"""`Ambiguity`: what an encoder learns of held-out items, κ_a of where the matches of an item lie, and p_known.
+"""`Ambiguity`: κ_a, how closely the matches of an item lie, and p_known, how well known it is, from held-out items.
 
-The posterior's κ_e says how well the weights are determined for an item; κ_a says how closely the item's matches lie
-around it, and comes from where they lie, or from a head that was trained with the network or beside it. One number
-holds ambiguity and strangeness: a mixture of the item's von Mises-Fisher distribution and, with probability
-1 − p_known, the uniform one on the sphere has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
+The posterior's κ_e says how well the data determine the weights for an item; κ_a says how closely its matches lie
+around it, and is learnt from them or given by a trained head. One number joins ambiguity and strangeness: a mixture of
+the item's von Mises-Fisher distribution and, with probability 1 − p_known, the uniform one on the sphere has the mean
+resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -28,7 +29,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 FOLDS = 5
 LEAST_ITEMS = 20
-"""Fewer items with a match teach nothing."""
+"""The least number of items with a match to learn from."""
 
 Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
 UNSEEN: Doubt = "I have not seen such a thing"
@@ -44,12 +45,12 @@ _BLOCK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class ConcentrationHead(TensorRecord):
-    """κ_a of features and direction: the geometric mean of what M small networks with one hidden layer say.
+    """κ_a of features and direction: the geometric mean over M small networks with one hidden layer.
 
     Attributes:
         centre, axes: of the components of unit features.
-        direction_centre, direction_axes: of those of directions.
-        input_mean, input_scale: (I,) of known items; what they have alike has the scale infinity.
+        direction_centre, direction_axes: of the components of directions.
+        input_mean, input_scale: (I,) over known items; the scale of constant inputs is infinite.
         hidden_weight, hidden_bias: (M, I, U) and (M, U).
         output_weight, output_bias: (M, U) and (M,), which give log κ_a.
     """
@@ -76,12 +77,12 @@ class ConcentrationHead(TensorRecord):
 
 @dataclass(frozen=True)
 class TrainedHead(TensorRecord):
-    """κ_a of features by a head that a loss of distributions has trained, `lam.models.kappa_head.KappaHead`.
+    """κ_a of features by a trained head, `lam.models.kappa_head.KappaHead`.
 
     Attributes:
         hidden_weight, hidden_bias: (U, P) and (U,).
         output_weight, output_bias: (U,) and ().
-        form: () the number, among the forms that there are, of how κ follows from the head's number.
+        form: () the index, in `FORMS`, of how κ follows from the head's number.
     """
 
     hidden_weight: Float[Tensor, "U P"]
@@ -91,7 +92,7 @@ class TrainedHead(TensorRecord):
     form: Int[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a, float64, within the range of concentrations; of directions it knows nothing."""
+        """κ_a of features alone, float64, within the range of concentrations."""
         hidden = (features.to(self.hidden_weight) @ self.hidden_weight.T + self.hidden_bias).relu()
         raw = hidden @ self.output_weight + self.output_bias
         by_form = torch.stack([kappa_of(raw, form) for form in FORMS])
@@ -106,7 +107,7 @@ class TrainedHead(TensorRecord):
         return TrainedHead(*(tensor.detach().double().clone() for tensor in tensors), form)  # pyright: ignore[reportCallIssue]
 
     def kappa_head(self) -> KappaHead:
-        """The head that it was made of, in float32."""
+        """The original head, in float32."""
         n_hidden, n_features = self.hidden_weight.shape
         head = KappaHead(n_features, n_hidden, form=FORMS[int(self.form)])
         tensors = (self.hidden_weight, self.hidden_bias, self.output_weight[None], self.output_bias[None])
@@ -116,12 +117,12 @@ class TrainedHead(TensorRecord):
 
 @dataclass(frozen=True)
 class Ambiguity:
-    """What was learnt of held-out items.
+    """What was learnt from held-out items.
 
     Attributes:
-        head: κ_a, learnt of where their matches lie; or that of a head which was trained before.
+        head: κ_a, learnt from their matches; or that of a trained head.
         typicality: p_known.
-        ambiguous_below: () κ_a below which an item could be several things: that of a tenth of the known ones.
+        ambiguous_below: () κ_a below which an item could be several things: a tenth of known items are.
     """
 
     head: ConcentrationHead | TrainedHead
@@ -130,7 +131,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with the one κ, and its parts beside it; the κ that they have is the epistemic one."""
+        """The embeddings with κ of both parts, and these beside it; their own κ becomes the epistemic one."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -148,7 +149,7 @@ class Ambiguity:
         )
 
     def doubts(self, embeddings: Embeddings) -> list[Doubt]:
-        """Why each item is uncertain, in words; empty where neither part of its κ says so.
+        """Why each item is uncertain, in words; empty if neither part of its κ says so.
 
         Raises:
             ValueError: for embeddings without the parts of κ.
@@ -160,26 +161,24 @@ class Ambiguity:
         return [UNSEEN if new else SEVERAL if many else "" for new, many in zip(unseen, several, strict=True)]
 
     def to(self, device: torch.device | str) -> "Ambiguity":
-        """It with every tensor on a device."""
         return Ambiguity(self.head.to(device), self.typicality.to(device), self.ambiguous_below.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        parts = {"head": self.head, "typicality": self.typicality}
-        named = {
-            f"{part}.{name}": tensor for part, record in parts.items() for name, tensor in record.tensors().items()
-        }
+        named = {f"head.{name}": tensor for name, tensor in self.head.tensors().items()}
+        named |= {f"typicality.{name}": tensor for name, tensor in self.typicality.tensors().items()}
         return {**named, "ambiguous_below": self.ambiguous_below}
 
     @staticmethod
     def restored(tensors: Mapping[str, Tensor]) -> "Ambiguity":
-        """What `tensors` came from."""
-        head, typicality = (
-            {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
-            for part in ("head", "typicality")
-        )
-        kind = TrainedHead if "form" in head else ConcentrationHead
-        return Ambiguity(kind.restored(head), Typicality.restored(typicality), tensors["ambiguous_below"])
+        """The ambiguity of these tensors."""
+        parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for path, tensor in tensors.items():
+            part, _, name = path.partition(".")
+            parts[part][name] = tensor
+        kind = TrainedHead if "form" in parts["head"] else ConcentrationHead
+        typicality = Typicality.restored(parts["typicality"])
+        return Ambiguity(kind.restored(parts["head"]), typicality, tensors["ambiguous_below"])
 
 
 def match_loss(
@@ -207,7 +206,7 @@ def match_loss(
 
 
 def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Mean cosine of each query to its matches in the gallery, 0 where it has none, and how many it has; float64."""
+    """Mean cosine of each query to its matches in the gallery, 0 for none, and their number; float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
     rows = max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))
@@ -224,20 +223,12 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
 
 
 def check_enough(relevance: Relevance) -> None:
-    """Refuse data of which too few items have a match to learn from.
-
-    Raises:
-        ValueError: for fewer than 20.
-    """
+    """Reject data with fewer than 20 items that have a match."""
     n_matched = int((relevance.count() > 0).sum())
-    if n_matched == 0:
-        raise ValueError(
-            "no item has a match among the others, so nothing says where matches lie: give items of which several "
-            "share a label, or are of places near each other"
-        )
     if n_matched < LEAST_ITEMS:
         raise ValueError(
-            f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}: give more of them"
+            f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}: give more items "
+            "that share a label, or are of places near each other"
         )
 
 
@@ -253,15 +244,14 @@ def learn(
 ) -> Ambiguity:
     """Learn κ_a and p_known from known items that the network was not trained on, in five folds.
 
-    Each of five small networks learns from four fifths of the items, and stops where the likelihood of the matches of
-    the last fifth is best; p_known takes its thresholds from items scored by what the others taught.
+    Each of five small networks learns from four fifths of the items, and stops at the best likelihood of the matches of
+    the last fifth; p_known takes its thresholds from scores that other folds taught.
 
     Args:
-        features: (N, P).
-        mean: (N, D) the directions that are retrieved.
+        features, mean: (N, P), and (N, D) the retrieved directions.
         relevance: which of them match; its queries teach.
         reference: (O, P) further known features, among which the nearest is looked for.
-        kappa_head: gives κ_a, of which nothing is learnt then.
+        kappa_head: gives κ_a, which is then not learnt.
         seed: of the folds and the first weights.
 
     Raises:
@@ -280,8 +270,8 @@ def learn(
     check_finite("mean", mean)
     if kappa_head is not None and kappa_head.recipe["features"] != features.shape[1]:
         raise ValueError(
-            f"the kappa_head takes {kappa_head.recipe['features']} features, and there are {features.shape[1]}: it is "
-            "that of another network"
+            f"the kappa_head takes {kappa_head.recipe['features']} features, got {features.shape[1]}: give the head of "
+            "this network"
         )
     check_enough(relevance)
     cosine, count = match_cosines(mean, relevance)
@@ -299,17 +289,13 @@ def learn(
     apart[queries] = False  # a gallery beside the queries, or items without a match, are known too
     known = torch.cat([features[apart], features[:0] if reference is None else reference.to(features)])
     typicalities, scores = learn_typicality(features[queries], folds, reference=known, seed=seed)
-    correct = _first_hit_is_right(mean, relevance)[has_match]
+    unit = F.normalize(mean)
+    hits, _ = rank(unit[relevance.queries], None if relevance.gallery is None else unit[relevance.gallery], k=1)
+    correct = relevance.of_hits(hits)[:, 0][has_match]
     chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
     learnt = Ambiguity(head, typicalities[chosen], kappa.quantile(_AMBIGUOUS)).tensors()
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
     return Ambiguity.restored(own)  # views of others' memory are neither saved nor exported well
-
-
-def _first_hit_is_right(mean: Tensor, relevance: Relevance) -> Tensor:
-    unit = F.normalize(mean)
-    hits, _ = rank(unit[relevance.queries], None if relevance.gallery is None else unit[relevance.gallery], k=1)
-    return relevance.of_hits(hits)[:, 0]
 
 
 def _widest(
@@ -373,9 +359,10 @@ def _learn_head(
 def _train(
     inputs: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, dimension: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Adam on batches of the other folds, all five networks at once; of each the weights that its own fold likes best.
+    """Adam on batches of the other folds, all five networks at once; each keeps the weights that its own fold likes
+    best.
 
-    The first of these is one κ for all, and so what is learnt never does worse than that there.
+    The first of these is one κ for all, so the result is never worse than that on its fold.
     """
     n_inputs, device = inputs.shape[1], inputs.device
     start = kappa_from_resultant((cosine * count).sum() / count.sum(), dimension, max_kappa=KAPPA_RANGE[1])

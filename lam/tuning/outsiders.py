@@ -1,4 +1,4 @@
-"""Outsiders made from images at hand, and by which score an encoder knows them best."""
+"""Outsiders made from images at hand, and the score by which an encoder recognises them best."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.retrieval.metrics.registry import METRICS, Metric
 
 COARSE = 7
-"""A blurred image has so many patches on a side."""
+"""Patches on a side of a blurred image."""
 
 METRICS |= {
     "kappa_on_made": Metric(
@@ -30,8 +30,8 @@ def is_images(inputs: Any) -> bool:
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
 
 
-def made_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
-    """Images that are none of the known: inverted, with pixels permuted, all alike, and blurred to 7 × 7 patches."""
+def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
+    """Images of unknown kind: inverted, with pixels permuted, all alike, and blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
     order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)
@@ -45,7 +45,7 @@ def made_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[s
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which OOD score knows made outsiders best: κ, or the variance before normalisation, which lengths do not divide.
+    """The OOD score that recognises made outsiders best: κ, or the variance before normalisation.
 
     Attributes:
         auroc: by score, and by kind of outsider, the AUROC against the images that these were made from.
@@ -64,5 +64,4 @@ class Recommendation:
         return max(self.means, key=lambda score: self.means[score])
 
     def metrics(self) -> dict[str, float]:
-        """The means, by name."""
         return {f"{score}_on_made": mean for score, mean in self.means.items()}

@@ -1,4 +1,4 @@
-"""Choosing the likelihood scale of a posterior on held-out data."""
+"""The likelihood scale of a posterior, chosen on held-out data."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""Where clipped weights make a larger share of the predictive variance than this, κ says little."""
+"""Above this share of the predictive variance from clipped weights, κ says little."""
 
 COSINE_LIMIT = 0.9
-"""Tuning warns where the mean of samples points elsewhere than the network: a cosine below this, on average."""
+"""Tuning warns if the mean of samples points elsewhere than the network: a mean cosine below this."""
 
 FLAT_DECADES = 3
 """Held-out data that cannot tell scales so many powers of ten apart do not say how wide the posterior should be."""
@@ -73,12 +73,12 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Replaced:
-    """A curvature in place of which a posterior was fitted by another, as clipped weights made most of the variance.
+class ReplacedCurvature:
+    """A curvature that another took the place of, as clipped weights made most of the variance.
 
     Attributes:
         curvature: its name and settings.
-        clipped_share: the share of the predictive variance due to clipped weights, at the best scale.
+        clipped_share: the share of the predictive variance from clipped weights, at the best scale.
         score: log score at that scale.
     """
 
@@ -89,15 +89,15 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The likelihood scales that were tried, and the chosen one.
+    """The tried likelihood scales, and the chosen one.
 
     Attributes:
-        likelihood_scale: the scale s that was chosen.
-        trials: every s that was tried, in rising order of s.
-        direction_cosine: with that s, the mean cosine between the network's direction and that of the mean of samples.
-        clipped_share: with that s, the share of the predictive variance due to weights with a negative curvature.
+        likelihood_scale: the chosen scale s.
+        trials: every tried s, in rising order.
+        direction_cosine: at that s, the mean cosine between the network's direction and that of the mean of samples.
+        clipped_share: at that s, the share of the predictive variance from weights with a negative curvature.
         n_queries: how many held-out queries judged the scales.
-        replaced: the curvature that the posterior was fitted by before, where that was of no use.
+        replaced: the posterior's earlier curvature, if another took its place.
     """
 
     likelihood_scale: float
@@ -105,7 +105,7 @@ class Tuning:
     direction_cosine: float
     clipped_share: float
     n_queries: int
-    replaced: Replaced | None = None
+    replaced: ReplacedCurvature | None = None
 
     @property
     def chosen(self) -> Trial:
@@ -114,7 +114,7 @@ class Tuning:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The least and the greatest scale that was tried whose score is within one standard error of the best."""
+        """The least and the greatest tried scale with a score within one standard error of the best."""
         scales = [trial.scale for trial in self.trials if trial.within_error]
         return scales[0], scales[-1]
 
@@ -126,19 +126,17 @@ class Tuning:
 
     @property
     def remark(self) -> str | None:
-        """What tuning decided by itself and what that means, in one line; None where it had nothing to decide."""
-        said: list[str] = []
+        """What tuning decided by itself and what that means, in one line; None if nothing."""
+        remarks: list[str] = []
         if self.replaced is not None:
-            said.append(
-                f"the posterior was fitted again, as {self.replaced.clipped_share:.0%} of its variance said nothing of "
-                "the data"
-            )
+            share = f"{self.replaced.clipped_share:.0%}"
+            remarks.append(f"the posterior was fitted again, as {share} of its variance said nothing of the data")
         if self.is_flat:
-            said.append(
+            remarks.append(
                 f"{self.n_queries} validation queries do not tell how wide the posterior should be, so the narrowest "
                 "is taken: κ orders items, its size means little"
             )
-        return "; ".join(said) or None
+        return "; ".join(remarks) or None
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the chosen scale, by name."""
@@ -156,7 +154,7 @@ class Tuning:
 
 
 class Tuned(NamedTuple):
-    """A posterior with the best scale, how that was found, and the log score of each of Q held-out queries there."""
+    """A posterior with the best scale, its tuning, and the log score of each of Q held-out queries there."""
 
     posterior: Posterior
     tuning: Tuning
@@ -175,35 +173,30 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s whose votes score best on held-out in-distribution data.
 
-    h stays as it is, at the posterior's prior precision; another s costs only sampling. What is retrieved is the same
-    for every s; the share of S sampled networks that agree with a first hit is its probability of being right, and s is
-    judged by their log score, which is proper. The calibration error alone is as low for a posterior that knows
-    nothing, once the queries are few. Chosen is the largest s within one standard error of the best, the error being
-    that of the difference query by query: of posteriors that the data cannot tell apart, the one that changes the
-    network least. Other scores and other errors were tried on photographs, faces, characters and texts
-    (benchmarks/tuning.py).
+    h and the prior precision stay as they are, so another s costs only sampling, and retrieval is the same for every s.
+    The share of S sampled networks that agree with a first hit is its probability of being right; their log score,
+    which is proper, judges s. Calibration error alone would be as low, with few queries, for a posterior that knows
+    nothing. The largest s within one standard error of the best, query by query, is chosen: of posteriors that the
+    data cannot tell apart, the one that changes the network least (benchmarks/tuning.py compares other scores and
+    errors).
 
     First every power of ten is tried, then the neighbourhood of the best and of the ends of what is within its error,
-    at half the distance each time. All draws share their noise. Scales at which κ is at the upper end of its range for
-    a held-out item are not chosen from.
+    at half the distance each time. All draws share their noise. Scales at which κ of a held-out item is at the upper
+    end of its range are excluded.
 
-    Source: the rule of one standard error is that of Breiman, Friedman, Olshen and Stone (1984).
+    Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
     Args:
-        posterior: whose scale is tuned.
-        batches: what enters the posterior, such as features, of N held-out items in parts; their nearest neighbours
-            among themselves are judged.
+        posterior: to tune.
+        batches: inputs of the posterior, such as features, of N held-out items in parts.
         relevance: which of them answer which.
-        n_samples: sampled networks S, as many as the evaluation takes: the ECE at a given s depends on S.
+        n_samples: sampled networks S, as many as in the evaluation: the ECE at a given s depends on S.
         least: the smallest s tried.
         greatest: the largest s tried.
         refinements: how often the distance is halved around the best.
 
-    Returns:
-        The posterior with the best scale, what was tried, and the log score of each query.
-
     Raises:
-        ValueError: where no item answers another, for a range that is none, or where κ is at its upper end at every s.
+        ValueError: if no item answers another, for an empty range, or if κ is at its upper end at every s.
     """
     if not relevance.count().any():
         raise ValueError(f"none of {len(relevance.queries)} queries has an answer: there is nothing to calibrate on")
@@ -223,11 +216,12 @@ def calibrate_scale(
     return Tuned(chosen, Tuning(scale, trials, cosine, clipped, n_queries=len(relevance.queries)), scores)
 
 
-def replaced_by_best(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The posterior of the best log score among others tuned on the same data, with what it takes the place of.
+def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
+    """The posterior of the best log score among others tuned on the same data, with the old one's curvature as
+    `replaced`.
 
-    Others in which clipped weights make most of the variance, too, are left out. The old one stays where no other is
-    left, or the best of them is behind it by more than the standard error.
+    Others in which clipped weights make most of the variance are left out. The old one stays if no other is left, or
+    the best of them is behind it by more than the standard error.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -235,7 +229,7 @@ def replaced_by_best(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     if new is old or behind > error:
         return old
     curvature = to_settings(old.posterior.curvature.curvature)
-    replaced = Replaced(curvature, old.tuning.clipped_share, old.tuning.chosen.score)
+    replaced = ReplacedCurvature(curvature, old.tuning.clipped_share, old.tuning.chosen.score)
     return new._replace(tuning=replace(new.tuning, replaced=replaced))
 
 
@@ -250,11 +244,11 @@ class _Tuner:
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
-        """Every power of ten, and more around the best and around the ends of what cannot be told from it."""
+        """Every power of ten, and more around the best and around the ends of what is within its error."""
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
-        while grid and self._is_capped(grid[-1]):
+        while grid and self._is_capped(grid[-1]):  # there κ no longer orders items, and rises with s
             grid.pop()
         if not grid:
             raise ValueError(
@@ -265,7 +259,7 @@ class _Tuner:
         for _ in range(refinements):
             step /= 2
             best = min((max(best - step, grid[0]), best, min(best + step, grid[-1])), key=self.score)
-        for side in (min, max):
+        for side in (min, max):  # the largest s within the error is chosen, so the ends need to be exact
             for _ in range(refinements):
                 known = sorted(self.evaluated)
                 end = side(exponent for exponent in known if self.trial(exponent, best).within_error)
@@ -310,12 +304,9 @@ def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: i
 
 
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """What keeps κ from being of use, if anything does: the gravest alone, which often causes the others.
+    """The gravest reason why κ is of little use, which often causes the others; None if there is none.
 
-    Args:
-        posterior: that was chosen.
-        tuning: how.
-        others: whether posteriors by other curvatures were tried.
+    `others` says whether posteriors by other curvatures were tried.
     """
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
@@ -340,7 +331,7 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Another curvature of the same loss in which none is negative, where there is one: in Python, and for a run."""
+    """Advice on a curvature of the same loss that is never negative, if there is one: in Python, and for a run."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""

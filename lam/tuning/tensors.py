@@ -1,4 +1,4 @@
-"""Records whose fields are all tensors: moved, saved and read back as one."""
+"""Records with tensors as fields: moved, saved and read back as one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,5 +24,5 @@ class TensorRecord:
 
     @classmethod
     def restored(cls: type[Record], tensors: Mapping[str, Tensor]) -> Record:
-        """The record that `tensors` came from; further names are left alone."""
+        """The record of these tensors; further names are ignored."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})

@@ -1,9 +1,9 @@
-"""`Typicality`: how probable it is that an input is of a kind that is known, p_known, from its features alone.
+"""`Typicality`: the probability p_known that an input is of a known kind, from its features alone.
 
-A score that looks one way only calls some corruption more known than known: noise lengthens features, blur and low
-contrast shorten them, and some of it moves them towards the training data. So two scores are joined. One looks one way:
-the distance to the nearest known features. The other looks both ways: how usual the length of the features is, and how
-evenly it is spread over them. Both are learnt from known items alone, with nothing corrupted or foreign.
+A single one-sided score calls some corruption more known than known: noise lengthens features, blur and low contrast
+shorten them, and some of it moves them towards the training data. So two scores are joined: the distance to the nearest
+known features, one-sided; and how usual their length and its spread over them is, two-sided. Both are learnt from known
+items alone, without corrupted or foreign ones.
 """
 
 import math
@@ -20,7 +20,7 @@ COMPONENTS = 64
 """The most principal components in which features are compared; and at most one for every ten items."""
 
 QUANTILES = 0.98, 0.99
-"""The share of known items below the score at which it alone says that p_known is ½: of distance, of shape."""
+"""The share of known items below the score at which it alone gives p_known = ½: of distance, of shape."""
 
 DISTANCE_WIDTH = 1 / 20
 SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
@@ -44,14 +44,14 @@ class Components(TensorRecord):
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of rows scaled to length one, and the squared length of what the components do not hold."""
+        """Coordinates of rows scaled to length one, and the squared length outside the components."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
 
     @staticmethod
     def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """The first components of at most 2,000 of the rows, drawn at random: at most `most`, and one for ten rows."""
+        """The first components of at most 2,000 random rows: at most `most`, and one for ten rows."""
         from sklearn.decomposition import PCA
 
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
@@ -66,16 +66,15 @@ class Components(TensorRecord):
 class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
-    p = 1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2, over two scores s_j of which each alone says ½ at
-    t_j: far below it p is 1, far above it falls by the square of the distance, so that the order of what is very far
-    stays.
+    p = 1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2, over two scores s_j. Each alone gives ½ at t_j. Far
+    below it p is 1; far above it p falls by the square of the distance, so that very far items keep their order.
 
     Attributes:
         centre, axes: of the components of unit features.
         reference: (O, q) coordinates of the known features among which the nearest is looked for.
-        rest: (O,) the squared length of each that the components do not hold.
-        shape_mean: (3,) of what `shape_of` says of known items.
-        shape_whitening: (3, 3) by which their deviations become of variance 1.
+        rest: (O,) the squared length of each outside the components.
+        shape_mean: (3,) mean of `shape_of` over known items.
+        shape_whitening: (3, 3) scales their deviations to variance 1.
         thresholds: (2,) t of distance and shape.
         widths: (2,) w of each.
     """
@@ -94,7 +93,7 @@ class Typicality(TensorRecord):
         return p_known(self.scores(features), self.thresholds, self.widths)
 
     def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
-        """Distance and shape, float64, higher for what is less known."""
+        """Distance and shape, float64, higher for less known items."""
         if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # as many rows of distances are held at once
             return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
         components = Components(self.centre, self.axes)
@@ -120,7 +119,7 @@ def nearest_distance(
 ) -> Float[Tensor, " N"]:
     """log ½‖u − v‖² to the nearest of O unit rows v, each given by coordinates and the squared length of its rest.
 
-    The rests are taken to be at right angles, as they are but for chance where there are many dimensions.
+    The rests are taken to be at right angles, as they nearly are in many dimensions.
     """
     (coordinates, rest), (others, other_rest) = items, reference
     nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)
@@ -129,7 +128,7 @@ def nearest_distance(
 
 
 def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
-    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest where all features are alike; and the share that is not above 0; float64.
+    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; and the share that is not above 0; float64.
 
     Example:
         >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))
@@ -143,23 +142,17 @@ def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
 def unusual(
     shape: Float[Tensor, "N 3"], mean: Float[Tensor, "3"], whitening: Float[Tensor, "3 3"]
 ) -> Float[Tensor, " N"]:
-    """Mahalanobis distance of shapes from those of known items: whichever way they lie, longer or shorter."""
+    """Mahalanobis distance of shapes from those of known items, in any direction."""
     return ((shape - mean) @ whitening).norm(dim=1)
 
 
 def learn_typicality(
     features: Float[Tensor, "N P"], folds: Int[Tensor, " N"], *, reference: Tensor | None, seed: int
 ) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
-    """Learn p_known from known items: each is scored by what was learnt of those in other folds.
+    """Learn p_known from known items (N, P) that the network was not trained on; other folds teach the scores of each.
 
-    Args:
-        features: (N, P) of known items that the network was not trained on.
-        folds: (N,) the fold of each, from 0.
-        reference: (O, P) further known features among which the nearest is looked for; training items may be there.
-        seed: of the items that the components are made of.
-
-    Returns:
-        What was learnt, one for each width that p_known can have of shape, narrowest first; and the scores.
+    Among `reference` (O, P), further known features, the nearest is looked for, too. Returns one typicality for each
+    width of shape, narrowest first, and the scores.
     """
 
     def learnt(known: Tensor) -> Typicality:

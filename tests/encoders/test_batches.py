@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import lam
-from lam.encoders.batches import as_batches
-from lam.encoders.held_out import HeldOut
+from lam.encoders.batches import HeldOut, as_batches
 from lam.pairs import Relation
 
 IMAGES, FEATURES, LABELS, POSITIONS = (

@@ -106,7 +106,7 @@ def test_two_fits_added_equal_one_and_forgetting_undoes_it():
         joined.posterior.curvature.weight, first.posterior.curvature.weight, rtol=1e-9, atol=1e-12
     )
     assert joined.posterior.n_items == first.posterior.n_items
-    with pytest.raises(ValueError, match="cannot forget 96 of 32 items"):
+    with pytest.raises(ValueError, match="of 32 items can be forgotten, got 96"):
         joined.forget(batches)
 
 
@@ -120,7 +120,7 @@ def test_the_whole_data_set_does_not_depend_on_how_it_is_cut(fix):
         encoder = fit(cut, pairs="dataset", **options)
         torch.testing.assert_close(encoder.posterior.curvature.weight.float(), one.weight.float(), rtol=1e-4, atol=1e-6)
         assert encoder.posterior.curvature.counts == one.counts
-    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget; .* of scope dataset"):
+    with pytest.raises(ValueError, match="only a posterior fitted in batches can forget"):
         encoder.forget(cut)
     with pytest.raises(ValueError, match="only encoders fitted in batches"):
         encoder + encoder

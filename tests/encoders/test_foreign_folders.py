@@ -50,9 +50,9 @@ RECIPES: list[tuple[Any, str]] = [
     (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
     (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
     (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
-    (lambda recipe: recipe | {"channels": [1] * 9}, "holds names and numbers alone"),
+    (lambda recipe: recipe | {"channels": [1] * 9}, "names and numbers alone"),
     (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
-    (lambda recipe: "convnet8", "holds names and numbers alone"),
+    (lambda recipe: "convnet8", "names and numbers alone"),
 ]
 
 

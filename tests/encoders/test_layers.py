@@ -78,7 +78,7 @@ def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
     torch.testing.assert_close(both.posterior.curvature.sums, whole.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
     whole.forget(batches[2:])
     torch.testing.assert_close(whole.posterior.curvature.sums, one.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match="cannot forget 32 of 32 items"):
+    with pytest.raises(ValueError, match="of 32 items can be forgotten, got 32"):
         one.forget(batches[:2])
     with pytest.raises(ValueError, match="same trained layers"):
         _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
@@ -311,7 +311,7 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
         (
             with_norm(track_running_stats=False),
             "all",
-            "'1' (BatchNorm1d) takes mean and variance from the batch, as batch norm",
+            "'1' (BatchNorm1d) takes mean and variance from the batch",
         ),
         *[
             (AlwaysTraining(), layers, "'norm' (BatchNorm1d) takes mean and variance from the batch")
@@ -402,7 +402,7 @@ class OfBatch(nn.Module):
 )
 def test_a_network_that_gives_an_item_something_else_in_every_batch_is_refused(change: Any, options: Any):
     torch.manual_seed(0)
-    with pytest.raises(ValueError, match="gives an item something else beside itself than beside the others"):
+    with pytest.raises(ValueError, match="output for an item depends on the other items of its batch"):
         lam.fit(OfBatch(change), make_batches(), lam.Laplace(margin=0.7, **options), progress=False)
 
 
@@ -456,10 +456,10 @@ def test_kron_names_the_layers_that_it_has_factors_of():
             {"layers": "last", "predictive": "sampled"},
             "predictive is of several layers, got 'sampled' with layers=\"last\"",
         ),
-        ({"head": "train"}, "layers='all' are of a network that ends in its own linear layer, got head='train'"),
+        ({"head": "train"}, "layers='all' need a network that ends in its own linear layer, got head='train'"),
         (
             {"pairs": "dataset"},
-            "layers='all' have a posterior formed in batches alone, got pairs='dataset': use pairs=\"batch\"",
+            "layers='all' take pairs within batches, got pairs='dataset': use pairs=\"batch\"",
         ),
         (
             {"curvature": ContrastiveCurvature(0.7, fix="full")},
@@ -473,7 +473,7 @@ def test_kron_names_the_layers_that_it_has_factors_of():
         ({"structure": "kron", "max_memory": 1000}, 'structure="kron" of 2 layers with 123 weights takes'),
         (
             {"max_memory": 3000},
-            "and 180 bytes an item, is more than max_memory, 3,000: allow more, take smaller batches, or name fewer",
+            "and 180 bytes an item, exceeds max_memory, 3,000: ",
         ),
     ],
 )
@@ -503,7 +503,7 @@ def test_a_posterior_over_layers_is_not_loaded_without_a_network():
         ({"layers": "all", "structure": "ekfac"}, "^structure must be one of diag, kron, got 'ekfac'"),
         ({"predictive": "linearised"}, "^predictive is of several layers"),
         ({"layers": "all", "fix": "full"}, "^layers other than the last have no place for cross terms"),
-        ({"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] have a posterior formed in batches alone"),
+        ({"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] take pairs within batches"),
     ],
 )
 def test_a_method_refuses_before_it_trains_naming_the_option_first(options: dict[str, Any], message: str):
@@ -530,7 +530,7 @@ def test_a_method_refuses_layers_that_its_network_has_not_before_it_trains():
     ("network", "options", "message"),
     [
         ("convnet8", {"layers": "all", "max_memory": 10_000}, 'structure="diag" of 3 layers with 6,339 weights takes'),
-        ("convnet8", {"layers": "all", "max_memory": 150_000}, "bytes a batch .* is more than max_memory, 150,000"),
+        ("convnet8", {"layers": "all", "max_memory": 150_000}, "bytes a batch .* exceeds max_memory, 150,000"),
         ("cifar_resnet18", {"layers": "all", "structure": "kron"}, "has no factors of layer 'features.bn1'"),
         ("convnet8", {"head": "train", "structure": "full", "max_memory": 10}, "of a layer with 3 x 4 weights takes"),
         (

@@ -123,10 +123,10 @@ def test_bad_input_to_tune_is_refused():
     encoder = fit()
     with pytest.raises(ValueError, match="by must be one of calibration, marginal_likelihood, got 'luck'"):
         unchecked(lam.BayesianEncoder.tune)(encoder, make_batches(), by="luck")
-    with pytest.raises(ValueError, match="marginal_likelihood takes no option but step, got n_samples"):
+    with pytest.raises(ValueError, match="options of marginal_likelihood are step; got n_samples"):
         encoder.tune(make_batches(), by="marginal_likelihood", n_samples=3)
     unused = iter(make_batches())
-    with pytest.raises(ValueError, match="calibration takes no option but n_samples, .* refinements, got leest"):
+    with pytest.raises(ValueError, match="options of calibration are n_samples, .* refinements; got leest"):
         encoder.tune(unused, leest=1e-3)
     assert len(list(unused)) == 4
     with pytest.raises(ValueError, match="batches of inputs with labels"):

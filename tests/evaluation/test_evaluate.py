@@ -8,7 +8,7 @@ from scipy.stats import mannwhitneyu, spearmanr
 from torch import Tensor
 
 import lam
-from lam.encoders.held_out import HeldOut
+from lam.encoders.batches import HeldOut
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance
 from lam.retrieval import auprc, auroc, ausc, map_at_k, rank
@@ -188,7 +188,7 @@ def test_bad_input_is_refused():
     batches = make_batches()
     with pytest.raises(ValueError, match="evaluation in distribution needs batches of inputs with labels"):
         lam.evaluate(encoder, [batches[0][0]])
-    with pytest.raises(ValueError, match="at least 2 in-distribution items"):
+    with pytest.raises(ValueError, match="in-distribution items must be at least 2"):
         lam.evaluate(encoder, [(torch.randn(1, 6), torch.tensor([0]))])
     with pytest.raises(ValueError, match="the OOD set 'ood' is empty"):
         lam.evaluate(encoder, batches, [])

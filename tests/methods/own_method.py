@@ -7,20 +7,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.concentration import ConcentrationEncoder
-from lam.methods.base import Method, Trained, head_of, inputs_of
+from lam.methods.base import Method, Trained, head_of
 from lam.training import Training
 
 
 class LengthEncoder(ConcentrationEncoder):
+    keeps = ("seed", "level")
+
     def __init__(self, network: nn.Module, head: str, *, level: float, **common: Any) -> None:
         super().__init__(network, head, **common)
         self.level = level
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
         return self.level * features.double().norm(dim=1)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "level": self.level}
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,5 @@ class Length(Method):
     encoder = LengthEncoder
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        head, histories = head_of(network, dataset), self.trained_network(network, dataset, training)
-        common = {"level": self.level, "seed": training.seed, **inputs_of(dataset, training)}
-        return Trained(LengthEncoder(network, head, **common), histories)
+        head, histories = head_of(network, dataset), self.train_network(network, dataset, training)
+        return Trained(self.encoder_of(network, head, dataset, training, level=self.level), histories)

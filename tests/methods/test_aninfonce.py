@@ -39,7 +39,7 @@ def test_a_step_adds_up_the_members_each_of_its_own_views(mining: Mining) -> Non
         alone = AnInfoNCE(4)
         alone.log_concentration = torch.nn.Parameter(loss.log_concentration[number : number + 1].detach())
         own = batch_of(LABELS, views[number], mining=mining)
-        expected = expected + alone(views[number], own.mined(views[number], 0.7))
+        expected = expected + alone(views[number], own.choose_pairs(views[number], 0.7))
     torch.testing.assert_close(value, expected.detach())
     assert loss.log_concentration.grad is not None
     assert (loss.log_concentration.grad.abs().sum(1) > 0).all() or mining.miner == "hard"
@@ -109,7 +109,7 @@ def test_without_normalisation_the_loss_compares_what_the_head_gives(n_members: 
 
 
 def test_hard_negatives_are_told_to_the_loss() -> None:
-    loss = Aninfonce(negatives=2.0).own_loss(SupCon(0.5), 3)
+    loss = Aninfonce(negatives=2.0).training_loss(SupCon(0.5), 3)
     assert loss.get_buffer("negatives").tolist() == [2.0] * 3
     assert loss.learned()["concentration"] == [pytest.approx(3.0)] * 3
     training = small.training(miner="hard", loss=SupCon(0.5))
@@ -133,7 +133,7 @@ def test_one_positive_concentration_is_a_curvature_and_nothing_else_is() -> None
     ("options", "message"),
     [
         ({"n_members": 0}, "n_members must be at least 1, got 0"),
-        ({"n_members": 2, "crop_scales": (0.5,)}, r"crop_scales must be one of each of 2 members \(n_members\), got 1"),
+        ({"n_members": 2, "crop_scales": (0.5,)}, r"crop_scales must hold one for each of n_members=2 members, got 1"),
         ({"crop_scales": (1.5,)}, r"crop_scale must be in \(0, 1\]"),
         ({"negatives": -1.0}, "negatives must be at least 0, got -1"),
         ({"negatives": 5.0}, "negatives must be below concentration, 5, got 5"),

@@ -41,7 +41,7 @@ def test_a_loss_of_classes_is_refused_for_places_before_any_work(tmp_path: Path)
     options: dict[str, Any] = {"relation": Relation("batch", 10.0, 25.0), "folder": tmp_path / "checkpoints"}
     for method, loss in (("pfe", "varcon"), ("varcon", "contrastive")):
         training = small.training(loss=losses.build(loss, margin=0.7), **options)
-        with pytest.raises(ValueError, match="VarCon takes classes, and pairs by distance have none: train on labels"):
+        with pytest.raises(ValueError, match="VarCon needs classes, and pairs by distance have none: train on labels"):
             find(method)().check(small.network(), small.images(), training)
 
 

@@ -193,6 +193,6 @@ def test_a_step_by_varcon_forms_no_matrix_of_pairs() -> None:
 
 def test_the_margin_of_the_training_loss_is_kept_for_miners_and_posteriors() -> None:
     for method in (Varcon(), Aninfonce()):
-        assert method.own_loss(SupCon(0.5), 3).margin == 0.5
+        assert method.training_loss(SupCon(0.5), 3).margin == 0.5
     assert build("varcon", margin=0.5).margin == 0.5  # pyright: ignore [reportAttributeAccessIssue]
     assert SupCon(0.5).margin == 0.5

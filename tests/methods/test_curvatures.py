@@ -179,7 +179,7 @@ def test_views_of_places_leave_what_matches_as_it_was() -> None:
 @pytest.mark.parametrize("without", [Hib(), Aninfonce(n_members=2)], ids=["hib", "aninfonce"])
 def test_what_has_no_curvature_has_none_of_another_loss_in_its_place(without: Any) -> None:
     options = {"pretrained": True, "trained_by": without.trained_by(losses.build("supcon", margin=0.7), 3)}
-    with pytest.raises(ValueError, match="has no curvature of its own: give method.curvature another of contrastive, "):
+    with pytest.raises(ValueError, match="has no curvature of its own: give method.curvature one of contrastive, "):
         train(LaplacePosthoc(curvature="own"), models.build("convnet8", dimension=3), **options)
 
 

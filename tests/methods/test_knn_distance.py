@@ -7,7 +7,7 @@ import lam
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.concentration import NeighbourEncoder
 from lam.methods import KnnDistance
-from lam.methods.reference import reference_inputs
+from lam.methods.base import reference_inputs
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.methods import small_data as small

@@ -257,5 +257,5 @@ def test_a_refit_of_places_counts_every_pair_and_refuses_a_miner_before_training
     encoder, _ = train(make_network(), data, options=options, relation=relation, **common)
     assert encoder.relation.scope == "dataset"
     assert encoder.posterior.curvature.counts[0] == 40
-    with pytest.raises(ValueError, match="leave the miner of the curvature out, or refit"):
+    with pytest.raises(ValueError, match="leave out hessian_miner, or refit"):
         train(make_network(), data, options=replace(options, hessian_miner="hard"), relation=relation, **common)

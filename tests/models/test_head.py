@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, features_and_output, find_head, recorded_head_inputs
+from lam.models.head import ADDED, features_and_output, find_head, record_head_inputs
 
 
 class Classifier(nn.Module):
@@ -88,7 +88,7 @@ class Cosines(nn.Linear):
 def test_a_head_that_does_more_than_a_linear_layer_is_refused_and_a_parametrization_is_none():
     body, probe = (nn.Linear(5, 8), nn.Tanh()), torch.randn(4, 5)
     for head in (None, "2"):
-        with pytest.raises(ValueError, match=r"head '2' \(Cosines\) gives the network's output, but not as its weight"):
+        with pytest.raises(ValueError, match=r"head '2' \(Cosines\) gives the network's output, but not as weight"):
             find_head(nn.Sequential(*body, Cosines(8, 3)), probe, head)
     assert find_head(nn.Sequential(*body, nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))), probe) == "2"
 
@@ -154,7 +154,7 @@ def test_what_the_network_gives_is_caught_in_an_exported_program_too():
             self.network = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
 
         def forward(self, inputs: Tensor) -> Tensor:
-            with recorded_head_inputs(self.network, ADDED) as head_inputs:
+            with record_head_inputs(self.network, ADDED) as head_inputs:
                 self.network(inputs)
             return 2 * head_inputs[-1]
 

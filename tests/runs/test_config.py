@@ -200,7 +200,7 @@ def test_a_loss_that_is_none_is_refused() -> None:
         ("laplace_posthoc", "tune=x", "method.tune: Input should be 'calibration', 'marginal_likelihood' or 'none'"),
         ("laplace_online", "memory_factor=1", r"method.memory_factor must be in \(0, 1\), got 1.0"),
         ("deep_ensemble", "n_members=1", "method.n_members must be at least 2, got 1"),
-        ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints must be none, or one file for each"),
+        ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints must be empty, or one file for each"),
         ("deep_ensemble", "checkpoints=3", "method.checkpoints: Input should be .*, got 3"),
         ("pfe", "epochs=0", "method.epochs must be at least 1, got 0"),
         ("pfe", "shared=perhaps", "method.shared: Input should be a valid boolean, .* got 'perhaps'"),

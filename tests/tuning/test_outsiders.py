@@ -10,7 +10,7 @@ from torch import nn
 import lam
 from lam.methods import LaplacePosthoc
 from lam.retrieval.metrics.registry import METRICS
-from lam.tuning.outsiders import Recommendation, made_outsiders
+from lam.tuning.outsiders import Recommendation, make_outsiders
 from tests.methods.small_data import images, network, training
 
 
@@ -24,7 +24,7 @@ def batches(seed: int = 1) -> list[Any]:
 
 def test_outsiders_have_the_shape_and_the_values_of_the_images():
     known = torch.rand(5, 2, 9, 11, generator=torch.Generator().manual_seed(0))
-    made = made_outsiders(known)
+    made = make_outsiders(known)
     assert set(made) == {"inverted", "permuted", "blurred"}
     low, high = known.amin((1, 2, 3), keepdim=True), known.amax((1, 2, 3), keepdim=True)
     torch.testing.assert_close(made["inverted"] + known, (low + high).expand_as(known))
@@ -32,8 +32,8 @@ def test_outsiders_have_the_shape_and_the_values_of_the_images():
     assert made["blurred"].var((2, 3)).max() < known.var((2, 3)).min()
     for kind, outsiders in made.items():
         assert outsiders.shape == known.shape
-        torch.testing.assert_close(made_outsiders(known[2:3])[kind], outsiders[2:3])  # whatever the batch
-    assert not torch.equal(made_outsiders(known, seed=1)["permuted"], made["permuted"])
+        torch.testing.assert_close(make_outsiders(known[2:3])[kind], outsiders[2:3])  # whatever the batch
+    assert not torch.equal(make_outsiders(known, seed=1)["permuted"], made["permuted"])
 
 
 def test_the_score_of_the_highest_mean_is_recommended():
@@ -50,7 +50,7 @@ def test_a_recommendation_is_that_of_the_auroc_of_each_score_and_is_saved(struct
     recommendation = encoder.recommend(batches())
     assert recommendation == encoder.recommendation
     known = torch.cat([inputs for inputs, _ in batches()])
-    inside, outside = encoder.embed(known), encoder.embed(made_outsiders(known)["inverted"])
+    inside, outside = encoder.embed(known), encoder.embed(make_outsiders(known)["inverted"])
     expected = lam.retrieval.auroc(inside.variance, outside.variance)
     assert recommendation.auroc["variance"]["inverted"] == pytest.approx(expected, abs=1e-3)
     expected = lam.retrieval.auroc(-inside.kappa, -outside.kappa)

@@ -16,7 +16,7 @@ from lam.pairs.relevance import LabelRelevance, PlaceRelevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.votes import answers_of
-from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, calibrate_scale, complaint, replaced_by_best
+from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, best_posterior, calibrate_scale, complaint
 from lam.utils.notes import Note
 from tests.encoders.small import fit, make_batches
 
@@ -228,9 +228,9 @@ def test_alternatives_are_not_made_where_nothing_is_clipped_and_not_taken_where_
     clipped = clipped_encoder()
     old = calibrate_scale(clipped.posterior, [clipped.features(held_out)], relevance, **options)
     new = calibrate_scale(encoder.posterior, [clipped.features(held_out)], relevance, **options)
-    assert replaced_by_best(old, [new]).posterior is new.posterior
-    assert replaced_by_best(old, [new._replace(scores=old.scores + 1.0)]) is old
-    assert replaced_by_best(old, [old]) is old
+    assert best_posterior(old, [new]).posterior is new.posterior
+    assert best_posterior(old, [new._replace(scores=old.scores + 1.0)]) is old
+    assert best_posterior(old, [old]) is old
     assert "without them the posterior is worse" in str(complaint(old.posterior, old.tuning, others=True))
 
 

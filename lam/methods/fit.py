@@ -186,8 +186,10 @@ def fit_features(
     check_seed(seed)
     options = _chosen(options, margin)
     relation = replace(options.relation, scope="dataset")
-    check_features(features, weight)
     labels = targets_of(features, labels)
+    if relation.positive_within is None:
+        check_labels(labels)  # before features are read
+    check_features(features, weight)
     weight, bias = detached_copies(weight, bias)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
     settings = options.prior_precision, options.likelihood_scale, seed

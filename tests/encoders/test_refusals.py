@@ -26,7 +26,7 @@ from tests.helpers import unchecked
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
-            "fix must be fixed, positive or projected with pairs",
+            "formed within batches only: use pairs",
         ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),
@@ -36,7 +36,7 @@ from tests.helpers import unchecked
         (
             [(torch.randn(5, 6), torch.zeros(5, dtype=torch.long))],
             {"curvature": InfoNCECurvature(0.1)},
-            r'no batch of the 5 items has a curvature, .*: shuffle .* pairs="dataset"; by too small a temp',
+            r'no batch of the 5 items has a curvature, .*: shuffle .* pairs="dataset"',
         ),
         (
             [(torch.randn(5, 6), torch.arange(5))],

@@ -554,6 +554,8 @@ def supcon_settings() -> list[Row]:
     rows: list[Row] = [["curvature (seeds), on validation images", *figures.values()]]
     runs = [part for name, part in read("supcon_settings").items() if name != "machine"]
     for setting in dict.fromkeys(key for run in runs for key in run):
+        if not re.fullmatch(r"contrastive|logits, τ = \S+", setting):
+            continue
         measured = [run[setting] for run in runs if setting in run]
         title = setting if setting.startswith("contrastive") else f"SupCon {setting}"
         rows.append([f"{title} ({len(measured)})", *(over_runs(measured, figure) for figure in figures)])
@@ -565,7 +567,7 @@ def laplace_torch() -> list[Row]:
     """How many times as fast as laplace-torch, by precision."""
     measured = {size: part for size, part in read("laplace_torch").items() if size != "machine"}
     rows: list[Row] = [["layer", "structure", "fit", "fit, float64", "covariances", "covariances, float64"]]
-    for size in (size for size in measured if f"{size}, float64" in measured):
+    for size in (size for size in measured if f"{size}, float64" in measured and "1024" not in size):
         for structure in ("diag", "kron"):
             parts = (measured[size][structure], measured[f"{size}, float64"][structure])
             ratios = (f"{part[what]['times_faster']:.3g} ×" for what in ("fit", "covariance") for part in parts)
@@ -724,7 +726,7 @@ def suite_auroc() -> list[Row]:
 @table
 def suite_trend() -> list[Row]:
     """One method of each kind."""
-    shown = ("norm", "knn_distance", "mc_dropout", "pfe", "mcinfonce", "laplace_posthoc", "laplace_online")
+    shown = ("knn_distance", "mc_dropout", "mcinfonce", "laplace_posthoc", "laplace_online")
     return [row for row in by_method(least_trend) if row[0] in {"method", *(f"`{name}`" for name in shown)}]
 
 
@@ -861,8 +863,7 @@ def varcon_accuracy() -> list[Row]:
 def explicit_concentration() -> list[Row]:
     """What `lam experiment explicit-concentration` found."""
     keys = ["base", "κ"]
-    figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "kinds at most −0.8": 1}
-    figures |= {"AUROC of wrong": 2}
+    figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "AUROC of wrong": 2}
     return [["data (seeds)", *keys, *figures], *experiment_rows("explicit_concentration", keys, figures)]
 
 
@@ -890,19 +891,6 @@ def explicit_kinds() -> list[Row]:
         )
         rows.append([kind, *(f"{mean(of):+.2f} ± {stdev(of):.2f}" for of in values)])
     return rows
-
-
-@table
-def explicit_outsiders() -> list[Row]:
-    """AUROC of outsiders by features, κ and both, by regulariser, over the bases and seeds."""
-    keys, figures = ["outsiders", "base", "regulariser"], ["features", "κ", "both"]
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for (outside, _, regulariser), seeds in of_tables("AUROC of outsiders, by features, κ and both", keys).items():
-        values = found.setdefault((outside.replace("_", " "), regulariser), {name: [] for name in figures})
-        for name in figures:
-            values[name] += seeds[name]
-    cells = ([f"{mean(of[name]):.3f} ± {stdev(of[name]):.3f}" for name in figures] for of in found.values())
-    return [["strangers", "regulariser", *figures], *([*key, *row] for key, row in zip(found, cells, strict=True))]
 
 
 @table
@@ -1038,9 +1026,7 @@ def gallery_cost() -> list[Row]:
     titles = {
         "replaced": ("replaced by others", "s"),
         "same": ("written again, the same", "s"),
-        "write_peak_mib": ("memory of writing", "MiB"),
         "search": ("opened, and searched once", "s"),
-        "search_peak_mib": ("memory of searching", "MiB"),
     }
     for key, (title, unit) in titles.items():
         digits = 1 if unit == "s" else 0

@@ -3,7 +3,8 @@
     python benchmarks/table.py
 
 A page holds `<!-- table NAME -->`, the table, and `<!-- end -->`; NAME is a function of this file, decorated with
-`@table`. A test holds that what stands there is what the functions make of benchmarks/results today.
+`@table`. A test compares the pages with what the functions make of benchmarks/results. ± stands without spaces, so that
+tables stay narrow.
 """
 
 import json
@@ -32,13 +33,13 @@ TABLES: dict[str, Callable[[], list[Row]]] = {}
 
 
 def table(make: Callable[[], list[Row]]) -> Callable[[], list[Row]]:
-    """Enter a function that gives rows, the head first, under its name."""
+    """Register a function that returns rows, the head first, under its name."""
     TABLES[make.__name__] = make
     return make
 
 
 def filled(text: str) -> str:
-    """A page with its tables made anew."""
+    """The page with its tables filled."""
 
     def made(found: re.Match[str]) -> str:
         head, *rows = TABLES[found[2]]()
@@ -1024,13 +1025,12 @@ def gallery_cost() -> list[Row]:
     results = read("gallery")
     rows: list[Row] = [["", "one index and one JSON file", "gallery", "gallery over the other (range)"]]
     titles = {
-        "replaced": ("replaced by others", "s"),
-        "same": ("written again, the same", "s"),
-        "search": ("opened, and searched once", "s"),
+        "replaced": "replaced by others",
+        "same": "written again, the same",
+        "search": "opened, and searched once",
     }
-    for key, (title, unit) in titles.items():
-        digits = 1 if unit == "s" else 0
-        measured = (f"{results[name][key]:,.{digits}f} {unit}" for name in ("plain", "lam"))
+    for key, title in titles.items():
+        measured = (f"{results[name][key]:,.1f} s" for name in ("plain", "lam"))
         ends = " to ".join(f"{end:.2f}" for end in results["ratio_range"][key])
         rows.append([title, *measured, f"{results['ratio'][key]:.2f} ({ends})"])
     return rows

@@ -19,14 +19,14 @@ import torch
 from timing import write
 
 from lam.encoders.base import Encoder
-from lam.inputs.corruption import STRENGTHS, Kind, corrupted
+from lam.inputs.corruption import STRENGTHS, corrupted
 from lam.retrieval.metrics.ood import auroc
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.vmf.embeddings import Embeddings
 
 BATCH = 250
-SHOWN: tuple[Kind, ...] = ("blur", "noise", "contrast")
+SHOWN = ("blur", "noise", "contrast")
 PARTS = ("kappa", "kappa_epistemic", "kappa_aleatoric", "p_known")
 
 

@@ -7,14 +7,14 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.texts import TextPreprocessing
 
 AnyPreprocessing = Preprocessing | TextPreprocessing
-"""How an image file, or a text, becomes an input; saved beside the network."""
+"""From an image file or a text to an input; saved beside the network."""
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:
-    """The preprocessing of images or of texts that `to_json` of one gave.
+    """The preprocessing of images or of texts whose `to_json` gave these fields.
 
     Raises:
-        ValueError: If a key is unknown or a value is not allowed.
+        ValueError: for an unknown field or value.
 
     Example:
         >>> preprocessing_from_json({"max_bytes": 64})

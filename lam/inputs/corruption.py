@@ -1,17 +1,15 @@
-"""Images made worse: four ways that are chosen here, and those of CIFAR-10-C.
+"""Corrupted images: four kinds of lam's own, and those of CIFAR-10-C.
 
-How strong the four are is in relation to the image, so that any size can be corrupted alike. Of the 19 kinds that
-Hendrycks and Dietterich published, 17 are here, at their severities for CIFAR-10: lengths in pixels are those of an
-image of 32, in proportion to the shorter side of a larger one. `saturate` is of images in colours alone. Not here are
-`frost`, for which photographs of ice are needed, and `spatter`, which takes OpenCV's edges.
-
-What becomes of κ and of answers is `lam.runs.corruption`.
+Strengths of the four are relative to the image, for any size. Of the 19 published kinds, 17 are here at their
+severities for CIFAR-10: lengths are in pixels of an image of 32, and scale with the shorter side of a larger one.
+`saturate` needs colours. `frost` needs photographs of ice, `spatter` the edges of OpenCV: both are left out.
 """
 
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,73 +18,14 @@ from torch import Tensor
 
 from lam.utils.checks import check_choice
 
-Kind = Literal["noise", "blur", "contrast", "crop"]
-PublishedKind = Literal[
-    "gaussian-noise",
-    "shot-noise",
-    "impulse-noise",
-    "speckle-noise",
-    "gaussian-blur",
-    "defocus-blur",
-    "glass-blur",
-    "motion-blur",
-    "zoom-blur",
-    "snow",
-    "fog",
-    "brightness",
-    "low-contrast",
-    "elastic",
-    "pixelate",
-    "jpeg",
-    "saturate",
-]
-ImageKind = Kind | PublishedKind
-KINDS: tuple[Kind, ...] = get_args(Kind)
-PUBLISHED_KINDS: tuple[PublishedKind, ...] = get_args(PublishedKind)
+STRENGTHS: dict[str, tuple[float, ...]] = {}
+"""lam's kinds, with their strengths at severities 1 to 5; the function of a kind says what a strength is."""
 
-STRENGTHS: dict[Kind, tuple[float, ...]] = {
-    "noise": (0.05, 0.1, 0.2, 0.3, 0.4),
-    "blur": (0.01, 0.02, 0.05, 0.075, 0.1),
-    "contrast": (0.75, 0.5, 0.25, 0.15, 0.1),
-    "crop": (0.9, 0.8, 0.7, 0.6, 0.5),
-}
-"""At severities 1 to 5: the standard deviation of Gaussian noise on values in [0, 1]; the standard deviation of a
-Gaussian blur, in shorter sides; what is left of each value's distance from the image's mean; and the share of each side
-that is left around the centre, enlarged to the size of the image."""
+PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}
+"""Published kinds, likewise."""
 
-PUBLISHED_STRENGTHS: dict[PublishedKind, tuple[Any, ...]] = {
-    "gaussian-noise": (0.04, 0.06, 0.08, 0.09, 0.1),
-    "shot-noise": (500, 250, 100, 75, 50),
-    "impulse-noise": (0.01, 0.02, 0.03, 0.05, 0.07),
-    "speckle-noise": (0.06, 0.1, 0.12, 0.16, 0.2),
-    "gaussian-blur": (0.4, 0.6, 0.7, 0.8, 1.0),
-    "defocus-blur": ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)),
-    "glass-blur": ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)),
-    "motion-blur": ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
-    "zoom-blur": (0.06, 0.11, 0.16, 0.21, 0.26),
-    "snow": (
-        (0.1, 0.2, 1.0, 0.6, 8.0, 3.0, 0.95),
-        (0.1, 0.2, 1.0, 0.5, 10.0, 4.0, 0.9),
-        (0.15, 0.3, 1.75, 0.55, 10.0, 4.0, 0.9),
-        (0.25, 0.3, 2.25, 0.6, 12.0, 6.0, 0.85),
-        (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
-    ),
-    "fog": ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
-    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),
-    "low-contrast": (0.75, 0.5, 0.4, 0.3, 0.15),
-    "elastic": ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
-    "jpeg": (80, 65, 58, 50, 40),
-    "saturate": ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)),
-}
-"""At severities 1 to 5, lengths in pixels of an image of 32: standard deviations; photons of the brightest value; share
-of values that are black or white; standard deviations of noise in relation to the value; of a blur; radius of a disk
-and the deviation that softens its border; deviation of a blur and rounds of moving pixels; how far a movement reaches
-and its deviation; the largest enlargement; mean, deviation, enlargement, least value, reach and deviation of the fall
-of snow and what is left of the image; amount of fog and how smooth it is; what is added to the lightest channel; what
-is left of a channel's contrast; shift, smoothness of the shift and movement of three corners, in shorter sides; what is
-left of a side's pixels; quality; what the saturation is multiplied by, and what is added to it."""
-
+Corruption = Callable[[Tensor, Any, torch.Generator], Tensor]
+_CORRUPTIONS: dict[str, Corruption] = {}
 _COLOURED = "saturate"
 _PUBLISHED_SIDE = 32
 _FALL = -135.0, -45.0  # degrees, in which snow falls
@@ -94,42 +33,42 @@ _SWEEP = -45.0, 45.0  # degrees, in which a camera moves
 _GREY = 0.299, 0.587, 0.114
 
 
-def published_kinds(n_channels: int) -> tuple[PublishedKind, ...]:
-    """The published kinds that images of so many channels have: `saturate` is of 3 alone.
+def published_kinds(n_channels: int) -> tuple[str, ...]:
+    """The published kinds of images of so many channels: `saturate` needs 3.
 
     Example:
         >>> len(published_kinds(3)), len(published_kinds(1))
         (17, 16)
     """
-    return tuple(kind for kind in PUBLISHED_KINDS if n_channels == 3 or kind != _COLOURED)
+    return tuple(kind for kind in PUBLISHED_STRENGTHS if n_channels == 3 or kind != _COLOURED)
 
 
 def corrupted(
-    images: Float[Tensor, "N C H W"], kind: ImageKind, severity: int, *, generator: torch.Generator
+    images: Float[Tensor, "N C H W"], kind: str, severity: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N C H W"]:
-    """Images made worse.
+    """Corrupt images.
 
-    Of the published kinds glass takes each pixel from a random place next to it in place of exchanging pixels one after
-    the other, and movements are interpolated in place of rounded; brightness adds to the lightest channel and keeps
-    the ratio of the others, which is the value of HSV. Images of a number of channels other than 1 or 3 are compressed
-    channel by channel. What is grey in an image of 3 channels has the hue of red, towards which severities 4 and 5 of
-    `saturate` move it. Strengths are as published: of defocus, glass, snow, `elastic`, `pixelate` and `saturate`, which
-    takes colours away at severities 1 and 2, not every severity changes values more than the last.
+    Differences to the published code: `glass-blur` takes each pixel from a random place next to it, instead of swapping
+    pixels one after the other. Movements are interpolated, not rounded. `brightness` adds to the lightest channel and
+    keeps the ratios of the others, as the value of HSV does. `jpeg` compresses images of neither 1 nor 3 channels
+    channel by channel. Grey pixels have the hue of red, towards which severities 4 and 5 of `saturate` move them. As
+    published, strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with
+    every severity; `saturate` removes colours at severities 1 and 2.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
 
     Args:
         images: values in [0, 1].
-        kind: how.
-        severity: 0 for not at all, up to 5.
-        generator: of all that is random.
+        kind: of `KINDS` or `PUBLISHED_KINDS`.
+        severity: 0 for the images themselves, up to 5.
+        generator: of random numbers.
 
     Returns:
         Images of the same shape, within [0, 1].
 
     Raises:
-        ValueError: for another kind or severity, or `saturate` of images of another number of channels than 3.
+        ValueError: for another kind or severity, or `saturate` of images without 3 channels.
 
     Example:
         >>> image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
@@ -137,22 +76,22 @@ def corrupted(
         tensor([[[[0.2500, 0.7500],
                   [0.2500, 0.7500]]]])
     """
-    strength = strength_of({**STRENGTHS, **PUBLISHED_STRENGTHS}, kind, severity)
+    strength = strength_of(STRENGTHS | PUBLISHED_STRENGTHS, kind, severity)
     if kind == _COLOURED and images.shape[1] != 3:
         raise ValueError(
-            f"{kind} is of images in colours, of 3 channels, got {images.shape[1]}: take another of "
+            f"{kind} needs images of 3 channels, got {images.shape[1]}: allowed are "
             f"{', '.join((*KINDS, *published_kinds(images.shape[1])))}"
         )
     if strength is None or not images.numel():
         return images
-    return _WAYS[kind](images, strength, generator).clamp(0, 1)
+    return _CORRUPTIONS[kind](images, strength, generator).clamp(0, 1)
 
 
 def strength_of(strengths: Mapping[Any, Sequence[Any]], kind: str, severity: int) -> Any:
-    """What a severity means for a kind; None for severity 0.
+    """The strength of a severity; None for severity 0.
 
     Raises:
-        ValueError: for a kind that has no strengths, or a severity beyond them.
+        ValueError: for an unknown kind, or a severity beyond its strengths.
     """
     check_choice("kind", kind, strengths)
     if not 0 <= severity <= len(strengths[kind]):
@@ -160,47 +99,79 @@ def strength_of(strengths: Mapping[Any, Sequence[Any]], kind: str, severity: int
     return strengths[kind][severity - 1] if severity else None
 
 
+def _register(table: dict[str, tuple[Any, ...]], kind: str, *strengths: Any) -> Callable[[Corruption], Corruption]:
+    """Enter a function as a kind, with its strengths at severities 1 to 5."""
+
+    def register(corruption: Corruption) -> Corruption:
+        table[kind], _CORRUPTIONS[kind] = strengths, corruption
+        return corruption
+
+    return register
+
+
+_own, _published = partial(_register, STRENGTHS), partial(_register, PUBLISHED_STRENGTHS)
+
+
+@_own("noise", 0.05, 0.1, 0.2, 0.3, 0.4)
+@_published("gaussian-noise", 0.04, 0.06, 0.08, 0.09, 0.1)
 def _noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
+    """Gaussian noise of this standard deviation."""
     return images + deviation * _normal(images.shape, images, generator)
 
 
+@_own("blur", 0.01, 0.02, 0.05, 0.075, 0.1)
 def _blur(images: Tensor, share: float, _: torch.Generator) -> Tensor:
+    """A Gaussian blur of this standard deviation, in shorter sides."""
     from torchvision.transforms.v2.functional import gaussian_blur
 
     sigma = share * min(images.shape[-2:])
     return gaussian_blur(images, [2 * max(1, round(2 * sigma)) + 1] * 2, [sigma, sigma])
 
 
+@_own("contrast", 0.75, 0.5, 0.25, 0.15, 0.1)
 def _contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
+    """This share of each value's distance from the image's mean is left."""
     mean = images.mean((1, 2, 3), keepdim=True)
     return mean + left * (images - mean)
 
 
+@_own("crop", 0.9, 0.8, 0.7, 0.6, 0.5)
 def _crop(images: Tensor, share: float, _: torch.Generator) -> Tensor:
+    """This share of each side around the centre, enlarged to the size of the image."""
     from torchvision.transforms.v2.functional import center_crop, resize
 
     size = list(images.shape[-2:])
     return resize(center_crop(images, [max(1, round(share * side)) for side in size]), size)
 
 
+@_published("shot-noise", 500, 250, 100, 75, 50)
 def _shot_noise(images: Tensor, photons: int, generator: torch.Generator) -> Tensor:
+    """Poisson noise with this number of photons for the brightest value."""
     return torch.poisson((images.clamp(0, 1) * photons).cpu(), generator).to(images) / photons
 
 
+@_published("impulse-noise", 0.01, 0.02, 0.03, 0.05, 0.07)
 def _impulse_noise(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """This share of values becomes black or white."""
     hit = _uniform(images.shape, images, generator) < share
     return torch.where(hit, (_uniform(images.shape, images, generator) < 0.5).to(images), images)
 
 
+@_published("speckle-noise", 0.06, 0.1, 0.12, 0.16, 0.2)
 def _speckle_noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
+    """Gaussian noise of this standard deviation relative to the value."""
     return images + images * deviation * _normal(images.shape, images, generator)
 
 
+@_published("gaussian-blur", 0.4, 0.6, 0.7, 0.8, 1.0)
 def _gaussian_blur(images: Tensor, sigma: float, _: torch.Generator) -> Tensor:
+    """A Gaussian blur of this standard deviation, in pixels."""
     return _smoothed(images, sigma * _pixel(images), reach=4.0)
 
 
+@_published("defocus-blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
 def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
+    """A blur by a disk of this radius, whose border is softened by this standard deviation."""
     radius, softness = (length * _pixel(images) for length in strength)
     ring = max(1, round(_pixel(images)))
     reach = math.floor(radius) + ring
@@ -211,7 +182,9 @@ def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Genera
     return _filtered(images, disk[0, 0])
 
 
+@_published("glass-blur", (0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
 def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Generator) -> Tensor:
+    """A blur of this standard deviation before and after this number of rounds of moved pixels."""
     deviation, rounds = strength
     sigma, reach = deviation * _pixel(images), max(1, round(_pixel(images)))
     n, channels, height, width = images.shape
@@ -225,16 +198,29 @@ def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Ge
     return _smoothed(worse, sigma, reach=4.0)
 
 
+@_published("motion-blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
 def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.Generator) -> Tensor:
+    """A movement of this reach and standard deviation."""
     return _moved(images, *strength, _SWEEP, generator)
 
 
+@_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
+    """The mean of enlargements up to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
     return (images + sum(_zoomed(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
 
+@_published(
+    "snow",
+    (0.1, 0.2, 1.0, 0.6, 8.0, 3.0, 0.95),
+    (0.1, 0.2, 1.0, 0.5, 10.0, 4.0, 0.9),
+    (0.15, 0.3, 1.75, 0.55, 10.0, 4.0, 0.9),
+    (0.25, 0.3, 2.25, 0.6, 12.0, 6.0, 0.85),
+    (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
+)
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
+    """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; share of the image left."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * _normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = _zoomed(flakes, enlargement)
@@ -246,7 +232,9 @@ def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generato
     return whiter + flakes + flakes.flip(2, 3)
 
 
+@_published("fog", (0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
 def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """This amount of clouds, of this smoothness."""
     amount, decay = strength
     height, width = images.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
@@ -255,18 +243,24 @@ def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generat
     return (images + amount * haze) * lightest / (lightest + amount)
 
 
+@_published("brightness", 0.05, 0.1, 0.15, 0.2, 0.3)
 def _brightness(images: Tensor, added: float, _: torch.Generator) -> Tensor:
+    """This is added to the lightest channel."""
     value = images.amax(1, keepdim=True)
     lighter = (value + added).clamp(max=1)
     return torch.where(value > 0, images * (lighter / value.clamp(min=1e-12)), lighter)
 
 
+@_published("low-contrast", 0.75, 0.5, 0.4, 0.3, 0.15)
 def _low_contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
+    """This share of each value's distance from the channel's mean is left."""
     means = images.mean((2, 3), keepdim=True)
     return means + left * (images - means)
 
 
+@_published("elastic", (0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 def _elastic(images: Tensor, strength: tuple[float, float, float], generator: torch.Generator) -> Tensor:
+    """Shift, smoothness of the shift, and movement of three corners, in shorter sides."""
     shift, smoothness, movement = strength
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])
@@ -282,7 +276,9 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
     return _sampled(worse, _identity_grid(images) + field.movedim(1, 3))
 
 
+@_published("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
 def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
+    """This share of each side's pixels is left."""
     from PIL import Image
 
     height, width = images.shape[-2:]
@@ -296,7 +292,9 @@ def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
     return torch.stack([coarser(channel) for channel in channels]).view(images.shape).to(images)
 
 
+@_published("jpeg", 80, 65, 58, 50, 40)
 def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
+    """JPEG of this quality."""
     from PIL import Image
 
     pictures = images if images.shape[1] in (1, 3) else images.flatten(0, 1)[:, None]
@@ -311,7 +309,9 @@ def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
     return torch.stack([compressed(picture) for picture in values]).view(images.shape).to(images)
 
 
+@_published("saturate", (0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))
 def _saturate(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
+    """The saturation is multiplied by the first number; the second is added."""
     factor, added = strength
     value = images.amax(1, keepdim=True)
     spread = value - images.amin(1, keepdim=True)
@@ -321,33 +321,11 @@ def _saturate(images: Tensor, strength: tuple[float, float], _: torch.Generator)
     return value * (1 - saturation * hue)
 
 
-_WAYS: dict[ImageKind, Callable[[Tensor, Any, torch.Generator], Tensor]] = {
-    "noise": _noise,
-    "blur": _blur,
-    "contrast": _contrast,
-    "crop": _crop,
-    "gaussian-noise": _noise,
-    "shot-noise": _shot_noise,
-    "impulse-noise": _impulse_noise,
-    "speckle-noise": _speckle_noise,
-    "gaussian-blur": _gaussian_blur,
-    "defocus-blur": _defocus_blur,
-    "glass-blur": _glass_blur,
-    "motion-blur": _motion_blur,
-    "zoom-blur": _zoom_blur,
-    "snow": _snow,
-    "fog": _fog,
-    "brightness": _brightness,
-    "low-contrast": _low_contrast,
-    "elastic": _elastic,
-    "pixelate": _pixelate,
-    "jpeg": _jpeg,
-    "saturate": _saturate,
-}
+KINDS, PUBLISHED_KINDS = tuple(STRENGTHS), tuple(PUBLISHED_STRENGTHS)
 
 
 def _pixel(images: Tensor) -> float:
-    """What a pixel of a published image is here; a blur of less than a pixel would be none."""
+    """The length here of a pixel of a published image, at least 1: a blur of less than a pixel has no effect."""
     return max(1.0, min(images.shape[-2:]) / _PUBLISHED_SIDE)
 
 
@@ -366,20 +344,20 @@ def _pixels(picture: Any) -> Tensor:
 
 
 def _bell(reach: int, sigma: float) -> Float[Tensor, " K"]:
-    """Weights of a normal distribution at −reach to reach, of sum 1."""
+    """Weights of a normal distribution at −reach to reach, with sum 1."""
     places = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weights = (-places.square() / (2 * max(sigma, 1e-6) ** 2)).exp()
     return weights / weights.sum()
 
 
 def _smoothed(images: Tensor, sigma: float, *, reach: float) -> Tensor:
-    """A Gaussian blur, cut at so many standard deviations."""
+    """A Gaussian blur, cut at `reach` standard deviations."""
     weights = _bell(max(1, round(reach * sigma)), sigma)
     return _filtered(_filtered(images, weights[None]), weights[:, None])
 
 
 def _filtered(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
-    """Images by a filter of their own kind, with the border repeated."""
+    """Filter each channel, with repeated borders."""
     height, width = weights.shape
     n_channels = images.shape[1]
     padded = F.pad(images, [width // 2, width // 2, height // 2, height // 2], mode="replicate")
@@ -404,7 +382,7 @@ def _zoomed(images: Tensor, enlargement: float) -> Tensor:
 def _moved(
     images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """Images smeared one way, each in a direction drawn between two, by half a bell of this radius and deviation."""
+    """Smear each image in a random direction within these degrees, by half a bell of this radius and deviation."""
     pixel = _pixel(images)
     steps = 2 * max(1, round(radius * pixel)) + 1
     weights = _bell(steps - 1, sigma * pixel)[steps - 1 :]
@@ -419,7 +397,7 @@ def _moved(
 
 
 def _plasma(n: int, side: int, decay: float, generator: torch.Generator) -> Float[Tensor, "N S S"]:
-    """Clouds in [0, 1] by diamonds and squares: at each step, half as long, the noise is less by the decay."""
+    """Clouds in [0, 1] by diamonds and squares: each step is half as long, with noise divided by the decay."""
     cloud, step, noise = torch.zeros(n, side, side), side, 100.0
 
     def disturbed(total: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Limits on the parts of an image file, checked in its bytes before a decoder sees them.
+"""Limits on the parts of an image file, checked before decoding.
 
 A decoder spends time on each scan, segment, chunk and EXIF entry, so that a small file of many parts costs minutes.
-Damaged files pass: the decoder reports them.
+Damaged files pass, as the decoder reports them.
 """
 
 import mmap
@@ -14,9 +14,9 @@ MOST_SEGMENTS = 256  # of metadata: applications' and comments
 MOST_PARTS = 1_000  # tables of a JPEG, chunks, blocks, EXIF entries
 MOST_STRIPS = 2**18  # of a TIFF file, or tiles
 MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
-_LEAST_OF_CHUNK = 1_024  # bytes that a chunk of pixels has on average beyond the first `MOST_PARTS`
+_LEAST_OF_CHUNK = 1_024  # average bytes of chunks of pixels beyond the first `MOST_PARTS`
 
-MOST_PLAIN = 2**22  # bytes and pixels of what Pillow decodes in Python: run-length BMP, plain PPM
+MOST_PLAIN = 2**22  # bytes and pixels of formats that Pillow decodes in Python: run-length BMP, plain PPM
 _PPM_HEADER = 2**16  # bytes
 _RUN_LENGTH = (1, 2)  # compressions of a BMP file
 
@@ -39,13 +39,13 @@ class TooManyPartsError(ValueError):
 
 
 def check_parts(file: _Bytes) -> None:
-    """Reject an image file of too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
+    """Reject an image file with too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
 
     Args:
-        file: its bytes, of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; others have no such parts and pass.
+        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; others have no such parts and pass.
 
     Raises:
-        TooManyPartsError: If it has more of a part than is allowed. The message names the part and the limit.
+        TooManyPartsError: naming the part and its limit.
 
     Example:
         >>> check_parts(b"\\xff\\xd8" + 257 * b"\\xff\\xfe\\x00\\x02")
@@ -171,7 +171,7 @@ def _check_ppm(file: _Bytes) -> None:
 
 
 def _check_tiff(file: _Bytes) -> None:
-    """Entries of the first directory, whose values may not overlap: each is copied."""
+    """Check the first directory, whose values are copied one by one, and may overlap in the file."""
     order = "<" if file[:2] == b"II" else ">"
     big = 43 in file[2:4]
     head, number, entry = ("Q", "Q", "HHQ") if big else ("L", "H", "HHL")

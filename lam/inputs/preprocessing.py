@@ -1,7 +1,6 @@
-"""From an image (or its path) to the tensor that a network takes: one small record that is saved beside the network.
+"""From an image (or its path) to the input of a network: a record that is saved beside the network.
 
-Only Pillow, NumPy and torch are used, so that a saved encoder reads images the same way wherever it runs. Random
-augmentation does not live here, nor do collections of images (`lam.datasets`).
+Only Pillow, NumPy and torch are used, so that a saved encoder reads images the same way on every machine.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ from lam.utils.extras import install_command
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # none that runs another program to decode
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # none runs another program to decode
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes a pixel; 4 in other modes
 _DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # bytes a pixel beside those, at most
@@ -37,8 +36,8 @@ MAX_INPUT = 8_192  # pixels of a side
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
-_OVERSAMPLING = 2  # a reduced image is this many times the final size: it is resized as well as the whole would be
-_LEAST_SIDE = 256  # pixels of the shorter side that no reduction goes below
+_OVERSAMPLING = 2  # a reduced image has this many times the final size, which costs no quality of resizing
+_LEAST_SIDE = 256  # pixels of the shorter side of a reduced image, at least
 _STRIP = 2**17  # pixels
 _ORIENTATION = ExifTags.Base.Orientation
 _TELLING_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
@@ -58,9 +57,9 @@ class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
     Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency is laid on white, and palettes,
-    CMYK and 16 bits become `mode`. White is then the largest value of 8, 10, 12, 14 or 16 bits, the fewest that hold
-    all grey pixels of the image. An image whose shorter side is twice `reduced_to` or more is first reduced by a whole
-    number, JPEG while it is decoded.
+    CMYK and 16 bits become `mode`. White of deep grey images is the largest value of 8, 10, 12, 14 or 16 bits, the
+    fewest that hold all pixels. An image whose shorter side is at least twice `reduced_to` is first reduced by a whole
+    factor, JPEG while it is decoded.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
@@ -102,19 +101,19 @@ class Preprocessing:
 
     @classmethod
     def imagenet(cls, size: int = 224) -> "Preprocessing":
-        """What networks pretrained on ImageNet expect: the shorter side resized to 8/7 of `size`, then the centre."""
+        """That of networks pretrained on ImageNet: the shorter side resized to 8/7 of `size`, then the centre."""
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         return cls(mode="RGB", size=round(size * 256 / 224), crop=size, mean=mean, std=std)
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """(C, H, W) of every result, or None where it depends on the image."""
+        """(C, H, W) of every result, or None if it depends on the image."""
         extent = self.crop if self.crop is not None else self.size if isinstance(self.size, tuple) else None
         return None if extent is None else (_CHANNELS[self.mode], *_pair(extent))
 
     @property
     def reduced_to(self) -> int | None:
-        """Pixels that the shorter side keeps where an image is reduced before it is resized; None where none is."""
+        """Pixels of the shorter side of a reduced image, before it is resized; None for no reduction."""
         return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
@@ -127,8 +126,8 @@ class Preprocessing:
             (C, H, W), float32.
 
         Raises:
-            ValueError: If the file is no image (see `open_image`), or the image cannot be converted, is smaller than a
-                crop without resizing, or would become too large.
+            ValueError: as `open_image`, or if the image cannot be converted, is smaller than a crop without resizing,
+                or would become too large.
         """
         if isinstance(image, Image.Image):
             return self._tensor(decode(image, self.reduced_to))
@@ -139,14 +138,11 @@ class Preprocessing:
             raise ValueError(f"{image}: {error}") from error
 
     def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Scale 8-bit pixels, with the channels of `mode`, to [0, 1] and normalise them, as float32 of the same shape.
-
-        The last step of a call, for images that need no other.
-        """
+        """Scale 8-bit pixels to [0, 1] and normalise them, as float32 of the same shape: the last step of a call."""
         return self.standardize(pixels.to(torch.float32).div_(255))
 
     def standardize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Subtract the mean from values in [0, 1] and divide by the standard deviation: `denormalize` undoes it."""
+        """Subtract the mean from values in [0, 1] and divide by the standard deviation; see `denormalize`."""
         values = values.clone()
         for operation, numbers in ((values.sub_, self.mean), (values.div_, self.std)):
             if numbers is not None:
@@ -154,7 +150,7 @@ class Preprocessing:
         return values
 
     def denormalize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Undo the mean and the standard deviation, so that an input can be shown: the same shape, within [0, 1]."""
+        """Undo the mean and the standard deviation, to show an input: the same shape, within [0, 1]."""
         values = values.clone()
         for operation, numbers in ((values.mul_, self.std), (values.add_, self.mean)):
             if numbers is not None:
@@ -162,15 +158,15 @@ class Preprocessing:
         return values.clamp_(0, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them (lists for tuples)."""
+        """The fields for JSON, with lists for tuples."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_json(cls, fields: object) -> "Preprocessing":
-        """The record that `to_json` wrote; fields that are left out have their defaults.
+        """The record of `to_json`; missing fields have their defaults.
 
         Raises:
-            ValueError: If a key is unknown or a value is not allowed.
+            ValueError: for an unknown field or value.
         """
         if not isinstance(fields, Mapping):
             raise ValueError(f"preprocessing must be a mapping of its fields, got {fields!r}")
@@ -182,18 +178,18 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """A record as it is, that of `from_options`, or where there is none ImageNet's at `size` pixels a side."""
+        """The record itself, that of `from_options`, or, for None, `imagenet(size)`."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
 
     @classmethod
     def from_options(cls, fields: object) -> "Preprocessing":
-        """ImageNet's preprocessing with some fields replaced, as a user writes them for a data set of their own.
+        """ImageNet's preprocessing with some fields replaced, for the options of a data set.
 
         One number for the size alone is a square: the shorter side is resized to it and the centre taken. A crop alone
-        is cut from an image of 8/7 of its longer side; `"size": None` with it resizes nothing. Grey images have no mean
-        and no standard deviation unless `fields` has them.
+        is cut from an image resized to 8/7 of the crop's longer side; with `"size": None`, from the image itself. Grey
+        images have no mean and no standard deviation unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.
@@ -246,20 +242,19 @@ class Preprocessing:
 
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
-    """The image in a file: the first frame of an animation, turned as its EXIF data say.
+    """Read the first frame of an image file, and turn it upright (EXIF).
 
     Args:
         path: a JPEG, PNG, WebP, BMP, GIF, PPM, TIFF or AVIF file, or HEIC with the extra `heic`.
         least: see `decode`.
 
     Returns:
-        The decoded image, in whatever mode it was stored, or, where it was reduced, in grey or RGB.
+        See `decode`.
 
     Raises:
-        ValueError: If there is no such file, it is no image, it needs an extra, it is truncated or damaged, a side is
-            longer than `MAX_SIDE`, it has too many parts (see `check_parts`), more pixels than Pillow's limit against
-            decompression bombs (`PIL.Image.MAX_IMAGE_PIXELS`), or takes more than eight bytes for each of as many to
-            decode. The message names the file.
+        ValueError: naming the file, if it is missing, damaged or no image, or needs an extra. Also for a side longer
+            than `MAX_SIDE`, too many parts (`check_parts`), more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, or more than
+            8 bytes for each of that many to decode.
     """
     try:
         if Path(path).stat().st_size:
@@ -269,7 +264,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and image.width * image.height > limit:  # Pillow only warns up to twice the limit
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
-            if max(image.size) > MAX_SIDE:  # whose rows, one pixel wide, cost seconds and a gigabyte
+            if max(image.size) > MAX_SIDE:  # millions of rows of one pixel cost seconds and a gigabyte
                 raise ValueError(f"{image.width} x {image.height} pixels, a side of more than {MAX_SIDE:,}")
             if limit is not None and (needed := decoding_bytes(image, least)) > _MOST * limit:
                 raise ValueError(f"it would take {needed} bytes to decode, more than {_MOST * limit}: save it as JPEG")
@@ -278,12 +273,12 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
         raise ValueError(f"there is no image {path}") from error
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"{path} is no image; allowed formats: {', '.join(_FORMATS)}") from error
-    except Exception as error:  # what a decoder raises on damaged bytes has no common class
+    except Exception as error:  # errors of decoders have no common class
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
 def _formats(path: str | Path) -> tuple[str, ...]:
-    """The formats that a file may have; where it begins as the HEIC of phones, only that."""
+    """The formats to try: HEIC alone for a file that begins as the HEIC of phones."""
     with Path(path).open("rb") as file:
         head = file.read(12)
     if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
@@ -297,22 +292,19 @@ def _formats(path: str | Path) -> tuple[str, ...]:
 
 
 def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
-    """Bytes that `decode` takes until an image is reduced: what its decoder and Pillow hold."""
+    """Bytes that `decode` needs before an image is reduced: those of its decoder and of Pillow."""
     pixels, decoder = image.width * image.height, _DECODER.get(image.format or "", 0)
     if isinstance(image, JpegImageFile) and image.info.get("progressive"):
         shares = [across * down for _, across, down, _ in image.layer]
         decoder = 2 * sum(shares) / max(shares)
-    elif isinstance(image, TiffImageFile):  # whose decoder holds a strip, which may be all of it
+    elif isinstance(image, TiffImageFile):  # its decoder holds a strip, which may be the whole image
         decoder = sum(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) / 8
     reduction(image, least)
     return int(pixels * decoder) + image.width * image.height * _STORED.get(image.mode, 4)
 
 
 def _scaled(image: Image.Image) -> Image.Image:
-    """The image, or of a PPM file whose white is not the largest value of its bytes, its pixels with that white.
-
-    Pillow scales them one by one.
-    """
+    """A PPM file scaled to its own white, here in strips, as Pillow scales pixel by pixel; other images as they are."""
     if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
         return image
     _, _, offset, (_, white) = cast(Any, image.tile[0])
@@ -335,18 +327,18 @@ def _scaled(image: Image.Image) -> Image.Image:
 
 
 def decode(image: Image.Image, least: int | None = None) -> Image.Image:
-    """Decode an image that was opened, and turn it upright; where it is large, reduced, in little more memory.
+    """Decode an opened image and turn it upright (EXIF); reduce a large one in little more memory.
 
     Args:
         image: as Pillow opened it.
-        least: pixels that the shorter side keeps; where it has twice as many or more it is reduced by a whole number.
-            None to keep all.
+        least: an image whose shorter side has at least twice as many pixels is reduced by a whole factor, not below
+            `least`; None for no reduction.
 
     Returns:
         The image in its own mode, or, reduced, in grey or RGB, with transparency laid on white.
 
     Raises:
-        ValueError: If it has to be reduced and its pixels cannot be converted; otherwise what Pillow raises.
+        ValueError: if its pixels cannot be converted to be reduced; and errors of Pillow.
     """
     factor = reduction(image, least)
     image.load()
@@ -362,7 +354,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
 
 def reduction(image: Image.Image, least: int | None) -> int:
-    """The factor by which `decode` reduces an image; a JPEG that was opened is set to reduce itself before that."""
+    """The factor by which `decode` reduces an image, after an opened JPEG is set to reduce itself."""
     if least is None:
         return 1
     image.draft(None, (least, least))
@@ -370,7 +362,7 @@ def reduction(image: Image.Image, least: int | None) -> int:
 
 
 def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
-    """The image in another mode, reduced by a factor; in strips, as a whole copy would cost as much again."""
+    """The image in another mode, reduced by a factor, in strips, as a whole copy would take as much memory again."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
     if factor == 1 and image.mode == mode and not image.has_transparency_data:
@@ -386,7 +378,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """The largest value of the fewest bits that hold all pixels: files do not say that they use 12 of 16 bits."""
+    """The largest value of the fewest bits that hold all pixels, as files do not say that they use 12 of 16 bits."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

@@ -1,7 +1,4 @@
-"""From a text to the tensor that a network takes: its UTF-8 bytes, so that texts go wherever images go.
-
-How bytes become tokens is the network's own part (`lam.models.sentences`).
-"""
+"""From a text to the input of a network: its UTF-8 bytes; `lam.models.sentences` makes tokens of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +16,13 @@ MAX_BYTES = 4096
 class TextPreprocessing:
     """A text as its UTF-8 bytes, cut between characters or padded with zeros to one length.
 
-    Spaces at its ends are left out, and so are zero bytes; halves of characters become question marks.
+    Spaces at the ends and zero bytes are removed; lone surrogates become question marks.
 
     Args:
         max_bytes: the length L, at least 4.
 
     Raises:
-        ValueError: If it is less.
+        ValueError: for a smaller length.
 
     Example:
         >>> preprocessing = TextPreprocessing(max_bytes=8)
@@ -48,7 +45,7 @@ class TextPreprocessing:
         """The tensor of one text.
 
         Raises:
-            ValueError: If the text is empty.
+            ValueError: for an empty text.
         """
         content = self.kept(text).encode()
         if not content:
@@ -56,7 +53,7 @@ class TextPreprocessing:
         return torch.from_numpy(np.frombuffer(content.ljust(self.max_bytes, b"\0"), np.uint8).copy())
 
     def kept(self, text: str) -> str:
-        """What of a text fits: the beginning of a long one."""
+        """The part of a text that fits: the beginning of a long one."""
         return _content(text)[: self.max_bytes].decode(errors="ignore").rstrip()
 
     def is_cut(self, text: str) -> bool:
@@ -64,15 +61,15 @@ class TextPreprocessing:
         return len(_content(text)) > self.max_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON has them, by which texts are told from images."""
+        """The fields for JSON; `max_bytes` tells texts from images."""
         return {"max_bytes": self.max_bytes}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "TextPreprocessing":
-        """What `to_json` gave.
+        """The record of `to_json`.
 
         Raises:
-            ValueError: If a key is unknown or a value is not allowed.
+            ValueError: for an unknown field or value.
         """
         if unknown := sorted(set(fields) - {"max_bytes"}):
             raise ValueError(f"the preprocessing of texts has no field {', '.join(unknown)}; allowed: max_bytes")
@@ -84,5 +81,5 @@ def _content(text: str) -> bytes:
 
 
 def texts_of(inputs: UInt8[Tensor, "N L"]) -> list[str]:
-    """The texts that a batch of inputs holds."""
+    """The texts of a batch of inputs."""
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in inputs.cpu().numpy()]

@@ -1,4 +1,4 @@
-"""From an image to a small picture of it, without anything else that its file carried."""
+"""From an image to a small picture, without the metadata of its file."""
 
 import io
 from pathlib import Path
@@ -9,11 +9,11 @@ from lam.inputs.preprocessing import DEEP_MODES, GREY_MODES, open_image, to_mode
 
 SIZE = 128
 _QUALITY = 85
-_LOSSLESS_BELOW = 64  # so few pixels are kept as they are
+_LOSSLESS_BELOW = 64  # pixels of a side
 
 
 def thumbnail(image: Image.Image, side: int = SIZE) -> bytes:
-    """A small picture as a new PNG or JPEG, with at most so many pixels a side."""
+    """A PNG or JPEG of the image, with at most `side` pixels a side."""
     transparent = image.has_transparency_data and image.mode not in DEEP_MODES
     small = image.convert("RGBA") if transparent else to_mode(image, "L" if image.mode in GREY_MODES else "RGB")
     small = small.copy() if small is image else small
@@ -29,12 +29,12 @@ def thumbnail(image: Image.Image, side: int = SIZE) -> bytes:
 
 
 def media_type(picture: bytes) -> str:
-    """The type of a small picture."""
+    """The content type of a thumbnail."""
     return "image/png" if picture.startswith(b"\x89PNG") else "image/jpeg"
 
 
 def thumbnail_of_file(path: str | Path, side: int = SIZE) -> bytes | None:
-    """A small picture of an image file; None where there is no such file, or no image in it."""
+    """The thumbnail of an image file; None for a missing file, or one that is no image."""
     if not Path(path).is_file():
         return None
     try:

@@ -16,11 +16,11 @@ from torch import Tensor
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.evaluation import Evaluation
-from lam.inputs.corruption import KINDS, ImageKind, corrupted, published_kinds, strength_of
+from lam.inputs.corruption import KINDS, corrupted, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 
 TextKind = Literal["words", "typing"]
-AnyKind = ImageKind | TextKind
+AnyKind = str
 TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
 TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),

@@ -15,8 +15,6 @@ from lam.inputs.corruption import (
     PUBLISHED_KINDS,
     PUBLISHED_STRENGTHS,
     STRENGTHS,
-    ImageKind,
-    PublishedKind,
     corrupted,
     published_kinds,
 )
@@ -98,14 +96,14 @@ def test_greys_have_no_colours_to_change() -> None:
     )
     for severity in (0, 3):
         with pytest.raises(
-            ValueError, match="saturate is of images in colours, of 3 channels, got 1: take .* pixelate, jpeg$"
+            ValueError, match="saturate needs images of 3 channels, got 1: .* pixelate, jpeg$"
         ):
             corrupted(torch.rand(2, 1, 8, 8), "saturate", severity, generator=generator())
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 32, 32), (2, 1, 64, 48)])
 @pytest.mark.parametrize("kind", PUBLISHED_KINDS)
-def test_published_kinds_get_worse_and_the_generator_repeats_them(kind: PublishedKind, shape: tuple[int, ...]) -> None:
+def test_published_kinds_get_worse_and_the_generator_repeats_them(kind: str, shape: tuple[int, ...]) -> None:
     if kind not in published_kinds(shape[1]):
         shape = (shape[0], 3, *shape[2:])
     images = scene(*shape)
@@ -123,7 +121,7 @@ def test_published_kinds_get_worse_and_the_generator_repeats_them(kind: Publishe
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (1, 4, 5, 3), (1, 3, 1, 1), (0, 3, 8, 8), (1, 2, 33, 100)])
 @pytest.mark.parametrize("kind", PUBLISHED_KINDS)
-def test_published_kinds_take_any_size_and_channels(kind: PublishedKind, shape: tuple[int, ...]) -> None:
+def test_published_kinds_take_any_size_and_channels(kind: str, shape: tuple[int, ...]) -> None:
     if kind not in published_kinds(shape[1]):
         shape = (shape[0], 3, *shape[2:])
     for images in (torch.rand(shape, generator=generator()), torch.zeros(shape), torch.ones(shape).double()):
@@ -134,7 +132,7 @@ def test_published_kinds_take_any_size_and_channels(kind: PublishedKind, shape: 
 
 
 @pytest.mark.parametrize("kind", ["gaussian-noise", "snow", "fog", "motion-blur", "elastic", "glass-blur"])
-def test_what_is_random_differs_between_images_and_seeds(kind: ImageKind) -> None:
+def test_what_is_random_differs_between_images_and_seeds(kind: str) -> None:
     images = scene(1, 1, 32, 32).expand(2, -1, -1, -1)
     worse = corrupted(images, kind, 3, generator=generator())
     assert not torch.equal(worse[0], worse[1])

@@ -12,13 +12,14 @@ from lam.datasets.folder import image_files
 from lam.datasets.texts import Columns, Texts
 from lam.encoders.base import Prediction
 from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches
+from lam.gallery.decide import PValues, decide
 from lam.gallery.embed import is_cut, preprocessing_of, read_items
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.index.hits import Hits, label_numbers
+from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.calibration_report import answer_in_words
 from lam.runs.finished import Run, columns_of
@@ -177,15 +178,13 @@ class _Searcher:
     def answer(self, asked: Sequence[Path | str], prediction: Prediction) -> SearchResult:
         """What is found and decided."""
         gallery, calibration, queries = self._gallery, self._calibration, prediction.embeddings
-        decisions, unseen = None, list[tuple[float, float] | None]([None] * len(asked))
+        decisions, unseen = None, list[PValues]([None] * len(asked))
         hits = gallery.search(queries, self._k if calibration is None else max(self._k, N_HITS))
         if calibration is not None:
-            labels = label_numbers([gallery.items[place].label for place in row] for row in hits.ids.tolist())
-            decisions = calibration.decide(
-                hits, queries, features=prediction.features, labels=labels, gallery_size=len(gallery)
+            labels = [[gallery.items[place].label for place in row] for row in hits.ids.tolist()]
+            decisions, unseen = decide(
+                calibration, queries, prediction.features, hits, labels, gallery_size=len(gallery)
             )
-            firsts = [gallery.items[row[0]].label if row else "" for row in hits.ids.tolist()]
-            unseen = calibration.unseen_p_values(decisions.score, firsts)
         hits = hits[:, : self._k]
         items = tuple(tuple(gallery.items[place] for place in row) for row in hits.ids.tolist())
         doubts = () if self._encoder.ambiguity is None else tuple(self._encoder.ambiguity.doubts(queries))

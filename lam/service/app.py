@@ -1,4 +1,4 @@
-"""The routes. What they refuse is a `ServiceError`; what every request passes first is `lam.service.limits`."""
+"""The routes. They refuse by a `ServiceError`; what every request passes before them is `lam.service.limits`."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import torch
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
@@ -20,9 +19,8 @@ from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse, ItemInfo, Operation, Replace
 from lam.inputs.thumbnails import media_type
-from lam.retrieval.index.recall import Recall
 from lam.service import answers, models
-from lam.service.answers import Responder, as_json, thumbnail_path
+from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, embedding_query_of, item_of, pair_of, query_of
 from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError
@@ -38,20 +36,18 @@ _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
 
 Uncertain = Annotated[
     Literal["keep", "refuse"],
-    Query(
-        description="what becomes of what has a κ below the flag: it is added and reported as `uncertain`, or refused"
-    ),
+    Query(description="an item with a κ below the flag is added and reported as `uncertain`, or refused"),
 ]
 Fusing = Annotated[
     bool,
     Query(
-        description="fuse it into the item of this id, weighted by κ; the same image or text twice counts once, and "
-        "one of another label is refused. Otherwise it takes the item's place"
+        description="fuse it into the item of this id, weighted by κ. The same content twice counts once, another "
+        "label is refused. Without fuse it replaces the item"
     ),
 ]
 Label = Annotated[
     str | None,
-    Query(description=f"what it shows, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
+    Query(description=f"its class, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
 ]
 
 
@@ -70,17 +66,17 @@ class _App(FastAPI):
 
 
 def create_app(engine: Engine, *, key: str | None = None) -> Limits:
-    """Make the application around an engine; the engine is closed when the server shuts down.
+    """The application around an engine, which is closed when the server shuts down.
 
     Args:
-        engine: the run, opened.
+        engine: an opened run.
         key: see `lam.service.limits.Limits`.
     """
     metrics = Metrics(engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # which is kept, and takes long to make
+        app.openapi()  # takes long, and is cached
         yield
         await asyncio.to_thread(engine.close)
 
@@ -104,7 +100,11 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
 
 
 def _max_json(engine: Engine) -> int:
-    return engine.settings.max_json + 32 * engine.gallery.dimension  # as many characters as a number may have
+    return engine.settings.max_json + 32 * engine.gallery.dimension  # 32 characters for each number
+
+
+def _json(answer: models.Answer, status: int = 200) -> Response:
+    return Response(answer.to_json(), status, media_type=JSON)
 
 
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -116,7 +116,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     ) -> Response:
-        """Decide whether an image, or a text, is in the gallery, and give the nearest items."""
+        """Decide whether an image or a text is in the gallery, and give the nearest items."""
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON and not engine.takes_texts:
             engine.admit(engine.searcher)
@@ -125,27 +125,27 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             query = await embedded(body, kind)
         answer = await engine.search(query, k=k, min_probability=min_probability)
         metrics.decided(answer.decision, answer.kappa)
-        return Response(answer.text, media_type=JSON)
+        return _json(answer)
 
     async def embedded(body: bytes, kind: str) -> answers.Query:
-        asked: answers.Query | bytes | str = body
+        content: answers.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
-            asked = await engine.read(partial(query_of, body, dimension))
-        if not isinstance(asked, answers.Query):
+            content = await engine.read(partial(query_of, body, dimension))
+        if not isinstance(content, answers.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
-        return await engine.embed(asked)
+        return await engine.embed(content)
 
     @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
-    async def verify(request: Request) -> JSONResponse:
-        """Decide whether two images, in base64, texts or embeddings show the same thing."""
+    async def verify(request: Request) -> Response:
+        """Decide whether two images in base64, texts or embeddings match."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
         pair = await engine.read(partial(pair_of, await request.body(), dimension, _max_json(engine)))
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
-        metrics.verified(answer["decision"])
-        return JSONResponse(answer)
+        metrics.verified(answer.decision)
+        return _json(answer)
 
 
 def _add_items(app: FastAPI, engine: Engine) -> None:
@@ -164,7 +164,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
-        """Add an item under this id, put another in its place, or fuse an image into it."""
+        """Add an item under this id, replace it, or fuse an image into it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.get("/v1/items", responses=models.LISTED)
@@ -172,44 +172,44 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
     ) -> Response:
-        """List items by rising id, from behind one on; fewer than asked for, where together they are large."""
+        """List items by rising id, starting after one; fewer than the limit, where they are large."""
         engine.admit(engine.lister)
         return Response(await engine.list_items(partial(_listed, engine, after, limit)), media_type=JSON)
 
     @app.get("/v1/items/{id}", responses=models.FOUND)
     async def get_item(id: str) -> Response:
         """Look an item up."""
-        return Response(_item_json(ItemInfo.of(await known(id)), engine.responder), media_type=JSON)
+        return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
 
     @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
     async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
         """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
 
-        Of an answer to questions nothing is decided: it is no query like those calibrated on.
+        For an answer to questions nothing is decided: it is no query like those calibrated on.
         """
-        item = await known(id)
+        item = await stored(id)
         engine.admit(engine.searcher)
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        return Response((await engine.search(query, k=k, without=id)).text, media_type=JSON)
+        return _json(await engine.search(query, k=k, without=id))
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
-        item = await known(id)
+        item = await stored(id)
         if item.thumbnail is None:
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return _picture(request, item.thumbnail)
 
     @app.delete("/v1/items/{id}", responses=models.DELETED)
-    async def delete_item(id: str) -> JSONResponse:
-        """Erase an item: its vector, its picture, and what the database kept of them."""
+    async def delete_item(id: str) -> Response:
+        """Erase an item: its vector, its picture, and every trace in the database."""
         engine.admit(engine.writer)
         change = await engine.write(checked_id(id))
         if not change.removed:
             raise _no_item()
-        return JSONResponse({"id": id, "deleted": True, "gallery_size": len(engine.gallery)})
+        return _json(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
 
-    async def known(item_id: str) -> Item:
+    async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)
         item = await engine.read(partial(engine.gallery.get, checked_id(item_id)))
         if item is None:
@@ -218,7 +218,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
 
 def _picture(request: Request, image: bytes) -> Response:
-    """An image, or that it is still the one that the client has."""
+    """An image, or 304 where the client has it already."""
     tag = f'"{hashlib.sha256(image).hexdigest()[:32]}"'
     known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
     if known & {tag, "*"}:
@@ -233,7 +233,7 @@ def _no_item() -> ServiceError:
 async def _enrol(
     engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
-    """Put or fuse what a request brings."""
+    """Put or fuse the item of a request."""
     kind = content_type(request.headers, *CONTENT_TYPES, JSON)
     body = await request.body()
     parsed = ParsedItem(body)
@@ -241,8 +241,8 @@ async def _enrol(
         engine.admit(engine.reader, engine.writer)
         parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
-    given = {"label": label, "metadata": parsed.metadata}
-    keeps = [name for name, value in given.items() if value is None]
+    fields = {"label": label, "metadata": parsed.metadata}
+    keeps = [name for name, value in fields.items() if value is None]
     label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
@@ -255,16 +255,15 @@ async def _enrol(
         _refuse_uncertain(engine.responder, query)
     operation: Operation = Fuse(item) if fuse else Replace(item, keeps) if keeps else item
     change = await engine.write(operation)
-    content = _item_json(
-        ItemInfo.of(change.item or item),
-        engine.responder,
+    answer = models.EnrolResponse(
+        **_fields_of(ItemInfo.of(change.item or item), engine.responder),
         created=change.created,
         kappa_capped=query.capped,
         text_cut=query.text_cut,
         calibration=engine.responder.state(len(engine.gallery)),
         gallery_size=len(engine.gallery),
     )
-    return Response(content, 201 if change.created else 200, media_type=JSON)
+    return _json(answer, 201 if change.created else 200)
 
 
 def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
@@ -272,7 +271,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/v1/health")
     async def get_health() -> models.HealthResponse:
         """The process answers."""
-        return {"status": "alive"}
+        return models.HealthResponse()
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
@@ -280,69 +279,75 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
-        return {"status": "ready", "gallery_size": len(engine.gallery)}
+        return models.ReadyResponse(gallery_size=len(engine.gallery))
 
     @app.get("/v1/model")
     async def get_model() -> models.ModelResponse:
-        """What answers: hashes, calibration, limits and versions."""
+        """The run that answers: hashes, calibration, limits and versions."""
         import faiss
 
-        encoder, settings = engine.encoder, engine.settings
-        versions = {name: version(name) for name in _VERSIONS}
-        return {
-            "run": engine.run.folder.name,
-            "kind": encoder.kind,
-            "gallery": engine.run.gallery_kind,
-            "answers": engine.run.has_answers,
-            "sha256": engine.run.fingerprint,
-            "dimension": encoder.dimension,
-            "device": engine.device,
-            "preprocessing": None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
-            "calibration": engine.responder.state(len(engine.gallery)),
-            "threshold": engine.responder.thresholds,
-            "gallery_size": len(engine.gallery),
-            "index": engine.gallery.index.factory,
-            "index_recall": _recall_fields(engine.gallery.recall),
-            "limits": {
-                "max_bytes": settings.max_body,
-                "max_json_bytes": _max_json(engine),
-                "max_pixels": settings.max_pixels,
-                "max_side": settings.max_side,
-                "max_decoded_bytes": settings.max_decoded,
-                "max_k": settings.max_k,
-            },
-            "versions": {"lam": __version__, "faiss": faiss.__version__, **versions},  # of any of FAISS's packages
-        }
+        encoder, settings, recall = engine.encoder, engine.settings, engine.gallery.recall
+        return models.ModelResponse(
+            run=engine.run.folder.name,
+            kind=encoder.kind,
+            gallery=engine.run.gallery_kind,
+            answers=engine.run.has_answers,
+            sha256=engine.run.fingerprint,
+            dimension=encoder.dimension,
+            device=engine.device,
+            preprocessing=None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
+            calibration=engine.responder.state(len(engine.gallery)),
+            threshold=engine.responder.thresholds,
+            gallery_size=len(engine.gallery),
+            index=engine.gallery.index.factory,
+            index_recall=None
+            if recall is None
+            else models.RecallFields(
+                queries=recall.n_queries,
+                k=recall.k,
+                recall=recall.share,
+                hits=recall.depth,
+                unchanged=recall.unchanged,
+            ),
+            limits=models.LimitFields(
+                max_bytes=settings.max_body,
+                max_json_bytes=_max_json(engine),
+                max_pixels=settings.max_pixels,
+                max_side=settings.max_side,
+                max_decoded_bytes=settings.max_decoded,
+                max_k=settings.max_k,
+            ),
+            # FAISS has several packages, of which any may be installed
+            versions={"lam": __version__, "faiss": faiss.__version__, **{name: version(name) for name in _VERSIONS}},
+        )
 
     @app.get("/v1/calibration")
     async def get_calibration() -> models.CalibrationResponse:
-        """Which rates thresholds promise, and how κ lay in the calibration."""
+        """The rates that thresholds promise, and the κ of the calibration."""
         if engine.responder.summary is None:
-            raise ServiceError(
-                404, "the run is not calibrated", allowed="`lam calibrate RUN`, then a SIGHUP or a restart"
-            )
+            allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
+            raise ServiceError(404, "the run is not calibrated", allowed=allowed)
         return engine.responder.summary
 
     @app.get("/v1/samples", responses=models.SAMPLES)
     async def list_samples() -> models.SamplesResponse:
-        """List a few inputs to try the run with: some that it knows, and a stranger."""
-        return {
-            "samples": [
-                {
-                    "source": sample.source,
-                    "stranger": sample.stranger,
-                    "text": sample.text,
-                    "image": None if sample.image is None else f"/v1/samples/{number}",
-                }
-                for number, sample in enumerate(engine.samples)
-            ]
-        }
+        """List a few inputs to try the run with: some of its classes, and a stranger."""
+        samples = [
+            models.SampleFields(
+                source=sample.source,
+                stranger=sample.stranger,
+                text=sample.text,
+                image=None if sample.image is None else f"/v1/samples/{number}",
+            )
+            for number, sample in enumerate(engine.samples)
+        ]
+        return models.SamplesResponse(samples=samples)
 
     @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
     async def get_sample(
         request: Request, number: Annotated[int, PathParameter(ge=0, description="from 0 on")]
     ) -> Response:
-        """Look up the file of an image among them, which can be sent as a query."""
+        """Look up the file of a sample image, to send it as a query."""
         image = engine.samples[number].image if number < len(engine.samples) else None
         if image is None:
             raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
@@ -354,40 +359,17 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _recall_fields(recall: Recall | None) -> models.RecallFields | None:
-    if recall is None:
-        return None
-    return {
-        "queries": recall.n_queries,
-        "k": recall.k,
-        "recall": recall.share,
-        "hits": recall.depth,
-        "unchanged": recall.unchanged,
-    }
+def _listed(engine: Engine, after: str, limit: int) -> bytes:
+    """A page of items as JSON, and the id after which the next one begins."""
+    infos = engine.gallery.page(after=after, limit=limit)
+    is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1))
+    items = [models.ItemResponse(**_fields_of(info, engine.responder)) for info in infos]
+    after_last = infos[-1].id if is_more else None
+    return models.ListResponse(items=items, after=after_last, total=len(engine.gallery)).to_json()
 
 
-def _listed(engine: Engine, after: str, limit: int) -> str:
-    """A page of items as JSON, and behind which id the next one begins."""
-    items = engine.gallery.page(after=after, limit=limit)
-    is_more = bool(items) and bool(engine.gallery.page(after=items[-1].id, limit=1))
-    texts = ",".join(_item_json(item, engine.responder) for item in items)
-    fields = {"after": items[-1].id if is_more else None, "total": len(engine.gallery)}
-    return as_json(fields, items=f"[{texts}]")
-
-
-def _item_json(item: ItemInfo, responder: Responder, **more: Any) -> str:
-    """What is said of an item, as JSON."""
-    fields: models.StoredFields = {
-        "id": item.id,
-        "label": item.label,
-        "kappa": item.kappa,
-        "images": item.images,
-        "resultant": item.resultant,
-        "uncertain": responder.is_uncertain(item.least_kappa),
-        "thumbnail": thumbnail_path(item.id) if item.has_thumbnail else None,
-        "sha256": item.sha256.hex(),
-    }
-    return as_json({**fields, **more}, metadata=item.metadata)
+def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:
+    return {**responder.about(info), "kappa": info.kappa, "sha256": info.sha256.hex()}
 
 
 def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
@@ -406,7 +388,7 @@ def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
 
 
 def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
-    """What is said of an item in the address of a request, in its body, or in both, where it must be the same."""
+    """A field that the address, the body or both give."""
     if None not in (in_address, in_body) and in_address != in_body:
         raise ServiceError(
             422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"

@@ -1,7 +1,7 @@
-"""The service without HTTP: from a request's image or embedding to an answer, through workers that batch.
+"""The service without HTTP: from an image, a text or an embedding to an answer, through workers that batch.
 
-Six threads, each for one thing, so that none waits for another's kind of work: one lists the gallery, one reads JSON
-and single items, one decodes, one runs the network, one searches, one writes.
+Six threads, so that no kind of work waits for another: one lists the gallery, one reads JSON and single items, one
+decodes, one runs the network, one searches, one writes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lam.encoders.base import Encoder
-from lam.gallery.embed import is_cut
+from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, HitInfo, Operation
@@ -29,9 +29,10 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
 from lam.runs.live import LiveQueries
-from lam.service.answers import Answer, Query, Responder
+from lam.service.answers import Query, Responder
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
+from lam.service.models import SearchResponse
 from lam.service.settings import ServiceSettings
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -43,14 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image or a text that somebody sent, as the network takes it.
-
-    Attributes:
-        tensor: the input.
-        thumbnail: of an image, where one was asked for.
-        text: of a text, as much of it as becomes an input.
-        text_cut: whether the network reads only the beginning of the text.
-    """
+    """An image or a text as an input of the network; other fields as of `Query`."""
 
     tensor: Tensor
     thumbnail: bytes | None = None
@@ -59,20 +53,18 @@ class Decoded:
 
 
 class Engine:
-    """A run, opened: its encoder, its gallery and its calibration, if it has one.
+    """An opened run: its encoder, its gallery and its calibration, if it has one.
 
     Args:
         run: the run's folder.
         settings: limits.
-        device: where the network runs.
-        drop_corrupt, index: as `lam.gallery.gallery.Gallery` has them.
-        threads: of the network, and of a search; whatever else computes then has one, this thread too. None leaves all
-            as they are.
+        device: of the network.
+        drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
+        threads: of the network, and of a search; all other work, and this thread, then have one. None changes nothing.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a folder that is no finished run, or that another process serves; or for a device that is not
-            there.
+        ValueError: for a folder that is no finished run or that another process serves, or a missing device.
     """
 
     def __init__(
@@ -100,15 +92,15 @@ class Engine:
             self.live = LiveQueries(self.run, keep)
 
     def _start(self, threads: int | None) -> None:
-        """OpenMP counts threads by calling thread, so that each worker must set its own, as the one that calls this."""
+        """Start the workers. OpenMP counts threads by calling thread, so that each worker sets its own number."""
         settings = self.settings
         one, several, searching = None, None, None
         if threads:
-            one, several = _use_one_thread, partial(torch.set_num_threads, threads)
-            searching = partial(_use_one_thread, but=threads)
+            one, several = _set_threads, partial(torch.set_num_threads, threads)
+            searching = partial(_set_threads, faiss_threads=threads)
             one()
-        self.lister: Worker[Callable[[], Any], Any] = Worker("listing", _done_each, queue=settings.queue)
-        self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _done_each, queue=settings.queue)
+        self.lister: Worker[Callable[[], Any], Any] = Worker("listing", _results, queue=settings.queue)
+        self.reader: Worker[Callable[[], Any], Any] = Worker("reading", _results, queue=settings.queue)
         self.decoder: Worker[tuple[bytes | str, bool], Decoded] = Worker(
             "decoding", self._decode, queue=settings.queue, begin=one
         )
@@ -120,7 +112,7 @@ class Engine:
             queue=settings.queue,
             begin=several,
         )
-        self.searcher: Worker[_Search, Answer] = Worker(
+        self.searcher: Worker[_Search, SearchResponse] = Worker(
             "search", self._search, batch=settings.batch, queue=settings.queue, begin=searching
         )
         self.writer: Worker[Operation, Change] = Worker(
@@ -128,7 +120,7 @@ class Engine:
         )
 
     def _warm_up(self) -> None:
-        """Ask for blank inputs, so that the first request finds all loaded, and it is known how long one takes."""
+        """Embed and search blank inputs, so that all is loaded before the first request and its time is known."""
         self.responder.credible_cosine(1.0)
         shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
         if shape is None:
@@ -140,7 +132,7 @@ class Engine:
                 self.searcher.submit(_Search(query, 1)).result()
 
     def recalibrate(self) -> None:
-        """Decide by the calibration that the run has now; one that cannot be read is logged, and the old one stays."""
+        """Read the run's calibration anew; where that fails, it is logged, and the old one stays."""
         try:
             self.responder = self._responder()
         except (OSError, ValueError) as error:
@@ -154,7 +146,7 @@ class Engine:
     @property
     def takes_texts(self) -> bool:
         """Whether inputs of the run are texts."""
-        return isinstance(self.encoder.preprocessing, TextPreprocessing)
+        return takes_texts(self.encoder)
 
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
@@ -163,39 +155,28 @@ class Engine:
 
     @property
     def complaints(self) -> list[str]:
-        """Why the service is not ready; nothing where it is."""
+        """Why the service is not ready; empty where it is."""
         complaints = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse a request that would wait for long, before any work is put into it.
-
-        Args:
-            workers: that it passes, in this order.
-
-        Raises:
-            Refusal: busy.
-        """
+        """Refuse, as busy, a request that would wait for long at these workers, before any work on it."""
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
-        """Do what goes through many items, which nothing else waits for."""
+        """Do a job over many items in a thread that nothing else waits for."""
         return await self._done(self.lister.submit(job))
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do what goes through JSON or the store apart from the event loop, which it would hold up."""
+        """Do a job on JSON or on single items outside of the event loop, which it would hold up."""
         return await self._done(self.reader.submit(job))
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
-        """Embed an image or a text that somebody sent.
-
-        Args:
-            body: a JPEG, PNG or WebP file; or a text; an embedding stays what it is.
-            with_thumbnail: make one too.
+        """Embed a JPEG, PNG or WebP file or a text; an embedding passes.
 
         Raises:
-            ServiceError: for anything else.
-            Refusal: busy, where too many wait.
+            ServiceError: for other content.
+            Refusal: busy, where too many requests wait.
         """
         if isinstance(body, Query):
             return body
@@ -210,19 +191,18 @@ class Engine:
         k: int,
         min_probability: float = 0.0,
         without: str | None = None,
-    ) -> Answer:
+    ) -> SearchResponse:
         """Find the k nearest items, and decide.
 
         Args:
-            query: what is looked for, or what reads it, which is done beside the search and spares waiting for another
-                thread.
-            k: how many hits.
-            min_probability: of a match; one that is less probable is `unknown`.
-            without: the id of an item that is left out of the hits, such as the query itself.
+            query: a query, or the function that reads it: called in the searcher, it spares a change of threads.
+            k: the number of hits.
+            min_probability: below it, a match becomes `unknown`.
+            without: the id of an item to leave out of the hits, such as the query itself.
 
         Raises:
-            Refusal: busy, where too many wait.
-            ServiceError: what reading the query raises.
+            Refusal: busy, where too many requests wait.
+            ServiceError: from reading the query.
         """
         return await self._done(self.searcher.submit(_Search(query, k, min_probability, without)))
 
@@ -230,12 +210,13 @@ class Engine:
         """Put or delete an item; durable when this returns.
 
         Raises:
-            Refusal: full, where it could not be stored; busy, where too many wait.
+            Refusal: full, where it could not be stored; busy, where too many requests wait.
         """
+        # shielded, as a client that goes away must not cancel half a batch of others' changes
         return await asyncio.shield(self._done(self.writer.submit(operation)))
 
     def close(self) -> None:
-        """Do what waits, and let go of the folder."""
+        """Finish the waiting jobs, and release the folder."""
         for worker in self.workers:
             worker.close()
         if self.live is not None:
@@ -249,18 +230,15 @@ class Engine:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
     def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        (job,) = jobs  # of which alone is said what is raised
-        return [self._decoded(*job)]
-
-    def _decoded(self, body: bytes | str, with_thumbnail: bool) -> Decoded:
+        ((body, with_thumbnail),) = jobs  # one at a time, so that an error is about this one
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
-            return self._read_text(body)
+            return [self._read_text(body)]
         if not isinstance(preprocessing, Preprocessing):
             raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
         image = read_image(body, self.settings, least=preprocessing.reduced_to)
         try:
-            return Decoded(preprocessing(image), thumbnail(image) if with_thumbnail else None)
+            return [Decoded(preprocessing(image), thumbnail(image) if with_thumbnail else None)]
         except ValueError as error:
             raise ServiceError(
                 422, f"the image cannot become an input: {error}", allowed="an ordinary photograph"
@@ -300,7 +278,7 @@ class Engine:
         return [_query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
 
     def _lost(self, error: RuntimeError) -> Exception:
-        """What a batch is told whose device failed; where that was no CPU, the next one runs on the CPU."""
+        """The error that a batch reports when its device fails; after a GPU, the network goes on on the CPU."""
         if self.device != "cpu":
             _LOG.error("the network goes on without %s: %s", self.device, error)
             self.encoder, self.device = Run(self.run.folder).encoder, "cpu"
@@ -309,23 +287,23 @@ class Engine:
             return busy("there is not enough memory for this batch")
         return error
 
-    def _search(self, jobs: Sequence["_Search"]) -> list[Answer | Exception]:
-        queries = _done_each(job.read for job in jobs)
-        read = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
-        answers = iter(self._answered(*zip(*read, strict=True)) if read else ())
+    def _search(self, jobs: Sequence["_Search"]) -> list[SearchResponse | Exception]:
+        queries = _results(job.read for job in jobs)
+        valid = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
+        answers = iter(self._answers(*zip(*valid, strict=True)) if valid else ())
         return [query if isinstance(query, Exception) else next(answers) for query in queries]
 
-    def _answered(self, jobs: Sequence["_Search"], asked: Sequence[Query]) -> list[Answer | Exception]:
-        for query in asked:
+    def _answers(self, jobs: Sequence["_Search"], queries: Sequence[Query]) -> list[SearchResponse | Exception]:
+        for query in queries:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
-        queries = Embeddings.concatenate([_searched(query.embedding) for query in asked])
-        responder = self.responder  # another may come into force meanwhile, for which there may be too few hits
+        embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
+        responder = self.responder  # a SIGHUP may replace it meanwhile, and the new one may need more hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
-        hits, infos = self.gallery.search(queries, most)
+        hits, infos = self.gallery.search(embeddings, most)
         size = len(self.gallery)
-        return _done_each(
+        return _results(
             partial(
                 responder.answer,
                 query,
@@ -337,12 +315,12 @@ class Engine:
                 judged=job.without is None or not self.run.has_answers,
                 is_new=job.without is None,
             )
-            for row, (job, query) in enumerate(zip(jobs, asked, strict=True))
+            for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
         )
 
 
 def _logging_failure(keep: Callable[[], None]) -> None:
-    """Keep live queries; where that fails, all else goes on."""
+    """Keep live queries; a failure is logged and stops nothing else."""
     try:
         keep()
     except OSError as error:
@@ -351,7 +329,7 @@ def _logging_failure(keep: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class _Search:
-    """What `Engine.search` is asked."""
+    """The arguments of `Engine.search`."""
 
     query: Query | Callable[[], Query]
     k: int
@@ -359,11 +337,11 @@ class _Search:
     without: str | None = None
 
     def read(self) -> Query:
-        """The query, read where it has not been yet."""
+        """The query."""
         return self.query() if callable(self.query) else self.query
 
 
-def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
+def _results(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
     """The result of each job, or what it raised."""
     results: list[Value | Exception] = []
     for job in jobs:
@@ -375,12 +353,7 @@ def _done_each(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
 
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
-    """Make the embedding of one item from numbers that were checked.
-
-    Args:
-        mean: (D,) a unit vector.
-        kappa: its concentration; beyond `KAPPA_RANGE` it is the end of that.
-    """
+    """The embedding of one item, from a unit vector (D,) and a κ, which is clamped to `KAPPA_RANGE`."""
     within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
     return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
 
@@ -402,13 +375,13 @@ def _no_embedding() -> ServiceError:
     return ServiceError(422, "what was sent gives no finite embedding with a direction", allowed="an ordinary one")
 
 
-def _searched(embedding: Embeddings) -> Embeddings:
-    """What a search needs of an embedding: one that somebody sent has no more, and both come in one batch."""
+def _searchable(embedding: Embeddings) -> Embeddings:
+    """An embedding without samples and parts of κ, as clients send it: both kinds share a batch."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
 def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
-    """The hits of one query, but for an item."""
+    """The hits of one query without an item."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
     return hits[:, kept]
 
@@ -420,9 +393,9 @@ def _moved(encoder: Encoder, device: str) -> Encoder:
         raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None
 
 
-def _use_one_thread(but: int = 1) -> None:
-    """Let this thread compute alone, but for so many threads of FAISS."""
+def _set_threads(faiss_threads: int = 1) -> None:
+    """Give this thread one thread of torch."""
     import faiss
 
     torch.set_num_threads(1)
-    faiss.omp_set_num_threads(but)
+    faiss.omp_set_num_threads(faiss_threads)

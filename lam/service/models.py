@@ -1,14 +1,14 @@
-"""What requests and answers in JSON hold: said once, by which requests are refused, answers typed and OpenAPI written.
+"""JSON of requests and answers: requests are checked by these types, answers serialized, OpenAPI generated.
 
-All are typed dictionaries. Requests are checked by them; answers, which are checked by pyright and by schemathesis in
-`tests/service/test_schema.py`, are not, as that would take longer than to make them. Which numbers are a unit vector is
-decided in `lam.service.bodies`, which text is an id or a label in `lam.gallery.item`.
+A request is a typed dictionary that pydantic validates, an answer a model that pydantic serializes.
 """
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Discriminator,
     FailFast,
@@ -33,33 +33,33 @@ _SHOWN = 80
 
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
-class _Closed(TypedDict):
-    """What has no other names, and numbers that are finite; so has what derives from it."""
+class _Request(TypedDict):
+    """JSON without unknown names, whose numbers are finite."""
 
 
-class EmbeddingRequest(_Closed):
+class EmbeddingRequest(_Request):
     """One embedding."""
 
     embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
     kappa: Annotated[float, Field(ge=0, le=MAX_KAPPA, description="its concentration")]
 
 
-class ImageRequest(_Closed):
-    """A file of an image."""
+class ImageRequest(_Request):
+    """An image file."""
 
     image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
 
 
-class TextRequest(_Closed):
-    """A text, of a run on texts; of a long one the beginning counts."""
+class TextRequest(_Request):
+    """A text; the network may read only its beginning."""
 
     text: Annotated[str, Field(min_length=1, description="not blank, and at most as much as JSON may hold")]
 
 
-class _ItemFacts(_Closed):
-    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; the same as beside the body, where it is there too")]]
+class _ItemFacts(_Request):
+    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
     label: NotRequired[
-        Annotated[str, Field(description="what it shows; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
+        Annotated[str, Field(description="its class; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
     ]
     metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
@@ -69,11 +69,11 @@ class ItemRequest(EmbeddingRequest, _ItemFacts):
 
 
 class TextItemRequest(TextRequest, _ItemFacts):
-    """An item by its text, which its metadata then have as `text`."""
+    """An item by its text, which is added to its metadata as `text`."""
 
 
 def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
-    """What JSON holds, by its names."""
+    """The kind of a query in JSON, by its names."""
     names = part if isinstance(part, dict) else ()
     return "image" if "image" in names else "text" if "text" in names else "embedding"
 
@@ -91,186 +91,146 @@ TextOrEmbedding = TypeAliasType("TextOrEmbedding", EmbeddingRequest | TextReques
 TextOrEmbeddingItem = TypeAliasType("TextOrEmbeddingItem", ItemRequest | TextItemRequest)
 
 
-class PairRequest(_Closed):
-    """Two things that are compared."""
+class PairRequest(_Request):
+    """Two images, texts or embeddings to compare."""
 
     first: ImageTextOrEmbedding
     second: ImageTextOrEmbedding
 
 
-Kappa = Annotated[float, Field(ge=0)]
-Cosine = Annotated[float, Field(ge=-1.000001, le=1.000001)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-Cut = Annotated[bool, Field(description="only the beginning of the text was read, being longer than the network reads")]
-_ACCEPT = "what decides: `probability`, or a score such as `cosine`; its `statistic` is higher where the hit is better"
-Metadata = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
+# The schema has the ranges of answers, and nothing enforces them: a number that is rounded past 1 must fail no answer.
+Kappa = Annotated[float, Field(json_schema_extra={"minimum": 0})]
+Cosine = Annotated[float, Field(json_schema_extra={"minimum": -1.000001, "maximum": 1.000001})]
+Share = Annotated[float, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
+Count = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+Positive = Annotated[int, Field(json_schema_extra={"minimum": 1})]
+Digest = Annotated[str, Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
+Cut = Annotated[bool, Field(description="the network read only the beginning of the text")]
+Accept = Annotated[str, Field(description="what decides: `probability`, or a score such as `cosine`")]
+Metadata = Annotated[str, WithJsonSchema({"type": "object"})]
 Verdict = Literal["match", "unknown", "abstain"] | None
-State = Annotated[
-    Literal["none", "current", "stale"], Field(description="whether the calibration is of such a gallery")
-]
+State = Annotated[Literal["none", "current", "stale"], Field(description="whether it fits the size of the gallery")]
 
 
-class _Thresholds(_Closed):
-    kappa_below: Annotated[Kappa, Field(description="a κ below this is flagged where κ decides")]
-    far: Annotated[Share, Field(description="of what has no match, at most this share is a `match`")]
+class Answer(BaseModel):
+    """A JSON object that the service answers with; a number that is not finite becomes null."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_serialization_defaults_required=True)
+    spliced: ClassVar[str] = ""
+    """The field that holds stored JSON, or a list of answers that hold some."""
+
+    def to_json(self) -> bytes:
+        """The answer as JSON.
+
+        Stored metadata goes in as it is. It was checked when it was stored, and 100 hits may have 1.6 MB of it: parsing
+        and serializing that would hold Python's lock for longer than a search takes.
+        """
+        name = self.spliced
+        known = self.model_dump_json(exclude={name}).encode()
+        if not name:
+            return known
+        value = getattr(self, name)
+        stored = value.encode() if isinstance(value, str) else b"[%s]" % b",".join(one.to_json() for one in value)
+        return b'%s,"%s":%s}' % (known[:-1], name.encode(), stored)
+
+
+class _Thresholds(Answer):
+    kappa_below: Annotated[Kappa, Field(description="where κ decides, a κ below this is flagged")]
+    far: Annotated[Share, Field(description="of queries without a match, at most this share is a `match`")]
     ood: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
 
 
 class PairThresholds(_Thresholds):
-    """What is in force for pairs, and the rates that it promises."""
+    """The thresholds of pairs, and the rates that they promise."""
 
     accept_above: Annotated[Cosine, Field(description="a pair of a cosine above this is a `match`")]
 
 
 class SearchThresholds(_Thresholds):
-    """What is in force for searches."""
+    """The thresholds of searches, and the rates that they promise."""
 
-    accept: Annotated[str, Field(description=_ACCEPT)]
-    accept_above: Annotated[
-        float | None,
-        Field(description="a `statistic` above this is a `match`; null where no threshold keeps what is promised"),
-    ]
+    accept: Accept
+    accept_above: Annotated[float | None, Field(description="a `statistic` above this is a `match`; null: none is")]
     flag: str
     flag_above: Annotated[float, Field(description="an `ood_score` above this is flagged")]
-    conformal_miss: Annotated[
-        Share, Field(description="of queries that have a match, at most this share has none among the `conformal` hits")
-    ]
-    wrong: Annotated[
-        Share | None,
-        Field(
-            description="of those answered with `match`, at most this share is wrong; null where that is not promised"
-        ),
-    ]
+    conformal_miss: Annotated[Share, Field(description="at most this share of matches is no `conformal` hit")]
+    wrong: Annotated[Share | None, Field(description="of answers that are `match`, at most this share is wrong")]
 
 
-class ItemFields(_Closed):
-    """What is said of every item, beside its metadata, which are JSON already when they are written."""
-
+class _Item(Answer):
+    spliced: ClassVar[str] = "metadata"
     id: str
     label: str
     kappa: Kappa
-    images: Annotated[int, Field(ge=1)]
+    images: Positive
     resultant: Share
     uncertain: bool | None
     thumbnail: str | None
+    metadata: Metadata
 
 
-class HitFields(ItemFields):
-    """A hit, beside its metadata."""
+class Hit(_Item):
+    """A hit."""
 
     score: Cosine
-    accepted: Annotated[
-        bool | None,
-        Field(description="of a `match` the first hit, and what has the same label; null where nothing is decided"),
-    ]
+    accepted: Annotated[bool | None, Field(description="of a `match`: the first hit, and hits of the same label")]
     credible: bool
     conformal: bool | None
 
 
-class Hit(HitFields):
-    """A hit."""
+class UnseenFields(Answer):
+    """Whether the gallery lacks the query's class, if the gallery is a random sample of queries."""
 
-    metadata: Metadata
-
-
-class DecisionFields(_Closed):
-    """What was decided, and what it rests on."""
-
-    decision: Verdict
-    probability: Annotated[
-        Share | None,
-        Field(
-            description="that the gallery holds a match and the first hit is one: `known` · `right_if_known`, stated "
-            "for the share of queries without a match that the calibration expects (`share_without_match` there)"
-        ),
-    ]
-    known: Annotated[
-        Share | None, Field(description="that the gallery holds a match at all, stated for the same share of queries")
-    ]
-    right_if_known: Annotated[
-        Share | None, Field(description="that the first hit is right, if the gallery holds a match")
-    ]
-    accept: Annotated[str | None, Field(description=_ACCEPT)]
-    statistic: Annotated[
-        float | None,
-        Field(description="what decides: a `match` is above `threshold.accept_above`; null where there is no hit"),
-    ]
-    false_accept: Annotated[
-        Share | None, Field(description="of searches without a match, the share that look as good by the statistic")
-    ]
-    ood_score: Annotated[float | None, Field(description="of the query by `flagged_by`; higher is more unusual")]
-    p_value: Annotated[Share | None, Field(description="of queries like those calibrated on, the share as unusual")]
-    flagged_by: Annotated[str | None, Field(description="the score that says whether the query can be judged")]
+    p_new: Annotated[Share, Field(description="p-value of “the class is new”: a small one speaks for a known class")]
+    p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”: a small one speaks against it")]
 
 
-class UnseenFields(_Closed):
-    """Whether the query is of a class that the gallery does not hold, if the gallery is a random sample of queries."""
+class SearchResponse(Answer):
+    """The answer to a search; what is null was not decided."""
 
-    p_new: Annotated[Share, Field(description="of “this item is of a new class”: small means that its class is here")]
-    p_in_gallery: Annotated[
-        Share,
-        Field(description="of “this item is of a class in the gallery”: small means that it is of no class"),
-    ]
-
-
-class DoubtFields(_Closed):
-    """Why a query is uncertain, where the encoder has learnt its ambiguity."""
-
-    doubt: Doubt | None
-    p_known: Share | None
-    kappa_aleatoric: Kappa | None
-    kappa_epistemic: Kappa | None
-
-
-class SearchFields(DecisionFields, DoubtFields):
-    """The answer to a search, beside its hits."""
-
+    spliced: ClassVar[str] = "hits"
+    decision: Verdict = None
+    probability: Annotated[Share | None, Field(description="of a right first hit: `known` · `right_if_known`")] = None
+    known: Annotated[Share | None, Field(description="P(the gallery holds a match)")] = None
+    right_if_known: Annotated[Share | None, Field(description="P(first hit right | the gallery holds a match)")] = None
+    accept: Accept | None = None
+    statistic: Annotated[float | None, Field(description="above `threshold.accept_above`: a `match`")] = None
+    false_accept: Annotated[Share | None, Field(description="share of searches without a match as good")] = None
+    ood_score: Annotated[float | None, Field(description="by `flagged_by`; higher is more unusual")] = None
+    p_value: Annotated[Share | None, Field(description="share of calibration queries as unusual")] = None
+    flagged_by: Annotated[str | None, Field(description="the score that tells whether the query is judged")] = None
+    doubt: Annotated[Doubt | None, Field(description="why the query is uncertain")] = None
+    p_known: Share | None = None
+    kappa_aleatoric: Kappa | None = None
+    kappa_epistemic: Kappa | None = None
     kappa: Kappa
     kappa_capped: bool
     text_cut: Cut
     credible_cosine: Cosine
-    unseen: Annotated[
-        UnseenFields | None,
-        Field(
-            description="p-values, of the gallery as it was calibrated on; null where the gallery cannot tell, such as "
-            "without a class of one item, or where an item is searched by"
-        ),
-    ]
+    unseen: Annotated[UnseenFields | None, Field(description="null where the gallery cannot tell")]
     threshold: SearchThresholds | None
     calibration: State
     gallery_size: Count
+    hits: Sequence[Hit]
 
 
-class SearchResponse(SearchFields):
-    """The answer to a search."""
+class VerifyResponse(Answer):
+    """The answer to a comparison; what is null was not decided."""
 
-    hits: list[Hit]
-
-
-class VerifyResponse(_Closed):
-    """The answer to a comparison."""
-
-    same: bool | None
-    decision: Verdict
-    probability: Annotated[Share | None, Field(description="that the two match, where half of all pairs do")]
+    same: bool | None = None
+    decision: Verdict = None
+    probability: Annotated[Share | None, Field(description="of a match, where half of all pairs match")] = None
     score: Cosine
-    far: Annotated[Share | None, Field(description="of pairs that do not match, at most this share is a `match`")]
-    threshold: PairThresholds | None
+    far: Annotated[Share | None, Field(description="at most this share of pairs without match is a `match`")] = None
+    threshold: PairThresholds | None = None
     kappa: Annotated[list[Kappa], Field(min_length=2, max_length=2)]
     text_cut: Annotated[list[Cut], Field(min_length=2, max_length=2)]
 
 
-class StoredFields(ItemFields):
-    """An item, beside its metadata."""
-
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class ItemResponse(StoredFields):
+class ItemResponse(_Item):
     """An item."""
 
-    metadata: Metadata
+    sha256: Digest
 
 
 class EnrolResponse(ItemResponse):
@@ -283,52 +243,53 @@ class EnrolResponse(ItemResponse):
     gallery_size: Count
 
 
-class ListResponse(_Closed):
+class ListResponse(Answer):
     """A page of items."""
 
-    items: list[ItemResponse]
+    spliced: ClassVar[str] = "items"
+    items: Sequence[ItemResponse]
     after: str | None
     total: Count
 
 
-class SampleFields(_Closed):
+class SampleFields(Answer):
     """An input of the run to try it with."""
 
-    source: Annotated[str, Field(description="the part of the data, or the set of strangers, that it is of")]
-    stranger: Annotated[bool, Field(description="whether nothing in the run's own gallery matches it")]
+    source: Annotated[str, Field(description="the split, or the set of strangers, that it is from")]
+    stranger: Annotated[bool, Field(description="whether the run's own gallery lacks its class")]
     text: str | None
-    image: Annotated[str | None, Field(description="where the file is")]
+    image: Annotated[str | None, Field(description="the path of its file")]
 
 
-class SamplesResponse(_Closed):
-    """What there is to try the run with."""
+class SamplesResponse(Answer):
+    """Inputs to try the run with."""
 
     samples: list[SampleFields]
 
 
-class DeleteResponse(_Closed):
-    """What is left once an item is gone."""
+class DeleteResponse(Answer):
+    """The gallery after a deletion."""
 
     id: str
-    deleted: Literal[True]
+    deleted: Literal[True] = True
     gallery_size: Count
 
 
-class HealthResponse(_Closed):
-    """That the process answers."""
+class HealthResponse(Answer):
+    """The process answers."""
 
-    status: Literal["alive"]
+    status: Literal["alive"] = "alive"
 
 
-class ReadyResponse(_Closed):
-    """That requests can be served now."""
+class ReadyResponse(Answer):
+    """Requests can be served now."""
 
-    status: Literal["ready"]
+    status: Literal["ready"] = "ready"
     gallery_size: Count
 
 
-class LimitFields(_Closed):
-    """What a request may bring."""
+class LimitFields(Answer):
+    """The limits of a request."""
 
     max_bytes: Count
     max_json_bytes: Count
@@ -338,88 +299,84 @@ class LimitFields(_Closed):
     max_k: Count
 
 
-class RecallFields(_Closed):
-    """How much the index found of an exact search at the start, for stored items as queries, each without itself."""
+class RecallFields(Answer):
+    """Recall of the index against an exact search at the start, with stored items as queries, each without itself."""
 
-    queries: Annotated[Count, Field(description="how many items were searched for")]
-    k: Annotated[int, Field(ge=1)]
-    recall: Annotated[Share, Field(description="of the k nearest neighbours, this share was found")]
-    hits: Annotated[int, Field(ge=1, description="on so many a decision rests, or on all that there are")]
-    unchanged: Annotated[
-        Share, Field(description="of these queries, this share found just the hits of an exact search")
-    ]
+    queries: Annotated[Count, Field(description="number of queries")]
+    k: Positive
+    recall: Annotated[Share, Field(description="share of the k nearest neighbours that was found")]
+    hits: Annotated[Positive, Field(description="hits that a decision rests on, or all that there are")]
+    unchanged: Annotated[Share, Field(description="share of queries with exactly the hits of an exact search")]
 
 
-class ModelResponse(_Closed):
-    """What answers."""
+class ModelResponse(Answer):
+    """The run that answers."""
 
     run: Annotated[str, Field(description="the name of its folder")]
     kind: Annotated[str, Field(description="of the encoder")]
     gallery: Annotated[str, Field(description="what an item stands for: a class, an identity, a place")]
     answers: Annotated[bool, Field(description="whether questions search for answers")]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    dimension: Annotated[int, Field(ge=1)]
+    sha256: Digest
+    dimension: Positive
     device: str
     preprocessing: Annotated[dict[str, Any] | None, Field(description="of images, before the network")]
     calibration: State
     threshold: SearchThresholds | None
     gallery_size: Count
     index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
-    index_recall: Annotated[
-        RecallFields | None, Field(description="null where searches are exact; of Milvus it is not measured")
-    ]
+    index_recall: Annotated[RecallFields | None, Field(description="null for exact searches, and for Milvus")]
     limits: LimitFields
-    versions: Annotated[dict[str, str], Field(description="of lam and what it rests on, by name")]
+    versions: Annotated[dict[str, str], Field(description="of lam and of what it rests on, by name")]
 
 
-class FalseAcceptPoint(_Closed):
-    """What a threshold on the statistic would promise."""
+class FalseAcceptPoint(Answer):
+    """The rates of a threshold on the statistic."""
 
     threshold: float
-    rate: Annotated[Share, Field(description="of what has no match, at most this share is a `match`")]
-    recall: Annotated[Share, Field(description="of what has a match, this share is found")]
+    rate: Annotated[Share, Field(description="of queries without a match, at most this share is a `match`")]
+    recall: Annotated[Share, Field(description="of queries with a match, this share finds it")]
 
 
-class FalseFlagPoint(_Closed):
-    """What a threshold on κ would promise."""
+class FalseFlagPoint(Answer):
+    """The rate of a threshold on κ."""
 
     kappa: Kappa
     rate: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
 
 
-class HistogramFields(_Closed):
-    """How often values lay between two edges."""
+class HistogramFields(Answer):
+    """How often values lie between two edges."""
 
-    counts: list[Count]
-    edges: Annotated[list[float], Field(description="one more than counts")]
+    counts: Sequence[Count]
+    edges: Annotated[Sequence[float], Field(description="one more than counts")]
 
 
-class ReliabilityFields(_Closed):
-    """How often first hits were right, by bins of their probability."""
+class ReliabilityFields(Answer):
+    """How often first hits are right, by bins of their probability; null for an empty bin."""
 
     confidence: list[Share | None]
     accuracy: list[Share | None]
     count: list[Count]
 
 
-class CalibrationResponse(_Closed):
-    """Which rates thresholds promise, and how the calibration was made."""
+class CalibrationResponse(Answer):
+    """The rates that thresholds promise, and how the calibration was made."""
 
-    threshold: SearchThresholds | None
+    threshold: SearchThresholds
     gallery_size: Count
-    accept: Annotated[str, Field(description=_ACCEPT)]
+    accept: Accept
     accept_name: Annotated[str, Field(description="in words")]
     share_without_match: Share | None
     false_accept: list[FalseAcceptPoint]
     false_flag: list[FalseFlagPoint]
     kappa: HistogramFields
     reliability: ReliabilityFields
-    depth: Annotated[int | None, Field(description="how many hits hold a match but for `conformal_miss`")]
-    facts: Annotated[dict[str, Any], Field(description="of how it was made")]
+    depth: Annotated[int | None, Field(description="hits that hold a match, except for a share of `conformal_miss`")]
+    facts: Annotated[dict[str, Any], Field(description="about how it was made")]
 
 
-class ErrorResponse(_Closed):
-    """What was wrong, and what is allowed."""
+class ErrorResponse(Answer):
+    """The error of a request, and what is allowed."""
 
     error: str
     allowed: Any
@@ -429,17 +386,17 @@ _adapter = cache(TypeAdapter)
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
-    """Whether JSON that was read is of one of the kinds that are asked for.
+    """Validate a request that was read from JSON.
 
     Args:
-        content: what was read.
+        content: the JSON value.
         kind: `EmbeddingRequest`, `ItemRequest`, `PairRequest`, `TextItemRequest` or `TextRequest`.
 
     Returns:
-        It, as that kind.
+        The content, as that kind.
 
     Raises:
-        ServiceError: 422, in pydantic's words for the first thing that is wrong; allowed is what OpenAPI says.
+        ServiceError: 422, with pydantic's message for the first error; allowed is the schema of OpenAPI.
     """
     try:
         return _adapter(kind).validate_python(content)
@@ -452,7 +409,7 @@ def checked(content: Any, kind: type[Any]) -> Any:
 
 @cache
 def schema_of(kind: type[Any]) -> dict[str, Any]:
-    """The schema of a request, with that of each of its parts in its place: OpenAPI keeps none beside it."""
+    """The JSON schema of a request, with each reference replaced by the schema that it names."""
     schema = _adapter(kind).json_schema()
     parts = schema.pop("$defs", {})
 
@@ -477,41 +434,22 @@ def _answer(kind: type[Any], description: str, *statuses: int) -> Responses:
 
 
 SEARCHED = _answer(SearchResponse, "the decision, what it rests on, and the nearest items")
-VERIFIED = _answer(VerifyResponse, "whether they are the same, null where that cannot be judged")
-ENROLLED = _answer(EnrolResponse, "the id was there; this is its item now") | _answer(
-    EnrolResponse, "the id is new", 201
-)
+VERIFIED = _answer(VerifyResponse, "whether they are the same; null where that cannot be judged")
+ENROLLED = _answer(EnrolResponse, "the id existed; this is its item now") | _answer(EnrolResponse, "the id is new", 201)
 FOUND = _answer(ItemResponse, "the item")
-LISTED = _answer(ListResponse, "items, and behind which id the next page begins; null at the end")
+LISTED = _answer(ListResponse, "items, and the id after which the next page begins; null at the end")
 DELETED = _answer(DeleteResponse, "it is gone")
 THUMBNAIL: Responses = {
     200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
-    304: {"description": "it is still the one of the ETag in If-None-Match"},
+    304: {"description": "it still has the ETag in If-None-Match"},
 }
-SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with; none where it has none")
+SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with, or none")
 SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the file of an image"}}
 METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-REFUSALS = _answer(
-    ErrorResponse,
-    "what was wrong, and what is allowed",
-    400,
-    401,
-    404,
-    405,
-    408,
-    409,
-    413,
-    415,
-    421,
-    422,
-    500,
-    503,
-    507,
-)
-
-
+_REFUSED = (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
+REFUSALS = _answer(ErrorResponse, "what was wrong, and what is allowed", *_REFUSED)
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "the key, where the service was started with one"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},

@@ -65,20 +65,20 @@ def test_steps_of_the_accept_threshold_are_of_rate_and_of_recall(made: Calibrati
     for calibration in (many, made, few):
         summary = Responder(calibration, 3).summary
         assert summary is not None
-        rows = summary["false_accept"]
-        assert summary["accept"] == calibration.accept
-        assert summary["share_without_match"] == 0.5
-        assert rows == sorted(rows, key=lambda row: row["threshold"])
-        assert calibration.accept_above in [row["threshold"] for row in rows]
+        rows = summary.false_accept
+        assert summary.accept == calibration.accept
+        assert summary.share_without_match == 0.5
+        assert rows == sorted(rows, key=lambda row: row.threshold)
+        assert calibration.accept_above in [row.threshold for row in rows]
         for row in rows:
-            assert row["rate"] == calibration.false_accepts.rate(row["threshold"])
-            assert row["recall"] == calibration.recall(row["threshold"])
-        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+            assert row.rate == calibration.false_accepts.rate(row.threshold)
+            assert row.recall == calibration.recall(row.threshold)
+        assert json.loads(summary.to_json())["gallery_size"] == calibration.gallery_size
     summary = Responder(many, 3).summary
     assert summary is not None
-    place = [row["threshold"] for row in summary["false_accept"]].index(many.accept_above)
-    assert 0.3 < place / len(summary["false_accept"]) < 0.7
-    recall = [row["recall"] for row in summary["false_accept"][place:]]
+    place = [row.threshold for row in summary.false_accept].index(many.accept_above)
+    assert 0.3 < place / len(summary.false_accept) < 0.7
+    recall = [row.recall for row in summary.false_accept[place:]]
     assert max(before - after for before, after in pairwise(recall)) < 0.05
     assert recall[-1] == 0
 
@@ -95,7 +95,12 @@ def image(shared_engine: Engine) -> Query:
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
     hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
-    return json.loads(Responder(made, 3).answer(query, hits, described, k=10, size=60, **options).text)
+    return json.loads(Responder(made, 3).answer(query, hits, described, k=10, size=60, **options).to_json())
+
+
+def thresholds_of(responder: Responder) -> dict[str, Any]:
+    assert responder.thresholds is not None
+    return responder.thresholds.model_dump()
 
 
 def surest(engine: Engine, made: Calibration) -> Query:
@@ -112,7 +117,7 @@ def test_thresholds_are_those_in_force_for_the_query(
     made = replace(made, flag=flag)
     answer = said(shared_engine, made, image)
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (flag, flag)
-    assert answer["threshold"] == Responder(made, 3).thresholds
+    assert answer["threshold"] == thresholds_of(Responder(made, 3))
     answer = said(shared_engine, made, replace(image, features=None))
     of_vectors = "kappa" if flag == "kappa" else "mean_cosine"
     assert (answer["flagged_by"], answer["threshold"]["flag"]) == (of_vectors, of_vectors)
@@ -126,7 +131,7 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for query in (image, replace(image, features=None)):
         hits = Hits(none, nothing, nothing)
-        answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).text)
+        answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).to_json())
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)
         assert answer["threshold"]["flag_above"] == made.detector.conformal_scores(in_force).threshold(made.targets.ood)
@@ -164,7 +169,7 @@ def test_a_first_hit_without_a_label_is_accepted_alone(shared_engine: Engine, ma
     query = surest(shared_engine, made)
     hits, described = shared_engine.gallery.search(query.embedding, 10)
     unlabelled = {key: replace(info, label="") for key, info in described.items()}
-    body = json.loads(Responder(accepting_all(made), 3).answer(query, hits, unlabelled, k=10, size=60).text)
+    body = json.loads(Responder(accepting_all(made), 3).answer(query, hits, unlabelled, k=10, size=60).to_json())
     assert body["decision"] == "match"
     assert [hit["accepted"] for hit in body["hits"]] == [True] + [False] * 9
 
@@ -190,7 +195,7 @@ def test_a_cosine_that_decides_is_the_statistic(shared_engine: Engine, made: Cal
     assert (answer["accept"], answer["threshold"]["accept"]) == ("cosine", "cosine")
     assert answer["statistic"] == pytest.approx(answer["hits"][0]["score"])
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
-    body = json.loads(Responder(made, 3).answer(image, Hits(none, nothing, nothing), {}, k=10, size=0).text)
+    body = json.loads(Responder(made, 3).answer(image, Hits(none, nothing, nothing), {}, k=10, size=0).to_json())
     assert (body["statistic"], body["false_accept"], body["decision"]) == (None, 1, body["decision"])
     assert body["decision"] != "match"
 
@@ -232,16 +237,18 @@ def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Que
     assert made.verifier is not None
     responder = Responder(replace(made, flag="combined"), 3)
     threshold = {"accept_above": made.verifier.impostors.threshold(0.1), "kappa_below": made.kappa_below}
-    assert responder.verify(image, image)["threshold"] == threshold | {"far": 0.1, "ood": 0.1}
+    pair = responder.verify(image, image).threshold
+    assert pair is not None
+    assert pair.model_dump() == threshold | {"far": 0.1, "ood": 0.1}
     for kappa, decision in ((made.kappa_below / 2, "abstain"), (made.kappa_below * 2, "match")):
         one = Query(embedding_of(image.embedding.mean[0], kappa))
         other = Query(embedding_of(image.embedding.mean[0], made.kappa_below * 2))
-        assert responder.verify(one, other)["decision"] == decision
+        assert responder.verify(one, other).decision == decision
 
 
 def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query) -> None:
     for calibration in (None, replace(made, verifier=None), replace(made, targets=Targets(far=1e-9, ood=0.1))):
-        answer = Responder(calibration, 3).verify(image, image)
+        answer = json.loads(Responder(calibration, 3).verify(image, image).to_json())
         assert answer["score"] == pytest.approx(1)
         assert {answer[name] for name in ("same", "decision", "probability", "far", "threshold")} == {None}
 
@@ -265,7 +272,7 @@ def test_an_answer_says_in_words_why_a_query_is_uncertain(
     for row in (doubts.index(words) for words in set(doubts)):
         query = Query(embeddings[row : row + 1])
         hits, infos = shared_engine.gallery.search(query.embedding, 2)
-        answer = json.loads(responder.answer(query, hits, infos, k=2, size=60).text)
+        answer = json.loads(responder.answer(query, hits, infos, k=2, size=60).to_json())
         assert answer["doubt"] == doubts[row]
         parts = {name: float(values[row]) for name, values in embeddings.parts().items()}
         assert {name: answer[name] for name in parts} == parts
@@ -274,7 +281,7 @@ def test_an_answer_says_in_words_why_a_query_is_uncertain(
         responder.answer(image, hits, infos, k=2, size=60),
         Responder(made, 3).answer(query, hits, infos, k=2, size=60),
     ):
-        body = json.loads(nothing.text)
+        body = json.loads(nothing.to_json())
         assert {body[name] for name in ("doubt", *parts)} == {None}
 
 
@@ -283,5 +290,5 @@ def test_images_and_embeddings_are_searched_in_one_batch(shared_engine: Engine, 
     sampled = Query(replace(image.embedding, mean_samples=8))
     sent = Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 10.0))
     jobs = [_Search(query, 2) for query in (image, sent, sampled)]
-    kappas = [json.loads(answer.text)["kappa"] for answer in shared_engine._search(jobs)]
+    kappas = [answer.kappa for answer in shared_engine._search(jobs)]
     assert kappas == [job.query.kappa for job in jobs]

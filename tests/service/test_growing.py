@@ -22,9 +22,10 @@ from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images
 from lam.runs.search import search
-from lam.service.answers import Answer, Query
+from lam.service.answers import Query
 from lam.service.engine import Engine, _Search, embedding_of
 from lam.service.hangups import hangups_served, hangups_waiting
+from lam.service.models import SearchResponse
 from tests.helpers import stored
 from tests.service.conftest import SMALL
 from tests.service.serving import ROOT
@@ -146,8 +147,8 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
     monkeypatch.setattr(engine.gallery, "search", meanwhile)
     job = _Search(Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 1e4)), 1)
     first, second = (engine._search([job])[0] for _ in range(2))
-    assert isinstance(first, Answer)
-    assert isinstance(second, Answer)
+    assert isinstance(first, SearchResponse)
+    assert isinstance(second, SearchResponse)
     assert first.decision is None
     assert second.decision is not None
 
@@ -185,7 +186,7 @@ def test_items_that_were_lost_are_told(engine: Engine, capsys: pytest.CaptureFix
     engine.gallery.close()
     (engine.run.folder / GALLERY / FILE).unlink()
     assert main(["calibrate", str(engine.run.folder), *TARGETS]) == 1
-    assert "items.sqlite is missing or empty, and there was one" in capsys.readouterr().err
+    assert "items.sqlite is missing or empty, but existed" in capsys.readouterr().err
     assert main(["serve", str(engine.run.folder), "--port", "0"]) == 1
     assert "restore it from a copy, or delete" in capsys.readouterr().err
 

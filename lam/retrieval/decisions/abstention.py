@@ -78,6 +78,7 @@ class SearchDecisions(Decisions):
         false_accept: (Q,) share of calibration queries without a match whose statistic is as high.
         accept: Q names of the statistic: `probability`, or a score.
         accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
+        flag_above: (Q,) an `ood_score` above this is flagged.
     """
 
     p_known: Float[Tensor, " Q"]
@@ -86,6 +87,7 @@ class SearchDecisions(Decisions):
     false_accept: Float[Tensor, " Q"]
     accept: tuple[str, ...]
     accept_above: Float[Tensor, " Q"]
+    flag_above: Float[Tensor, " Q"]
 
 
 def decision_codes(

@@ -250,6 +250,7 @@ class Calibration:
             false_accept=false_accept.to(on),
             accept=(acceptance.accept,) * len(hits),
             accept_above=(none + accept_above).to(on),
+            flag_above=(none + flag_above).to(on),
             score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
             ood_score=ood_score,
             p_value=self.detector.conformal_scores(in_force.flag).p_values(ood_score),

@@ -1,0 +1,41 @@
+"""From hits to a decision: the command line, the service and Python take this one way."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.abstention import SearchDecisions
+from lam.retrieval.index.hits import Hits, label_numbers
+from lam.vmf.embeddings import Embeddings
+
+PValues = tuple[float, float] | None
+"""p-values of "the class is new" and of "the class is in the gallery", see `Calibration.unseen_p_values`."""
+
+
+def decide(
+    calibration: Calibration,
+    queries: Embeddings,
+    features: Float[Tensor, "Q P"] | None,
+    hits: Hits,
+    labels: Sequence[Sequence[str]],
+    *,
+    gallery_size: int,
+) -> tuple[SearchDecisions, list[PValues]]:
+    """Decide Q queries by their hits, and tell how new their classes are.
+
+    Args:
+        calibration: of the run.
+        queries: Q embeddings.
+        features: (Q, P); None where clients sent embeddings.
+        hits: at least `N_HITS` a query, or all that the gallery holds.
+        labels: Q lists with the label of each hit; empty where a hit has none.
+        gallery_size: of the gallery that was searched.
+
+    Raises:
+        ValueError: as `Calibration.decide`.
+    """
+    numbers, first = label_numbers(labels), [row[0] if row else "" for row in labels]
+    decisions = calibration.decide(hits, queries, features=features, labels=numbers, gallery_size=gallery_size)
+    return decisions, calibration.unseen_p_values(decisions.score, first)

@@ -1,15 +1,10 @@
-"""The items that a run searches among: how images become items, and the one durable store that they live in.
+"""The items of a run: images and texts become items, SQLite keeps them, an index of FAISS or Milvus follows.
 
-item.py         one item, what its parts may be, its content hash
-image_list.py   lists of images as tables
-shards.py       embeddings of a folder as files
-embed.py        images of folders and lists, embedded
-enrolment.py    embedded images as items: ids, the gate for uncertain ones, fusion
-fusing.py       one more image fused into an item
-store.py        the items on disk: SQLite, durable before anything is acknowledged
-local_index.py  the FAISS index that follows the store
-remote_index.py a Milvus collection that follows it, behind a circuit breaker
-gallery.py      store and index, one for the other: written together, searched while that happens
-snapshot.py     the items of one moment, read beside whoever writes
-refusal.py      what is refused, by kind
+item, fusing        an item, its limits and its content hash; one more image fused into it
+embed, shards       files embedded; embeddings of folders as files
+image_list, enrolment   lists of images; embedded images as items
+store, snapshot     the durable items; the items of one moment, read beside a writer
+local_index, remote_index, gallery   the index of this process or of Milvus, and the store with its index
+decide              from hits to a decision
+damaged, refusal    files that cannot be read; refused operations
 """

@@ -1,4 +1,4 @@
-"""Image files that cannot be read: one pass finds all, and lists them with their reasons or leaves them out."""
+"""Damaged image files: one pass finds all of them, lists them with reasons, and fails or leaves them out."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from lam.utils.notes import Note
 
 BATCH = 64
 MANY_FILES = 1000
-"""From so many on a progress bar is shown."""
+"""More files than this show a progress bar."""
 
 Items = TypeVar("Items", bound=Dataset)
 Result = TypeVar("Result")
@@ -30,18 +30,18 @@ Result = TypeVar("Result")
 def read_images(
     files: Sequence[tuple[Path, Preprocessing]], use: Callable[[Path, Tensor], Result], *, progress: bool = True
 ) -> tuple[list[Result], dict[Path, str]]:
-    """Decode image files in threads, exactly as they are read later.
+    """Decode image files in threads, with their preprocessing.
 
     Args:
         files: paths, each with its preprocessing.
-        use: what to make of a path and the tensor of its image.
-        progress: show a progress bar on standard error, from `MANY_FILES` files on.
+        use: a function of a path and the tensor of its image.
+        progress: show a progress bar on standard error, for more than `MANY_FILES` files.
 
     Returns:
-        What `use` made of the readable files, in order, and the reason of each file that is damaged.
+        The results of `use` for readable files, in order, and the reason for each damaged file.
     """
     hidden = not progress or len(files) <= MANY_FILES
-    made, damaged = list[Result](), dict[Path, str]()
+    results, damaged = list[Result](), dict[Path, str]()
 
     def read(file: tuple[Path, Preprocessing]) -> tuple[Result | None, str | None]:
         path, preprocessing = file
@@ -51,23 +51,23 @@ def read_images(
             return None, str(error)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside of Python's lock
-        results = tqdm(pool.map(read, files), total=len(files), desc="checking", unit="image", disable=hidden)
-        for (path, _), (result, reason) in zip(files, results, strict=True):
+        done = tqdm(pool.map(read, files), total=len(files), desc="checking", unit="image", disable=hidden)
+        for (path, _), (result, reason) in zip(files, done, strict=True):
             if reason is None:
-                made.append(result)  # pyright: ignore[reportArgumentType]
+                results.append(result)  # pyright: ignore[reportArgumentType]
             else:
                 damaged[path] = reason
-    return made, damaged
+    return results, damaged
 
 
 @dataclass
 class DamagedFiles:
-    """Image files that cannot be read: what shall become of them, and those that were met so far.
+    """The damaged files that were found so far, and their treatment.
 
     Attributes:
-        listed: the CSV file that shall list them, with columns path and reason; None for no list.
-        skip: go on without them, in place of refusing all.
-        reasons: why each cannot be read, by path.
+        listed: the CSV file to list them in, with columns path and reason; None for no list.
+        skip: go on without them, instead of an error.
+        reasons: by path.
     """
 
     listed: Path | None = None
@@ -75,36 +75,36 @@ class DamagedFiles:
     reasons: dict[Path, str] = field(default_factory=dict)
 
     def settle(self, n_files: int) -> None:
-        """After all files were read, list the damaged ones, and refuse them or say that they are left out.
-
-        Args:
-            n_files: the number of files that were read.
+        """After the last of `n_files` files, list the damaged ones, and fail or warn.
 
         Raises:
-            ValueError: if there are any that shall not be skipped, or no other.
+            ValueError: for damaged files that are not skipped, or if all are damaged.
         """
         if not self.reasons:
             return
-        said = f"{len(self.reasons)} of {n_files} images cannot be read"
+        message = f"{len(self.reasons)} of {n_files} images cannot be read"
         if self.listed is not None:
             write_damaged(self.reasons, self.listed)
-            said += f", all listed in {self.listed}"
-        said += f": {next(iter(self.reasons.values()))}"
+            message += f", all listed in {self.listed}"
+        message += f": {next(iter(self.reasons.values()))}"
         if not self.skip:
-            raise ValueError(f"{said}; replace or remove them, or leave them out with --skip-damaged")
+            raise ValueError(f"{message}; replace or remove them, or leave them out with --skip-damaged")
         if len(self.reasons) == n_files:
-            raise ValueError(said)
-        warnings.warn(f"{said}; they are left out", Note, stacklevel=2)
+            raise ValueError(message)
+        warnings.warn(f"{message}; they are left out", Note, stacklevel=2)
 
 
 class ImageBatches:
-    """Inputs of a network from image files, in batches, without files that are damaged.
+    """Batches of network inputs from image files, without damaged files.
 
     Args:
         files: their paths.
-        preprocessing: what makes inputs of them.
-        damaged: receives the damaged ones, and settles them after the last batch.
-        goes_on: whether batches follow a damaged file; by default where it is skipped. The others are read in any case.
+        preprocessing: from a file to an input.
+        damaged: collects the damaged files, and settles them after the last batch.
+        goes_on: whether batches follow a damaged file; by default `damaged.skip`. All files are read in any case.
+
+    Attributes:
+        read: the readable files of all batches so far, in order.
     """
 
     def __init__(
@@ -120,7 +120,6 @@ class ImageBatches:
         self._preprocessing, self._damaged = preprocessing, damaged
         self._goes_on = damaged.skip if goes_on is None else goes_on
         self.read = list[Path]()
-        """The readable files of all batches so far, in order."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -137,7 +136,7 @@ class ImageBatches:
 
 
 def readable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images whose files can be read; all are tried.
+    """The images with readable files; all files are tried.
 
     Raises:
         ValueError: as `DamagedFiles.settle`.
@@ -159,7 +158,7 @@ def write_damaged(damaged: Mapping[Path, str], listed: Path) -> None:
 
 
 def read_damaged(listed: Path) -> frozenset[str]:
-    """Paths in such a list; none if there is no list."""
+    """The paths of such a list; empty without a list."""
     if not listed.is_file():
         return frozenset()
     with listed.open(newline="", encoding="utf-8") as lines:
@@ -167,10 +166,10 @@ def read_damaged(listed: Path) -> frozenset[str]:
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items whose files are not among these paths.
+    """The items without those whose files have these paths.
 
     Raises:
-        ValueError: if none is left.
+        ValueError: if no item is left.
     """
     kept = [row for row, path in enumerate(items.files) if path_key(path) not in damaged]
     if not damaged or not items.files or len(kept) == len(items):
@@ -181,5 +180,5 @@ def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
 
 
 def path_key(path: Path) -> str:
-    """The path as the list has it: without what is no text."""
+    """The path as the list writes it, without bytes that are no text."""
     return str(path).encode(errors="replace").decode()

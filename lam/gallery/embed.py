@@ -36,22 +36,21 @@ def embed_items(
     damaged: DamagedFiles | None = None,
     progress: bool = True,
 ) -> EmbeddedItems:
-    """Embed what would be indexed: the images of a folder, with class sub-folders or without, or the texts of a file.
+    """Embed the images of a folder, with or without class sub-folders, or the texts of a file, as for `lam index`.
 
-    Of questions with answers these are the answers. A warning says how many texts are longer than the network reads.
+    Of questions with answers, the answers are embedded. A warning counts texts that are longer than the network reads.
 
     Args:
         encoder: of a run.
-        source: the folder; or, of an encoder of texts, a table of them, see `Table.read`.
-        columns: of the file.
-        shard: which of them; by default all.
-        calibration: of the run, by whose flag it is told which cannot be judged.
-        damaged: what to do with image files that cannot be read; refused by default.
+        source: a folder; for an encoder of texts a table, see `Table.read`.
+        columns: of the table.
+        shard: the part to embed; by default all.
+        calibration: of the run; its flag marks items that it cannot judge.
+        damaged: collects damaged image files; an error by default.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for a shard without an image, damaged files, or an id, a label or metadata that no item can have;
-            and as `read_items`.
+        ValueError: for a shard without images, damaged files, an invalid id, label or metadata; and as `read_items`.
     """
     items = read_items(encoder, source, columns).candidates
     damaged = DamagedFiles() if damaged is None else damaged
@@ -72,7 +71,7 @@ def embed_items(
 
 
 def takes_texts(encoder: Encoder) -> bool:
-    """Whether inputs of an encoder are texts."""
+    """Whether the inputs of an encoder are texts."""
     return isinstance(encoder.preprocessing, TextPreprocessing)
 
 
@@ -84,25 +83,25 @@ def read_items(
     labelled: bool = False,
     damaged: DamagedFiles | None = None,
 ) -> FolderImages | Texts:
-    """The images of a folder, as `lam.datasets.folder.read` has them, or, for an encoder of texts, those of a file.
+    """The images of a folder (`lam.datasets.folder.read`), or the texts of a file (`lam.datasets.texts.read`).
 
-    A warning says how many texts are longer than the network reads.
+    A warning counts texts that are longer than the network reads.
 
     Args:
         encoder: of a run.
-        source: the folder or file.
+        source: a folder; for an encoder of texts a file.
         columns: of the file.
         labelled: whether every image or text must have a label.
-        damaged: what to do with image files that cannot be read, each of which is then tried; None to try none.
+        damaged: collects damaged image files, after each file is tried; None tries none.
 
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, a folder in place of a file,
-            columns of images, or damaged files; and as these functions.
+        ValueError: for an encoder without preprocessing, a folder of texts, columns of images, or damaged files; and as
+            these functions.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
         return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
     if columns is not None:
-        raise ValueError("columns are those of a file of texts, and this run takes images")
+        raise ValueError("this run takes images, which have no columns: leave columns out")
     preprocessing = preprocessing_of(encoder, Preprocessing)
     images = datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
     return images if damaged is None else readable(images, damaged)
@@ -133,7 +132,7 @@ def _sources(items: FolderImages | Texts) -> list[SourceImage]:
 
 
 def _relative(paths: Sequence[str]) -> list[str]:
-    """Paths from the folder that all are in."""
+    """Paths relative to their common folder."""
     root = os.path.commonpath(paths)
     return [os.path.relpath(path, root) for path in paths]
 
@@ -141,19 +140,19 @@ def _relative(paths: Sequence[str]) -> list[str]:
 def embed_images(
     encoder: Encoder, images: Sequence[SourceImage], *, damaged: DamagedFiles | None = None, progress: bool = True
 ) -> tuple[list[SourceImage], Embeddings]:
-    """Embed images of a list, as `lam.gallery.image_list.read_list` reads it.
+    """Embed the images of a list, see `lam.gallery.image_list.read_list`.
 
     Args:
         encoder: of a run.
-        images: their files.
-        damaged: what to do with files that cannot be read; refused by default.
+        images: of the list.
+        damaged: collects damaged files; an error by default.
         progress: show a progress bar on standard error.
 
     Returns:
-        The images that were read, and their embeddings.
+        The readable images, and their embeddings.
 
     Raises:
-        ValueError: for an encoder that does not know how an image becomes an input, or damaged files.
+        ValueError: for an encoder without preprocessing, or damaged files.
     """
     damaged = DamagedFiles() if damaged is None else damaged
     files = [Path(image.path) for image in images]
@@ -163,14 +162,10 @@ def embed_images(
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
-    """How an image, or a text, becomes an input of an encoder.
-
-    Args:
-        encoder: of a run.
-        kind: of what shall become an input: `Preprocessing` of images, `TextPreprocessing` of texts.
+    """The preprocessing of an encoder, which must be of this kind.
 
     Raises:
-        ValueError: where the encoder does not know it, or takes the other kind.
+        ValueError: for an encoder without preprocessing, or of the other kind.
     """
     preprocessing = encoder.preprocessing
     if preprocessing is None:
@@ -182,7 +177,7 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
 
 
 def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: str) -> bool:
-    """Whether only the beginning of a text is read: as an input, or by the network."""
+    """Whether the input, or the network, holds only the beginning of a text."""
     return preprocessing.is_cut(text) or sentences.is_cut(network, text)
 
 

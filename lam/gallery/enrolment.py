@@ -1,7 +1,6 @@
-"""From embedded images to items: their ids, the gate for uncertain images, and fusion of what has one id.
+"""From embedded images to items: ids, the gate for uncertain images, and fusion of images of one id.
 
-The id of an image is the one that its list gives it, or else its number by content. Reading images and lists, and
-storing the items, is done elsewhere.
+The id of an image is the one of its list, or else its number by content.
 """
 
 import hashlib
@@ -34,17 +33,17 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True)
 class SourceImage:
-    """An image that shall be indexed.
+    """An image to index.
 
     Attributes:
         path: its file.
-        label: what it shows; empty where that is not known.
+        label: its class, or the empty label.
         content: its id by content.
-        listed_id: the stable id that a list gives it, if any.
-        metadata: whatever else the list says.
+        listed_id: the id in its list, if any.
+        metadata: other columns of the list.
 
     Raises:
-        ValueError: for an id that is none, or a label or metadata that are too long or no Unicode.
+        ValueError: for an invalid id, label or metadata.
     """
 
     path: str
@@ -67,18 +66,18 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """The id of its item, where images are not fused by label."""
+        """The id of its item, unless images are fused by label."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What goes into a gallery.
+    """Items for a gallery.
 
     Attributes:
-        items: in the order of each one's first image.
+        items: in the order of their first images.
         embeddings: of the items.
-        uncertain: path and κ of every image below the flag.
+        uncertain: path and κ of each image below the flag.
     """
 
     items: tuple[Item, ...]
@@ -89,7 +88,7 @@ class Enrolled:
         return len(self.items)
 
     def with_thumbnails(self) -> "Enrolled":
-        """With a thumbnail of each item whose first image is a file."""
+        """The same with a thumbnail for each item whose first image is a file."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
@@ -101,23 +100,22 @@ def enrol(
     skip_uncertain: bool = False,
     fuse: bool = False,
 ) -> Enrolled:
-    """Gate, and drop or fuse what belongs to one id; the order is that of each id's first image.
+    """Make one item of each id, in the order of first images.
 
-    Images of one identity, the same stable id or, without one, the same label, are fused as by
-    `lam.retrieval.fuse_identities` with errors that are wholly shared, so that κ does not rise by their number.
-    The item has the first image's metadata; the same image twice counts once. A warning says where it was to have
-    several labels, of which the first is kept.
+    Images of one identity have the same listed id or, without one, the same label. `lam.retrieval.fuse_identities`
+    fuses them with wholly shared errors, so that κ does not rise with their number. The same image counts once, and the
+    item has the metadata of the first. Without fusion an item keeps the first of several labels, with a warning.
 
     Args:
-        images: N of them.
-        embeddings: of those.
-        flag_below: the κ below which an image is uncertain; None for no gate.
+        images: N images.
+        embeddings: of the images.
+        flag_below: an image with a κ below this is uncertain; None for no gate.
         skip_uncertain: leave uncertain images out.
-        fuse: make one item of each identity, instead of one of each image.
+        fuse: make one item of each identity, instead of each image.
 
     Raises:
-        ValueError: where no image is left; for embeddings that an index cannot hold; or, fusing, for an image without
-            id or label, or labels that differ within one identity.
+        ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without id
+            and label, or an identity with several labels.
     """
     kappa = embeddings.kappa.tolist()
     is_uncertain = [flag_below is not None and value < flag_below for value in kappa]
@@ -146,14 +144,13 @@ def enrol(
 
 
 def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
-    """Say which items several rows with different labels become."""
     labels = {rows[0]: list(dict.fromkeys(images[row].label for row in rows)) for rows in groups}
     if several := {row: names for row, names in labels.items() if len(names) > 1}:
         row, (label, other, *_) = next(iter(several.items()))
-        stand = "1 item stands" if len(several) == 1 else f"{len(several)} items stand"
+        items = "1 item has" if len(several) == 1 else f"{len(several)} items have"
         warnings.warn(
-            f"{stand} under several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
-            "ids in a list keep them apart",
+            f"{items} several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
+            "give them ids in a list to keep them apart",
             stacklevel=3,
         )
 
@@ -168,7 +165,7 @@ def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str
 def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
-    """The item of images of one id, of which each one's κ is known."""
+    """The item of images of one id, with the κ of each."""
     contents, paths = packed([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:
@@ -188,7 +185,7 @@ def _fused_id(image: SourceImage) -> str:
 
 
 def _different(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
-    """The rows of one id, the same image once."""
+    """The rows of one id, without repeated images."""
     first = images[rows[0]]
     for row in rows:
         if images[row].label != first.label:
@@ -203,7 +200,7 @@ def _different(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
 
 
 def _fused(embeddings: Embeddings, counts: list[int]) -> tuple[Embeddings, list[float]]:
-    """One embedding for every so many, and how far those agree."""
+    """Fuse consecutive groups of these sizes; their embeddings and mean resultant lengths."""
     if max(counts) == 1:
         return embeddings, [1.0] * len(counts)
     groups = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))

@@ -1,8 +1,7 @@
 """Images of one identity as one item, fused one after the other while serving.
 
-The density of an item is a product, so that its images need not be kept: the sums Σ κμ, Σ κ and Σ √κ in float64 are all
-that fusing goes on from, whatever the order. The formula is that of `lam.retrieval.index.fusion`, with errors that
-are wholly shared, as `lam index` has it.
+The density of an item is a product of vMF densities, so that the sums Σ κμ, Σ κ and Σ √κ in float64 suffice, in
+any order. The formula is that of `lam.retrieval.index.fusion` with wholly shared errors, as in `lam index`.
 """
 
 import json
@@ -21,20 +20,20 @@ _BYTES = 8
 
 
 def fuse(known: Item, image: Item) -> Item:
-    """Fuse an image into an item, to what `fuse_identities` makes of all its images at once.
+    """Fuse an image into an item, equal to `fuse_identities` of all images at once.
 
-    The same image twice counts once. Where images cancel, κ is 0 and the direction stays what it was. Label, metadata
-    and thumbnail are those of the first image that had them.
+    The same image counts once. Where images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail are
+    those of the first image that has them.
 
     Args:
-        known: the item that is there.
-        image: of one image, whose content is known.
+        known: the item in the gallery.
+        image: an item of one image with a known content.
 
     Returns:
-        The item with the image; the item as it was, where it holds that image.
+        The fused item; `known` if it holds the image already.
 
     Raises:
-        Refusal: conflict, for a label or metadata that differ, or an item that is full.
+        Refusal: conflict, for another label or metadata, or a full item.
     """
     _refuse_another(known, image)
     if _holds(known, image):
@@ -78,12 +77,12 @@ def _refuse_another(known: Item, image: Item) -> None:
 
 
 def _beside_text(item: Item) -> dict[str, Any]:
-    """Its metadata, without the text that it is: the texts of one item differ."""
+    """Its metadata without the text: the texts of one item differ."""
     return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
 
 
 def _holds(known: Item, image: Item) -> bool:
-    """Whether the image is one of the item's; where one of those is not known by content, the item's id may say so."""
+    """Whether the item holds the image, by contents; where one is unknown, the item's id may be that content."""
     contents, content = known.images.contents, image.images.contents
     ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
     is_incomplete = len(ids) < known.images.count

@@ -1,8 +1,8 @@
-"""Store and index, one for the other: what is written goes to disk first, then into the index, then is acknowledged.
+"""A store and its index: a change goes to disk first, then into the index, and is then acknowledged.
 
-Between the first two steps the index may hold what the store no longer does. A search that meets such an item waits
-until the index has followed and looks again; no other search waits for the disk. The index is a cache, of this process
-(`lam.gallery.local_index`) or of a Milvus server (`lam.gallery.remote_index`).
+In between, the index may hold an item that the store has deleted. A search that finds such an item waits until the
+index has followed and searches again; no other search waits for the disk. The index is a cache, in this process
+(`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
 """
 
 import logging
@@ -44,16 +44,16 @@ _LOG = logging.getLogger(__name__)
 
 @contextmanager
 def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
-    """Open the items of a gallery, which no other process may meanwhile.
+    """Open the items of a gallery, and lock them against other processes.
 
     Args:
         folder: of the gallery.
-        make: make the folder and its file where they do not exist.
+        make: create a missing folder or file.
 
     Raises:
-        CorruptFileError: where the items were lost.
-        ValueError: where another process has it open, or it must exist and does not.
-        OSError: where it cannot be written.
+        CorruptFileError: for items that were lost.
+        ValueError: for a gallery that another process has open, or that is missing.
+        OSError: for one that cannot be written.
     """
     folder = Path(folder)
     if make:
@@ -65,7 +65,7 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
 
 
 def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat") -> None:
-    """Put what a run or `lam index` makes in the place of what was so made before; what was added while serving stays.
+    """Replace the items of a run or of `lam index`; items that were added while serving stay.
 
     A process that is killed leaves the old items or the new ones.
 
@@ -75,8 +75,8 @@ def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat"
         factory: the FAISS type of the index from now on.
 
     Raises:
-        ValueError: for a type that FAISS does not know, or that needs more items; nothing is then changed.
-        OSError: where there is no room.
+        ValueError: for a type that FAISS does not know, or that needs more items; nothing is changed.
+        OSError: for a full disk.
     """
     embeddings, cache = enrolled.embeddings, store.path.with_name(CACHE)
     index = Index(embeddings.dimension, factory)
@@ -94,22 +94,21 @@ def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat"
 
 
 class Gallery:
-    """The items of a run, searched by any thread while one other writes. One process at a time may have it open.
+    """The items of a run, searched by any thread while one thread writes. One process at a time may have it open.
 
     Args:
-        folder: of the gallery, which a run or `lam index` made: one that is not there was lost.
+        folder: of the gallery, made by a run or by `lam index`.
         dimension: of the embeddings.
-        drop_corrupt: delete rows that were altered, and go on without them.
-        index: how its own index searches, "flat" or "hnsw"; or the address of a Milvus collection that is searched in
-            place of it. By default the index has the type that the gallery was made with, which is flat unless
-            `lam index --factory` names another. Whatever it is, the items on disk are the same.
+        drop_corrupt: delete altered rows, and go on without them.
+        index: "flat", "hnsw" or the address of a Milvus collection. By default the type that the gallery was made with:
+            flat, unless `lam index --factory` named another. The items on disk are the same for all of them.
 
     Raises:
-        CorruptFileError: naming the file, and the rows, that were altered.
-        ValueError: for a gallery that is not there, where another process has it open, for another kind of index, or
-            for a collection that cannot be used.
-        ConnectionError: where Milvus does not answer when a collection is first used.
-        OSError: where the run cannot be written.
+        CorruptFileError: for altered rows or a lost file.
+        ValueError: for a missing gallery, one that another process has open, another kind of index, or a collection
+            that cannot be used.
+        ConnectionError: if Milvus does not answer when a collection is first used.
+        OSError: if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
@@ -120,7 +119,7 @@ class Gallery:
             self._store = resources.enter_context(open_store(folder, make=False))
             for item_id in self._store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", item_id)
-            self._store.erase_log()  # which may hold what a process deleted that then was killed
+            self._store.erase_log()  # a killed process may have left deleted items in it
             self._index = self._open_index(index)
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
@@ -130,12 +129,12 @@ class Gallery:
 
     @property
     def index(self) -> "Index | RemoteIndex":
-        """What is searched, whose ids are keys of the store; for measurements."""
+        """The index, whose ids are keys of the store; for measurements."""
         return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property
     def recall(self) -> Recall | None:
-        """How much a search finds of an exact one, as measured at the start; None where it is exact, or in Milvus."""
+        """Recall against an exact search, measured at the start; None for exact searches and Milvus."""
         return self._index.recall
 
     @property
@@ -144,43 +143,43 @@ class Gallery:
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo]]:
-        """Find the k nearest items of each query, as they are before a write or after it, and say what the hits are.
+        """The k nearest items of each query, before a concurrent write or after it.
 
         Returns:
-            Hits whose ids are keys, and what is behind each key.
+            Hits whose ids are keys, and information on each key.
 
         Raises:
-            Refusal: busy, where the index is elsewhere and does not answer.
+            Refusal: busy, if Milvus does not answer.
         """
         hits, infos, gone = self._search_once(queries, k)
         if gone:
             with self._writing:
                 hits, infos, gone = self._search_once(queries, k)
-                while gone:  # since a write that failed before the index had followed
+                while gone:  # a write that failed between store and index left them
                     self._index.apply(gone, {})
                     hits, infos, gone = self._search_once(queries, k)
         return hits, infos
 
     def get(self, item_id: str) -> Item | None:
-        """Look an item up by id."""
+        """The item of an id, or None."""
         return self._store.get(item_id)
 
     def page(self, *, after: str, limit: int) -> list[ItemInfo]:
-        """What the items behind an id are, by rising id; fewer, where together they have much metadata."""
+        """See `ItemStore.page`."""
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
-        """Put and delete items; they are on disk, and found or no longer found, when this returns.
+        """Put and delete items; when this returns, they are on disk, and found or no longer found.
 
-        Deleted items are erased from the store, its log, and the index with its cache. While an index that is elsewhere
-        does not answer, items are on disk, and found or erased once it does.
+        Deleted items are erased from the store, its log, and the index with its cache. While Milvus does not answer,
+        items are on disk, and the collection follows once it does.
 
         Returns:
-            What each operation did; for a deletion that is stored, but has yet to be followed somewhere, that it is
-            `busy`.
+            The effect of each operation. A deletion that is stored, but leaves traces that cannot be erased yet, is
+            refused as `busy`.
 
         Raises:
-            Refusal: full, where it could not be stored; nothing was changed.
+            Refusal: full, if the change could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
         if deleted:
@@ -194,7 +193,7 @@ class Gallery:
         return [unerased if isinstance(operation, str) else change for operation, change in pairs]
 
     def close(self) -> None:
-        """Write the cache of the index, if its type needs one, and let go of the folder."""
+        """Write the cache of the index, if its type needs one, and unlock the folder."""
         self._resources.close()
 
     def _open_index(self, index: str | None) -> "LocalIndex | RemoteIndex":
@@ -206,7 +205,7 @@ class Gallery:
         return RemoteIndex(index, self._store, self.dimension)
 
     def _unerased(self) -> Refusal | None:
-        """What is answered for deleted items that are left somewhere."""
+        """The refusal of a deletion that left traces, or None."""
         after = 1
         if not self._store.erase_log():
             where = "a reader of the database keeps its log, which still holds it"
@@ -219,14 +218,14 @@ class Gallery:
         return busy(f"the item is deleted and is not found again, but {where}", after=after)
 
     def _search_once(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
-        """Hits, what they are, and those of them that the store no longer holds."""
+        """Hits, information on them, and the keys that the store no longer holds."""
         hits = self._index.search(queries, k)
         keys = set(hits.ids.flatten().tolist())
         infos = self._store.hit_infos(keys)
         return hits, infos, keys - infos.keys()
 
     def _apply(self, changes: Sequence[Change | Refusal]) -> None:
-        """Bring the index to what the store now holds: a key that came and went within one batch never enters."""
+        """Bring the index to the store; a key that came and went within one batch never enters."""
         done = [change for change in changes if isinstance(change, Change)]
         gone = {key for change in done for key in change.removed}
         new = {

@@ -1,4 +1,4 @@
-"""Lists of images as tables: `path`, and if wanted `id`, `label` and columns of any other name, kept as metadata."""
+"""Lists of images as tables: `path`, optionally `id` and `label`; other columns become metadata."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ _SHOWN = 5
 
 
 def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceImage]:
-    """Read a list; paths that are not absolute count from the folder of the list, and empty fields say nothing.
+    """Read a list; relative paths start at its folder, and empty fields are left out.
 
     Args:
         path: a table; see `Table.read`.
-        repeated_ids: whether an id may stand in several lines.
+        repeated_ids: whether several lines may have one id.
 
     Raises:
-        ValueError: as `Table.read`; for a column without a name; with the line, for an empty path or a repeated id; for
-            images that do not exist, with their number and the first five; and as `SourceImage`.
+        ValueError: as `Table.read` and `SourceImage`; for a column without a name, an empty path, a repeated id, or
+            missing images.
     """
     path = Path(path)
     if not path.is_file():
@@ -60,6 +60,6 @@ def _refuse_repeated_ids(table: Table) -> None:
         first = lines.setdefault(item_id, line)
         if item_id and first != line:
             raise ValueError(
-                f"{table.path}, {table.unit} {line}: id {item_id!r} stands in {table.unit} {first} already; ids must "
+                f"{table.path}, {table.unit} {line}: id {item_id!r} is that of {table.unit} {first}; ids must "
                 "differ, unless images of one id are fused (--fuse)"
             )

@@ -1,4 +1,4 @@
-"""One item of a gallery, what its parts may be, and the hash that tells whether it is still what was stored."""
+"""One item of a gallery, the limits of its fields, and its content hash."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ ID_RULE = "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no s
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # places in a row
-_OF_ITEM = 7  # values of a row; the others are of its images
+_OF_ITEM = 7  # values of a row; the others are fields of `Images`
 _HEAD = struct.Struct("<dqdd???9q")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # which terminals obey; tabs and line breaks are text
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; not tabs and line breaks
 _ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 
 
@@ -30,12 +30,12 @@ class Images:
     """The images that an item was made of.
 
     Attributes:
-        count: how many there are.
-        resultant: how far their directions agree; 1 for one image.
-        least_kappa: the least of their κ; None for one image, or where it is not known.
-        contents: ids by content, eight bytes each, of those of which it is known.
-        paths: a list of their files as JSON; empty for what came over HTTP.
-        sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or where they are not known.
+        count: number of images.
+        resultant: mean resultant length of their directions; 1 for one image.
+        least_kappa: the least of their κ; None for one image, or if unknown.
+        contents: known ids by content, eight bytes each.
+        paths: a list of their files as JSON; empty for images from HTTP.
+        sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or if unknown.
     """
 
     count: int = 1
@@ -48,17 +48,17 @@ class Images:
 
 @dataclass(frozen=True)
 class Item:
-    """What is stored of an item.
+    """An item of a gallery.
 
     Attributes:
-        id: stable, chosen by whoever adds it.
-        vector: D float32 numbers, of length one, as bytes.
+        id: stable, chosen by the client.
+        vector: a unit vector of D float32 numbers, as bytes.
         kappa: its concentration.
-        label: what it shows; empty where that is not known.
-        metadata: whatever else is known, JSON.
+        label: its class, or the empty label.
+        metadata: a JSON object.
         thumbnail: a small picture, or None.
-        origin: `service`, or `index` for what a run or `lam index` put there, which the next `lam index` replaces.
-        images: what it was made of.
+        origin: `service`, or `index` for items of a run or of `lam index`, which the next `lam index` replaces.
+        images: those that it was made of.
     """
 
     id: str
@@ -72,12 +72,12 @@ class Item:
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> "Item":
-        """The item of which this is the `row`."""
+        """The item of a `row`."""
         return cls(*row[:_OF_ITEM], images=Images(*row[_OF_ITEM:]))
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """What a database holds of it: its fields, and in the place of `images` those of its images."""
+        """Its values in the database: its fields, with those of `images` in the place of `images`."""
         images = self.images
         return (
             self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,
@@ -86,22 +86,22 @@ class Item:
 
     @property
     def sha256(self) -> bytes:
-        """The hash of all of it."""
+        """Its content hash, see `hash_of`."""
         return hash_of(self.row)
 
     @property
     def embedding(self) -> np.ndarray:
-        """(D,) the vector as numbers."""
+        """(D,) its vector as numbers."""
         return np.frombuffer(self.vector, np.float32)
 
     @property
     def path(self) -> str:
-        """The file of its first image; empty where it came without."""
+        """The file of its first image, or the empty path."""
         return next(iter(json.loads(self.images.paths)), "")
 
     @property
     def text(self) -> str | None:
-        """The text that it is, which its metadata have under that name; None of an image."""
+        """Its text, which is in its metadata; None for an image."""
         text = json.loads(self.metadata).get("text")
         return text if isinstance(text, str) else None
 
@@ -112,7 +112,7 @@ class Item:
 
     @property
     def label_repeats_text(self) -> bool:
-        """Whether the label is the text, or its beginning, as classes are called after long answers."""
+        """Whether the label is the text, or its beginning, as classes of long answers are named."""
         beginning, cut, _ = self.label.partition("… (")
         return self.text is not None and (self.text.startswith(beginning) if cut else self.text == self.label)
 
@@ -123,7 +123,7 @@ class Item:
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
-    """The SHA-256 of an item's `row`: its numbers, the length of each text and of all bytes, and those themselves."""
+    """SHA-256 of an item's `row`: its numbers, then the lengths of texts and bytes, then these."""
     (
         item_id, vector, kappa, label, metadata, thumbnail, origin,
         count, resultant, least_kappa, contents, paths, sums,
@@ -140,7 +140,7 @@ def hash_of(row: Sequence[Any]) -> bytes:
 def content_id(content: bytes) -> int:
     """The number of an image by its content: the first 63 bits of the SHA-256 of its file.
 
-    It is the id of what comes without one, so that one image is one item whatever it is called.
+    It is the default id, so that one image is one item under any file name.
     """
     return number_of(hashlib.sha256(content).hexdigest())
 
@@ -161,12 +161,12 @@ def packed(contents: Iterable[int]) -> bytes:
 
 
 def checked_id(item_id: str) -> str:
-    """Refuse what cannot be an id.
+    """The id.
 
     Raises:
-        Refusal: invalid.
+        Refusal: invalid, for one that breaks `ID_RULE`.
     """
-    # `\w` has no combining marks: without them neither Hindi nor Thai is written, nor é as macOS writes it
+    # `\w` has no combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
     if _ID.fullmatch(letters) is None:
         raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
@@ -177,7 +177,7 @@ def checked_metadata(metadata: object) -> str:
     """Metadata as the JSON text that is stored.
 
     Raises:
-        Refusal: invalid, for what is no object, holds NaN or halves of characters, is too deep, or too long.
+        Refusal: invalid, for no object, NaN, lone surrogates, or too many levels or characters.
     """
     if not isinstance(metadata, dict):
         raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
@@ -200,7 +200,7 @@ def checked_metadata(metadata: object) -> str:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether an object or list has more levels, itself being one."""
+    """Whether an object or list has more levels than this, itself included."""
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(
@@ -209,10 +209,10 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def checked_label(label: str) -> str:
-    """The label with accented letters composed (Unicode's NFC), once it is text, and not too long.
+    """The label with accented letters composed (Unicode's NFC).
 
     Raises:
-        Refusal: invalid.
+        Refusal: invalid, for a label that is too long or holds lone surrogates or control characters.
     """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

@@ -1,7 +1,6 @@
-"""The FAISS index of this process, kept to what the store holds; a Milvus collection is `lam.gallery.remote_index`.
+"""The FAISS index of this process, which follows the store; a Milvus collection is `lam.gallery.remote_index`.
 
-It is made from the store at every start, or, for FAISS types that take long to build, read from a folder of its own and
-caught up by key.
+It is built from the store at every start. FAISS types that take long to build are read from a folder and caught up.
 """
 
 import logging
@@ -27,10 +26,10 @@ from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
 Kind = Literal["flat", "hnsw"]
-"""How items are searched: exactly, or along a graph, which may miss a neighbour."""
+"""An exact search, or one along a graph, which may miss a neighbour."""
 
 LEAST_RECALL = 0.95
-"""The share of the nearest neighbours below which a start warns."""
+"""A recall below this warns at the start."""
 
 _GRAPH = "HNSW32"
 _QUERIES, _NEIGHBOURS = 200, 10  # on which recall is measured
@@ -39,17 +38,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class LocalIndex:
-    """The items of a store, searched by any thread while one other applies changes.
+    """The items of a store, searched by any thread while one thread applies changes.
 
     Args:
-        cache: the folder of what takes long to build.
-        store: what the index is made of.
+        cache: the folder of an index that takes long to build.
+        store: the items.
         dimension: of the embeddings.
         factory: the FAISS type.
 
     Attributes:
-        recall: how much a search finds of an exact one, as measured at the start; None where searches are exact, or of
-            fewer than two items.
+        recall: against an exact search, measured at the start; None for exact searches and fewer than two items.
 
     Raises:
         ValueError: for items of another dimension.
@@ -69,15 +67,12 @@ class LocalIndex:
         return len(self.index)
 
     def search(self, queries: Embeddings, k: int) -> Hits:
-        """Find the k nearest items of each query; ids are keys of the store."""
+        """The k nearest items of each query; ids are keys of the store."""
         with self._lock:
             return self.index.search(queries, k)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key; what is not there, or there already, is left alone.
-
-        Searches go on while a type without removal is built anew.
-        """
+        """Remove and add by key, idempotently. Searches go on while a type without removal is built anew."""
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -86,7 +81,7 @@ class LocalIndex:
         self.index.sweep(self._lock)
 
     def close(self) -> None:
-        """Keep what takes long to build."""
+        """Write an index that takes long to build."""
         with self._lock:
             self._save()
 
@@ -102,22 +97,21 @@ class LocalIndex:
         return recall
 
     def _save(self) -> None:
-        """Where there is no room for it, or it holds what was erased, it is built again."""
         if self.index.factory == "Flat":
             return
-        if self.index.holds_removed:
+        if self.index.holds_removed:  # erased vectors must not come back from the cache
             shutil.rmtree(self._cache, ignore_errors=True)
             return
-        with suppress(OSError):
+        with suppress(OSError):  # without room for the cache, the next start builds it again
             self.index.save(self._cache)
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """The FAISS type by which a gallery is searched.
+    """The FAISS type that searches a gallery.
 
     Args:
-        kind: "flat" or "hnsw"; None leaves the type that the gallery was made with.
-        indexed: that type. Where it is a graph, "hnsw" means this one.
+        kind: "flat" or "hnsw"; None for the type that the gallery was made with.
+        indexed: the type that the gallery was made with. If it is a graph, "hnsw" means this graph.
 
     Raises:
         ValueError: for another kind.
@@ -149,15 +143,15 @@ def filled_index(
     source: Path,
     trained: Index | None = None,
 ) -> Index:
-    """Make an index of items, or bring one that was kept to them.
+    """An index of items, built anew or caught up from the cache.
 
     Args:
-        cache: the folder in which it may be kept.
+        cache: the folder of a cached index, if any.
         items: by rising key.
         dimension: of the embeddings.
-        factory: the FAISS type; Flat takes its place, with a warning, where the items are too few for it.
-        source: where the items come from.
-        trained: an empty index of this type to fill, in place of one that is kept.
+        factory: the FAISS type; Flat replaces it, with a warning, where the items are too few for it.
+        source: the file of the items, for errors.
+        trained: an empty trained index of this type to fill, instead of the cached one.
 
     Raises:
         ValueError: for items of another dimension.
@@ -178,11 +172,7 @@ def filled_index(
 
 
 def require_faiss() -> None:
-    """Refuse to go on where FAISS is not installed.
-
-    Raises:
-        ValueError: saying how to install it.
-    """
+    """Raise a ValueError that says how to install FAISS, where it is missing."""
     try:
         import faiss  # noqa: F401
     except ImportError as error:
@@ -203,23 +193,19 @@ def _cached(cache: Path, dimension: int, factory: str) -> Index | None:
 
 
 def embeddings_of(items: Collection[Item]) -> Embeddings:
-    """What an index takes of items, which are at least one."""
+    """Embeddings of at least one item."""
     return embeddings_of_vectors([item.vector for item in items], [item.kappa for item in items])
 
 
 def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> Embeddings:
-    """What an index takes of vectors as items have them, at least one, and their κ."""
+    """Embeddings of at least one vector as items store it, and their κ."""
     mean = torch.from_numpy(np.frombuffer(bytearray().join(vectors), np.float32).reshape(len(vectors), -1))
     kappa = torch.tensor(kappas, dtype=torch.float64)
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 
 def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None:
-    """Refuse items of another encoder.
-
-    Raises:
-        ValueError: naming the store's file and the item.
-    """
+    """Raise a ValueError for an item of another dimension, which another encoder made."""
     for item in items:
         if len(item.vector) != 4 * dimension:
             raise ValueError(

@@ -1,9 +1,9 @@
-"""A Milvus collection kept to what the store holds, behind a circuit breaker; the server may fail, the store may not.
+"""A Milvus collection that follows the store, behind a circuit breaker: the server may fail, the store may not.
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens it: searches are then
-refused without asking the server, and changes stay in the store alone. A thread tries the server now and again, which
-is the half-open state: where it answers, the collection is brought to the store by comparing keys, and only then does
-the circuit close. Nothing needs to be remembered of an outage, so that it may outlast the process.
+refused at once, and changes stay in the store alone. A thread tries the server now and again (half-open). When it
+answers, the collection is brought to the store by comparing keys, and then the circuit closes. An outage leaves no
+state behind, so that it may outlast the process.
 """
 
 import logging
@@ -31,20 +31,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemoteIndex:
-    """The items of a store in a collection, searched by any thread while one other applies changes.
+    """The items of a store in a collection, searched by any thread while one thread applies changes.
 
-    The collection is this store's alone: what else is in it is deleted. It must be empty, or not be there, when the
-    store first uses it.
+    The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
 
     Args:
-        address: as `MilvusIndex` has it; the collection is made where it does not exist.
-        store: what the collection shall hold.
+        address: see `MilvusIndex`; a missing collection is made.
+        store: the items.
         dimension: of the embeddings.
 
     Raises:
-        ValueError: for a collection of something else, or as `MilvusIndex`.
-        ConnectionError: where the server does not answer, and the collection has never been used before. Afterwards
-            the circuit begins open.
+        ValueError: for a collection with other entities at its first use, or as `MilvusIndex`.
+        ConnectionError: if the server does not answer at the first use; later the circuit begins open.
     """
 
     recall: None = None
@@ -54,7 +52,7 @@ class RemoteIndex:
         self._address, self._store, self._dimension = address, store, dimension
         self._index: MilvusIndex | None = None  # while the circuit is closed
         self._changing = threading.Lock()
-        self._gone: set[int] = set()  # what changes while the collection is brought to the store
+        self._gone: set[int] = set()  # changes while the collection is brought to the store
         self._new: set[int] = set()
         self._reason = ""
         self._count = len(store)
@@ -72,7 +70,7 @@ class RemoteIndex:
 
     @property
     def factory(self) -> str:
-        """The address, in place of a FAISS type."""
+        """The address, instead of a FAISS type."""
         return self._address
 
     @property
@@ -83,10 +81,10 @@ class RemoteIndex:
         return "the index does not answer, or is not up to date yet; what is written is stored, and follows"
 
     def search(self, queries: Embeddings, k: int) -> Hits:
-        """Find the k nearest items of each query; ids are keys of the store.
+        """The k nearest items of each query; ids are keys of the store.
 
         Raises:
-            Refusal: busy, at once while the circuit is open, or because this search opened it.
+            Refusal: busy, while the circuit is open.
         """
         index = self._index
         if index is None:
@@ -98,7 +96,7 @@ class RemoteIndex:
             raise self._refusal() from None
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key; where the server fails, or is known to, that is done once it is back."""
+        """Remove and add by key, or, while the server fails, once it is back."""
         self._count = len(self._store)
         with self._changing:
             self._gone |= gone
@@ -108,25 +106,21 @@ class RemoteIndex:
                 return
             try:
                 self._follow(index)
-            except Exception as error:  # whatever it was, the collection no longer is what the store is
+            except Exception as error:  # after any error the collection differs from the store
                 self._open_circuit(index, error)
 
     def probe(self) -> bool:
-        """Try the server; where it answers, bring the collection to what the store holds, and close the circuit.
-
-        Returns:
-            Whether it is closed.
-        """
+        """Try the server, bring the collection to the store, and close the circuit; False where that fails."""
         try:
             self._close_circuit()
-        except Exception as error:  # the thread that tries again must outlive all of them
+        except Exception as error:  # the thread that tries again must survive all errors
             self._log_reason(error)
             return False
         _LOG.warning("the index %s is back and up to date", self._address)
         return True
 
     def close(self) -> None:
-        """Stop trying, and let go of the connection; what the collection lacks, it gets at the next start."""
+        """Stop trying, and close the connection; the collection catches up at the next start."""
         self._is_closing.set()
         self._retrying.join(TIMEOUT)
         if self._index is not None:
@@ -144,7 +138,7 @@ class RemoteIndex:
         return MilvusIndex(self._address, self._dimension, timeout=TIMEOUT)
 
     def _claim(self) -> None:
-        """Take the collection for this store, or refuse one that somebody else fills."""
+        """Claim the collection for this store, or refuse one with other entities."""
         place = Address.parse(self._address)
         fact = f"collection {place.uri}/{place.collection}"
         if self._store.fact(fact) is not None:
@@ -163,8 +157,7 @@ class RemoteIndex:
                 self.probe()
 
     def _open_circuit(self, index: MilvusIndex, error: Exception) -> None:
-        """A call that was sent before the circuit last closed says nothing of the server now."""
-        if self._index is index:
+        if self._index is index:  # a call from before the last closing says nothing about the server now
             self._index = None
             self._log_reason(error)
 
@@ -185,13 +178,13 @@ class RemoteIndex:
             self._index, self._reason = index, ""
 
     def _follow(self, index: MilvusIndex) -> None:
-        """Bring what has changed to the collection; a key stands for one content, and never comes back."""
+        """Bring changes to the collection; a key that is both new and gone came first and never comes back."""
         self._put(index, self._new)
         index.discard(sorted(self._gone))
         self._gone, self._new = set(), set()
 
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
-        """Leave out what the store no longer holds."""
+        """Put items, except for those that the store has deleted meanwhile."""
         rising = sorted(keys)
         for start in range(0, len(rising), _BLOCK):
             if items := self._store.items_of(rising[start : start + _BLOCK]):

@@ -1,13 +1,13 @@
-"""Embeddings of a folder, or of a file of texts, as .npz files, each of all of it or of one shard; several are merged.
+"""Embeddings of a folder or of a file of texts as .npz files, one for all items or for each shard; shards are merged.
 
 paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the whole
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): of the folder    listing (): hash of its names    encoder (): of the run
 mean_samples ():             S where means are of S samples, else 0
-facts (bytes,) uint8         of texts: JSON, a list of N objects with an id that was given and metadata
-skipped (M,) int64           positions of images that could not be read, where there are any
-flagged (N,)                 where the run is calibrated: which images it could not judge
-kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merged files hold κ alone
+facts (bytes,) uint8         JSON, a list of N objects with id and metadata, where a list or a text gives some
+skipped (M,) int64           positions of images that cannot be read, if any
+flagged (N,)                 images that the calibration flags, if there is one
+kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merging keeps κ alone
 """
 
 import hashlib
@@ -28,23 +28,23 @@ from lam.gallery.enrolment import SourceImage
 from lam.utils.files import CorruptFileError, check_format, write_atomically
 from lam.vmf.embeddings import Embeddings
 
-_ROWS = ("paths", "labels", "ids", "positions", "mean", "kappa", "variance", "resultant")
 FORMAT = 1
-_FACTS = ("format", "shard", "total", "listing", "encoder", "mean_samples")
-_AXES = {"mean": 2, "format": 0, "shard": 1, "total": 0, "listing": 0, "encoder": 0, "mean_samples": 0}
-_KINDS = {"paths": "U", "labels": "U", "ids": "i", "positions": "i", "shard": "i", "total": "i", "mean_samples": "i"}
-_KINDS |= {"format": "i", "listing": "U", "encoder": "U", "facts": "u", "skipped": "i"}
+# arrays by name, each with the kind of its dtype and its number of axes
+_ROWS = dict.fromkeys(("paths", "labels"), "U1") | dict.fromkeys(("ids", "positions"), "i1")
+_ROWS |= {"mean": "f2", "kappa": "f1", "variance": "f1", "resultant": "f1"}
+_FACTS = {"format": "i0", "shard": "i1", "total": "i0", "listing": "U0", "encoder": "U0", "mean_samples": "i0"}
+_OPTIONAL = {"facts": "u1", "skipped": "i1"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
-_UNREADABLE += (zipfile.BadZipFile, zlib.error)  # what NumPy raises, where it meets flipped bits
-_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # bytes that any file may unpack to, and times its size that it may beyond
+_UNREADABLE += (zipfile.BadZipFile, zlib.error)  # NumPy raises all of these on flipped bits
+_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # a file may unpack to these bytes, or to this many times its size
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard i of n, from 1: of images in the order of their paths the i-th, the (i + n)-th, and so on.
+    """Shard i of n, from 1: in the order of paths the i-th image, the (i + n)-th, and so on.
 
     Raises:
-        ValueError: where i is not from 1 to n.
+        ValueError: if i is not from 1 to n.
     """
 
     number: int = 1
@@ -71,10 +71,10 @@ class Shard:
         return cls(int(numbers[1]), int(numbers[2]))
 
     def positions(self, total: int) -> torch.Tensor:
-        """Which of so many images are in this shard.
+        """Positions of the shard's images among `total`.
 
         Raises:
-            ValueError: where none is.
+            ValueError: if there are none.
         """
         if total < self.number:
             raise ValueError(f"there are {total} images, so that shard {self.number}/{self.count} has none: make fewer")
@@ -83,14 +83,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class EmbeddedItems:
-    """The images of a folder, or the texts of a file, embedded: all, or those of a shard.
+    """The embedded images of a folder, or texts of a file: all, or those of a shard.
 
     Attributes:
-        names: what tells each of the whole from the others, wherever the whole lies.
-        sources: what would be indexed.
-        embeddings: of these.
-        flagged: (N,) which of these a calibration flags as unlike what it knows; None without one.
-        skipped: (M,) which rows of the shard are missing here, as their images cannot be read.
+        names: of all images, relative to their folder, or all texts.
+        sources: N images or texts of the shard.
+        embeddings: of the sources.
+        flagged: (N,) sources that the calibration flags; None without one.
+        skipped: (M,) rows of the shard whose images cannot be read.
     """
 
     names: Sequence[str]
@@ -101,17 +101,18 @@ class EmbeddedItems:
 
 
 def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, shard: Shard) -> None:
-    """Write the embeddings of a shard, all of the file or nothing.
+    """Write the embeddings of a shard atomically.
 
     Args:
         path: the file.
-        embedded: what is in the shard.
-        encoder: what tells the encoder from others; see `lam.encoders.files.fingerprint`.
-        shard: which part of the whole.
+        embedded: the items of the shard.
+        encoder: its fingerprint; see `lam.encoders.files.fingerprint`.
+        shard: the part of the whole.
     """
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()
     facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]
+    is_listed = any(value is not None for fact in facts for value in fact.values())
     arrays: dict[str, Any] = {
         "paths": np.array([source.path for source in sources]),
         "labels": np.array([source.label for source in sources]),
@@ -125,7 +126,7 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
         "mean_samples": np.array(embeddings.mean_samples or 0),
         **({"skipped": positions[skipped]} if len(skipped) else {}),
         **({} if embedded.flagged is None else {"flagged": embedded.flagged.numpy()}),
-        **({"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)} if any(map(_is_stated, sources)) else {}),
+        **({"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8)} if is_listed else {}),
         **{name: values.cpu().numpy() for name, values in embeddings.rows().items()},
     }
 
@@ -137,16 +138,16 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
 
 
 def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
-    """Read the shards of a folder, in any order, as one whole in the order of the folder.
+    """Merge the shards of a folder, in any order, into the order of the folder.
 
     Args:
         paths: a file for each shard.
-        encoder: what it must have been embedded by.
+        encoder: the fingerprint that the files must have.
 
     Raises:
-        CorruptFileError: naming a file that is truncated, altered or none of this kind.
-        ValueError: for a file that does not exist, one of another encoder, of another folder or cut otherwise than the
-            first, a shard that is there twice, or those that are missing.
+        CorruptFileError: for a file that is truncated, altered or of another kind.
+        ValueError: for a missing file or shard, a shard that is there twice, or another encoder, folder or number of
+            shards.
     """
     if not paths:
         raise ValueError("there are no embeddings to merge: give the files that `lam embed` wrote")
@@ -166,11 +167,6 @@ def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list
     return sources, Embeddings(*tensors, mean_samples=mean_samples)
 
 
-def _is_stated(source: SourceImage) -> bool:
-    """Whether more is known of it than its file and label."""
-    return source.listed_id is not None or source.metadata is not None
-
-
 def _is_fact(of_one: Any) -> bool:
     if not isinstance(of_one, dict) or set(of_one) != {"id", "metadata"}:
         return False
@@ -178,7 +174,7 @@ def _is_fact(of_one: Any) -> bool:
 
 
 def _facts(path: Path, part: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Ids that were given, and metadata."""
+    """The listed id and the metadata of each row."""
     count = len(part["paths"])
     if "facts" not in part:
         return [{"id": None, "metadata": None}] * count
@@ -197,13 +193,13 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         _refuse_bomb(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *({"facts", "skipped"} & set(arrays)))}
+            part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *(_OPTIONAL.keys() & set(arrays)))}
     except _UNREADABLE as error:
         raise CorruptFileError(
             f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"
         ) from None
     for name, array in part.items():
-        fits = array.ndim == _AXES.get(name, 1) and array.dtype.kind == _KINDS.get(name, "f")
+        fits = f"{array.dtype.kind}{array.ndim}" == (_ROWS | _FACTS | _OPTIONAL)[name]
         if not fits or (name in _ROWS and len(array) != len(part["paths"])):
             raise CorruptFileError(f"{path} has {name} of shape {array.shape} and type {array.dtype}: write it again")
     check_format(path, int(part["format"]), readable=FORMAT)
@@ -215,8 +211,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Embeddings hardly compress; texts do, which are padded to the longest, but a bomb does a thousandfold."""
-    if not zipfile.is_zipfile(path):  # which NumPy refuses in words of its own
+    """Embeddings hardly compress. Texts, padded to the longest, compress more, but a bomb does a thousandfold."""
+    if not zipfile.is_zipfile(path):  # NumPy refuses it
         return
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())

@@ -1,4 +1,4 @@
-"""The items of one moment, read and searched beside whoever goes on writing to the gallery."""
+"""The items of one moment, read and searched while another process may write to the gallery."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,7 +20,7 @@ from lam.vmf.embeddings import Embeddings, check_same_means
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a gallery held.
+    """The items of a gallery at one moment.
 
     Attributes:
         folder: of the gallery.
@@ -28,8 +28,7 @@ class Snapshot:
         keys: of the items, rising.
         items: without their thumbnails, in the order of the keys.
         factory: the FAISS type.
-        mean_samples: as `Embeddings` have it, of the embeddings that were indexed; what is searched for must be
-            embedded with as many.
+        mean_samples: see `Embeddings`; queries must be embedded with as many samples.
     """
 
     folder: Path
@@ -44,17 +43,17 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: str | Path, dimension: int) -> "Snapshot":
-        """Read the items of a gallery, every row held to its hash, while another process may write to it.
+        """Read and check the items of a gallery, while another process may write to it.
 
-        A deletion that comes within the second that this takes may be refused as `busy`.
+        A deletion within the second that this takes may be refused as `busy`.
 
         Args:
             folder: of the gallery.
             dimension: of the embeddings.
 
         Raises:
-            CorruptFileError: naming the file that was lost, or the rows that were altered.
-            ValueError: where there is no gallery, or another process has locked the file.
+            CorruptFileError: for a lost file or altered rows.
+            ValueError: for a missing gallery, or a file that another process has locked.
         """
         with closing(ItemStore(Path(folder) / FILE, read_only=True)) as store:
             rows, facts = store.read()
@@ -64,7 +63,7 @@ class Snapshot:
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
-        """Find the k items of highest cosine for each query; the ids of hits are places in `items`.
+        """The k items of highest cosine for each query; ids of hits are places in `items`.
 
         Raises:
             ValueError: as `lam.retrieval.Index.search`.
@@ -80,7 +79,7 @@ class Snapshot:
 
     @cached_property
     def embeddings(self) -> Embeddings:
-        """Of the items, which are at least one, as an index takes them.
+        """The embeddings of the items, of which there must be one.
 
         Raises:
             ValueError: for items of another dimension.
@@ -97,7 +96,7 @@ class Snapshot:
 
 
 class Items(Sequence[Item]):
-    """Items, each made of its row when it is asked for, as most never are."""
+    """Items that are built from their rows on access, as most never are."""
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
         self.rows = rows

@@ -1,10 +1,10 @@
-"""The items on disk: one SQLite file in WAL mode with full sync, a content hash a row, and a ledger over all rows.
+"""The items on disk: one SQLite file in WAL mode with full sync, a content hash for each row, and a ledger of all rows.
 
-A row is never changed: an update replaces it by one under a new key, so that a key stands for one content for ever and
-an index can be caught up by comparing keys. The ledger, one row that every transaction carries along, holds the number
-of rows and the XOR of their hashes; with it, a row that is lost, doubled or altered without SQLite noticing is noticed
-here. A mark beside the file says that there was one, so that none is begun where one was lost. Nothing in this file
-knows of an index.
+SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row finds an altered row. The
+ledger, the number of rows and the XOR of their hashes, finds a lost, doubled or replaced one. XOR is its own inverse,
+so that a change updates the ledger without reading other rows. A row is never changed: an update replaces it under a
+new key. A key thus stands for one content for ever, and an index follows by comparing keys. A mark beside the file says
+that it existed, so that a lost file is not begun anew. This module knows no index.
 """
 
 import json
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import product
 from operator import xor
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,9 @@ MAX_PAGE = 2**20  # characters of metadata
 _COLUMNS = (
     "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
 )
-_NONE = type(None)
-_TYPES = set(
-    product(
-        *[[str], [bytes], [float], [str], [str], [bytes, _NONE], [str], [int], [float], [float, _NONE], [bytes], [str]],
-        [bytes, _NONE],
-    )
-)  # in which the values of an item may come
+_TYPES = (
+    str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None,
+)  # of the columns  # fmt: skip
 _THUMBNAIL, _ORIGIN = (_COLUMNS.split(", ").index(name) for name in ("thumbnail", "origin"))
 _BY_ID = f"SELECT {_COLUMNS} FROM items WHERE id = ?"
 _INSERT = f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
@@ -66,13 +61,13 @@ PRAGMA user_version = {FORMAT};
 
 @dataclass(frozen=True)
 class Change:
-    """What one operation did.
+    """The effect of one operation.
 
     Attributes:
-        removed: the keys that are gone.
-        key: under which an item now is.
+        removed: keys that are gone.
+        key: of the item.
         created: whether its id is new.
-        item: as it now is.
+        item: as it is now; None after a deletion.
     """
 
     removed: tuple[int, ...] = ()
@@ -83,9 +78,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Fuse:
-    """An image to fuse into the item of its id, or to put where there is none."""
+    """An item of one image to fuse into the item of its id, or to put where there is none."""
 
-    image: Item
+    item: Item
+
+    def over(self, old: Item) -> Item:
+        """The fused item.
+
+        Raises:
+            Refusal: as `fuse`.
+        """
+        return fuse(old, self.item)
 
 
 @dataclass(frozen=True)
@@ -94,37 +97,37 @@ class Replace:
 
     Attributes:
         item: the new one.
-        keeps: `label`, `metadata`, or both. A text in the metadata is of the old content, and goes with it.
+        keeps: `label`, `metadata`, or both. A text in the metadata belongs to the old content and is not kept.
     """
 
     item: Item
     keeps: Sequence[str]
 
-    def over(self, label: str, metadata: str) -> Item:
-        """The new item with the fields that it keeps of an old one, given by its label and metadata.
+    def over(self, old: Item) -> Item:
+        """The new item with the fields that it keeps of an old one.
 
         Raises:
             Refusal: if metadata and text together are too long.
         """
-        item = replace(self.item, label=label) if "label" in self.keeps else self.item
+        item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
         if "metadata" not in self.keeps:
             return item
-        kept = {name: value for name, value in json.loads(metadata).items() if name != "text"}
+        kept = {name: value for name, value in json.loads(old.metadata).items() if name != "text"}
         return replace(item, metadata=checked_metadata(kept | json.loads(item.metadata)))
 
 
 Operation = Item | Replace | Fuse | str
-"""An item to put, one that keeps fields of the item that is there, an image to fuse, or the id of an item to delete."""
+"""An item to put, one that keeps fields of the old item, one to fuse, or the id of an item to delete."""
 
 
 @dataclass(frozen=True)
 class HitInfo:
-    """What a hit is, beside its score and κ.
+    """A hit without its score and κ.
 
     Attributes:
-        id: of the item; label and metadata likewise.
-        images: how many the item was made of.
-        resultant: how far their directions agree.
+        id, label, metadata: of the item.
+        images: how many it was made of.
+        resultant: mean resultant length of their directions.
         least_kappa: of the item and its images.
         has_thumbnail: whether there is a small picture of it.
     """
@@ -140,11 +143,11 @@ class HitInfo:
 
 @dataclass(frozen=True)
 class ItemInfo(HitInfo):
-    """What an item is, without its vector and picture.
+    """An item without its vector and picture.
 
     Attributes:
         kappa: its concentration.
-        sha256: the hash of all of it.
+        sha256: its content hash.
     """
 
     kappa: float
@@ -152,7 +155,7 @@ class ItemInfo(HitInfo):
 
     @classmethod
     def of(cls, item: Item) -> "ItemInfo":
-        """What a whole item is."""
+        """The information about a whole item."""
         images, has_thumbnail = item.images, item.thumbnail is not None
         return cls(
             item.id, item.label, item.metadata, images.count, images.resultant, item.least_kappa, has_thumbnail,
@@ -165,20 +168,19 @@ class ItemStore:
 
     Args:
         path: the SQLite file.
-        read_only: write nothing, so that another process may; the file must then exist.
-        make: begin one where there is none and none was lost.
+        read_only: open an existing file without writing, beside a process that writes.
+        make: create a missing file, unless it was lost.
 
     Raises:
-        CorruptFileError: naming a file that SQLite cannot read, or that was lost.
-        ValueError: for a file that must exist and does not, a format that this version does not know, or a file that
-            another process has locked.
+        CorruptFileError: for a file that SQLite cannot read, or that was lost.
+        ValueError: for a missing file, an unknown format, or a file that another process has locked.
         OSError: for a file that cannot be written, or a disk that is full or fails.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False, make: bool = True) -> None:
         self.path, self._read_only, self._make = Path(path), read_only, make and not read_only
         self._mark = self.path.with_name(MARK)
-        self._ledger = 0, 0  # number of rows and XOR of their hashes, in the transaction that is open
+        self._ledger = 0, 0  # number of rows and XOR of their hashes, within a transaction
         self._reading, self._listing = threading.Lock(), threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
@@ -193,19 +195,20 @@ class ItemStore:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
         if self._read_only and self._cannot_change():
             address += "&immutable=1"
+        # no isolation level: transactions begin and end where this module says
         connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False, timeout=_PATIENCE
         )
         connection.execute(f"PRAGMA query_only={self._read_only}")
         connection.execute(f"PRAGMA page_size={_PAGE}")
-        connection.execute("PRAGMA cache_spill=OFF")  # a large change is held in memory, and each page written once
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA secure_delete=ON")
+        connection.execute("PRAGMA cache_spill=OFF")  # a large change stays in memory, and each page is written once
+        connection.execute("PRAGMA synchronous=FULL")  # NORMAL would acknowledge in WAL mode before the disk has it
+        connection.execute("PRAGMA secure_delete=ON")  # deleted vectors and pictures are overwritten
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
     def _cannot_change(self) -> bool:
-        """Whether it lies where nobody can write; a log that is there too could then not be read."""
+        """Whether the folder is not writable and holds no log, which an immutable file would ignore."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
@@ -218,37 +221,35 @@ class ItemStore:
             return
         self._writer.execute("PRAGMA journal_mode=WAL")
         end = "ROLLBACK;" if version else f"{_SCHEMA}COMMIT;"
-        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # which meets a lock that lets others read, too
+        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # meets the lock of a writer, which lets others read
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise self._explained(error) from None
-
-    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
-        """What an error means: a file that is locked, or that cannot be written, is whole."""
-        code, path = _code_of(error), self.path
-        if code in _LOCKED:
-            return ValueError(f"{path} is locked by another process: end that, or wait until it has finished")
-        if code in _UNWRITABLE:
-            return OSError(f"{path} cannot be written ({error}): mount {path.parent} writable, for this user")
-        if code in _FAILING:
-            return OSError(f"{path} cannot be used ({error}): see to the disk")
-        return CorruptFileError(f"{path} is truncated or altered: {error}; restore it from a copy")
+            code, path = _code_of(error), self.path
+            if code in _LOCKED:
+                explained = ValueError(f"{path} is locked by another process: end that, or wait until it has finished")
+            elif code in _UNWRITABLE:
+                explained = OSError(f"{path} cannot be written ({error}): mount {path.parent} writable, for this user")
+            elif code in _FAILING:
+                explained = OSError(f"{path} cannot be used ({error}): see to the disk")
+            else:
+                explained = CorruptFileError(f"{path} is truncated or altered: {error}; restore it from a copy")
+            raise explained from None
 
     def _refuse_lost(self) -> None:
         if self._mark.is_file():
             raise CorruptFileError(
-                f"{self.path} is missing or empty, and there was one: its items are lost, with what was added while "
-                f"serving; restore it from a copy, or delete {self._mark} and run `lam index` to begin anew"
+                f"{self.path} is missing or empty, but existed: its items are lost, with those added while serving; "
+                f"restore it from a copy, or delete {self._mark} and run `lam index` to begin anew"
             )
         if not self._make:
             raise ValueError(MISSING.format(self.path))
 
     def close(self) -> None:
-        """Write everything into the one file and close it."""
+        """Move the log into the file and close it."""
         self._reader.close()
         self._lister.close()
         if not self._read_only:
@@ -256,13 +257,13 @@ class ItemStore:
         self._writer.close()
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
-        """Read every row and hold it to its hash, and all of them to the ledger.
+        """Compare every row with its hash, and all rows with the ledger.
 
         Args:
-            drop_corrupt: delete rows that are corrupt, and go on with what is there.
+            drop_corrupt: delete corrupt rows, and go on with the others.
 
         Returns:
-            The ids of the rows that were dropped.
+            The ids of the deleted rows.
 
         Raises:
             CorruptFileError: naming the file and the rows.
@@ -282,17 +283,17 @@ class ItemStore:
         return list(altered.values())
 
     def read(self) -> tuple[dict[int, Sequence[Any]], dict[str, str]]:
-        """What is there now, whatever another process writes meanwhile: the rows of all items, and all facts.
+        """All rows and facts of one moment, while another process may write.
 
         Returns:
-            Rows by rising key, without thumbnails, each held to its hash and all to the ledger; and facts by name.
+            Rows by rising key, without thumbnails, compared with hashes and ledger; and facts by name.
 
         Raises:
             CorruptFileError: naming the file and the rows.
         """
         rows: dict[int, Sequence[Any]] = {}
         with self._errors_explained():
-            self._writer.execute("BEGIN")
+            self._writer.execute("BEGIN")  # one transaction, so that rows, ledger and facts are of one moment
             try:
                 _, fault = self._read_whole(rows)
                 facts = dict(self._writer.execute("SELECT name, value FROM facts"))
@@ -304,7 +305,7 @@ class ItemStore:
         return rows, facts
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
-        """Keep every row that is whole; the ids of the others by key, and what is wrong, in words."""
+        """Collect intact rows; return the ids of altered rows by key, and the fault in words."""
         altered: dict[int, str] = {}
         count, digest = 0, 0
         for key, row, sha256 in self._rows():
@@ -319,9 +320,9 @@ class ItemStore:
         if altered:
             return altered, f"rows {', '.join(list(altered.values())[:5])} are altered"
         if count != rows:
-            return {}, f"{count} rows are there, not {rows}"
+            return {}, f"it has {count} rows instead of {rows}"
         if digest != int.from_bytes(sum_of_all, "big"):
-            return {}, f"{rows} rows are there, as many as there should be, but not the same ones"
+            return {}, f"it has {rows} rows, but others than were stored"
         return {}, ""
 
     def _corrupt(self, fault: str) -> CorruptFileError:
@@ -334,26 +335,26 @@ class ItemStore:
             return reader.execute("SELECT rows FROM ledger").fetchone()[0]
 
     def items_by_key(self) -> Iterator[tuple[int, Item]]:
-        """Go through all items by rising key; nothing may be written meanwhile."""
+        """All items by rising key; nothing may be written meanwhile."""
         return ((key, Item.of_row(row)) for key, row, _ in self._rows())
 
     def keys(self) -> list[int]:
-        """The keys of all items, in no order."""
+        """The keys of all items, unordered."""
         with self._read() as reader:
             return [row[0] for row in reader.execute("SELECT key FROM items").fetchall()]
 
     def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
-        """Look items up by key, a thousand or so at a time; keys that are gone are left out."""
+        """Items by key, for about a thousand keys; keys that are gone are left out."""
         return {key: Item.of_row(row) for key, *row in self._of_keys(_COLUMNS, keys)}
 
     def get(self, item_id: str) -> Item | None:
-        """Look an item up by id."""
+        """The item of an id, or None."""
         with self._read() as reader:
             row = reader.execute(_BY_ID, (item_id,)).fetchone()
         return None if row is None else Item.of_row(row)
 
     def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
-        """Look up what hits are, by key; keys that are gone are left out."""
+        """Information on hits by key; keys that are gone are left out."""
         rows = self._of_keys(_OF_HIT, keys)
         return {key: HitInfo(*values, has_thumbnail=bool(thumbnail)) for key, *values, thumbnail in rows}
 
@@ -364,12 +365,12 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int) -> list[ItemInfo]:
-        """What the items behind an id are, by rising id; fewer, where together they have much metadata.
+        """Items after an id, by rising id; fewer than the limit where their metadata exceeds `MAX_PAGE`.
 
-        It is read on a connection of its own, so that no search waits for a long page.
+        The page is read on a connection of its own, so that no search waits for it.
         """
         items, size = list[ItemInfo](), 0
-        with self._listing, _locks_told(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
+        with self._listing, _locks_refused(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
             for *values, thumbnail, kappa, sha256 in rows:
                 items.append(ItemInfo(*values, has_thumbnail=bool(thumbnail), kappa=kappa, sha256=sha256))
                 size += len(items[-1].metadata)
@@ -378,7 +379,7 @@ class ItemStore:
         return items
 
     def fact(self, name: str) -> str | None:
-        """Look up something that is remembered beside the items."""
+        """A value that is stored beside the items, or None."""
         with self._read() as reader:
             row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
@@ -386,18 +387,17 @@ class ItemStore:
     def write(
         self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None
     ) -> list[Change | Refusal]:
-        """Put, fuse and delete items in one transaction, on disk when this returns; all of it, or none where it fails.
+        """Put, fuse and delete items in one transaction: on disk when this returns, or unchanged where it fails.
 
-        An item whose id is there is replaced, one that is there with the same content is left alone, and an id to
-        delete that is not there is no error. An image that cannot be fused is refused by itself. After a deletion the
-        log holds what is gone until `erase_log`.
+        An item replaces one of the same id and other content. Deleting a missing id is no error. An operation that is
+        refused by itself does not stop the others. After a deletion the log holds the deleted item until `erase_log`.
 
         Args:
             operations: done in this order.
-            facts: what shall be remembered beside the items.
+            facts: values to store beside the items.
 
         Returns:
-            What each operation did, or why an image was not fused.
+            The effect of each operation, or its refusal.
 
         Raises:
             Refusal: full, where it could not be stored; busy while another process has the file locked.
@@ -406,14 +406,14 @@ class ItemStore:
             return [self._apply(operation) for operation in operations]
 
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
-        """Put what a run or `lam index` makes in the place of what was so made before, in one transaction.
+        """Replace all items of origin `index`, in one transaction.
 
-        Items whose id another item has that was added or changed while serving are left out, and one that is there with
-        the same content keeps its key. Those of them that were altered are replaced like others.
+        Items that were added or changed while serving stay, and win over a new item of their id. A new item with the
+        content of an intact old one keeps its key.
 
         Args:
-            items: whose origin is `index`; no id twice.
-            facts: what shall be remembered beside the items.
+            items: of origin `index`; no id twice.
+            facts: values to store beside the items.
 
         Raises:
             Refusal: full, where it could not be stored; busy while another process has the file locked.
@@ -433,28 +433,20 @@ class ItemStore:
             self._update_ledger(len(new) - len(gone), *changed)
 
     def erase_log(self) -> bool:
-        """Empty the log into the file, where erased content is overwritten; False where another process blocks it."""
+        """Move the log into the file, where deleted content is overwritten; False where another process blocks it."""
         with suppress(sqlite3.Error):
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
         return False
 
     def _apply(self, operation: Operation) -> Change | Refusal:
-        if isinstance(operation, Fuse):
-            return self._fuse(operation.image)
-        if isinstance(operation, Replace):
-            old = self._writer.execute("SELECT label, metadata FROM items WHERE id = ?", (operation.item.id,))
-            row = old.fetchone()
-            try:
-                return self._put(operation.item if row is None else operation.over(*row))
-            except Refusal as refusal:
-                return refusal
-        return self._delete(operation) if isinstance(operation, str) else self._put(operation)
-
-    def _fuse(self, image: Item) -> Change | Refusal:
-        row = self._writer.execute(_BY_ID, (image.id,)).fetchone()
+        if isinstance(operation, str):
+            return self._delete(operation)
+        if isinstance(operation, Item):
+            return self._put(operation)
+        row = self._writer.execute(_BY_ID, (operation.item.id,)).fetchone()
         try:
-            return self._put(image if row is None else fuse(Item.of_row(row), image))
+            return self._put(operation.item if row is None else operation.over(Item.of_row(row)))
         except Refusal as refusal:
             return refusal
 
@@ -476,7 +468,7 @@ class ItemStore:
         return Change((row[0],))
 
     def _update_ledger(self, rows: int, *changed: bytes) -> None:
-        """Carry the ledger along: so many more rows, and the hashes of those that came or went."""
+        """Count rows that came or went, and XOR their hashes into the ledger."""
         count, digest = self._ledger
         self._ledger = count + rows, digest ^ _xor(changed)
 
@@ -487,7 +479,7 @@ class ItemStore:
 
     @contextmanager
     def _storing(self, facts: Mapping[str, str]) -> Iterator[None]:
-        """A transaction that ends by remembering facts; where it fails, a refusal says so."""
+        """A transaction that ends by storing facts; an error of SQLite becomes a refusal."""
         try:
             with self._transaction():
                 yield
@@ -497,6 +489,12 @@ class ItemStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """All changes and the ledger, or nothing.
+
+        IMMEDIATE takes the write lock now: a deferred transaction would read the ledger first, and could then not be
+        upgraded where another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so
+        that whatever is acknowledged after it survives a power cut. Any error rolls back, also one of Python.
+        """
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             rows, digest = self._writer.execute("SELECT rows, sha256 FROM ledger").fetchone()
@@ -506,19 +504,19 @@ class ItemStore:
             self._writer.execute("UPDATE ledger SET rows = ?, sha256 = ?", (rows, digest.to_bytes(32, "big")))
             self._writer.execute("COMMIT")
         except BaseException:
-            if self._writer.in_transaction:
+            if self._writer.in_transaction:  # SQLite has rolled back itself where the disk is full or fails
                 self._writer.execute("ROLLBACK")
             raise
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._reading, _locks_told():
+        with self._reading, _locks_refused():
             yield self._reader
 
 
 @contextmanager
-def _locks_told() -> Iterator[None]:
-    """Refuse as busy what another process keeps from being read."""
+def _locks_refused() -> Iterator[None]:
+    """Refuse as busy where another process has the file locked."""
     try:
         yield
     except sqlite3.Error as error:
@@ -528,7 +526,7 @@ def _locks_told() -> Iterator[None]:
 
 
 def _code_of(error: sqlite3.Error) -> int:
-    """SQLite's code without its extension; that of corruption for what was found out here."""
+    """SQLite's primary error code; that of corruption for an error of this module."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
@@ -541,5 +539,5 @@ def _xor(hashes: Iterable[bytes]) -> int:
 
 
 def _is_whole(row: Sequence[Any], sha256: bytes) -> bool:
-    """Whether the values of an item are of their types, and those that were stored."""
-    return tuple(map(type, row)) in _TYPES and hash_of(row) == sha256
+    """Whether the values of a row have their types and its hash."""
+    return all(map(isinstance, row, _TYPES)) and hash_of(row) == sha256

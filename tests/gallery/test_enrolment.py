@@ -30,7 +30,7 @@ def test_one_image_is_one_entry_unless_ids_differ() -> None:
 
 def test_one_image_with_several_labels_is_said() -> None:
     images = [SourceImage("a/1.png", "a", 7), SourceImage("b/1.png", "b", 7), SourceImage("b/2.png", "b", 8)]
-    with pytest.warns(UserWarning, match=r"1 item stands under several labels.*a/1\.png as 'a' and 'b'.*the first"):
+    with pytest.warns(UserWarning, match=r"1 item has several labels.*a/1\.png as 'a' and 'b'.*the first"):
         enrolled = enrol(images, embeddings(3))
     assert [item.label for item in enrolled.items] == ["a", "b"]
     with warnings.catch_warnings():

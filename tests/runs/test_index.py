@@ -176,7 +176,7 @@ def test_a_kill_leaves_the_old_items_or_the_new_ones(
 def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Path, flat_folder: Path) -> None:
     (run_copy / "gallery" / FILE).unlink()
     for act in (search, lambda run, folder: index_images(run, folder)):
-        with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, and there was one"):
+        with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, but existed"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
     with pytest.raises(ValueError, match="items.sqlite is missing or empty: restore it from a copy, or run `lam"):

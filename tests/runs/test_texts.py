@@ -448,7 +448,7 @@ def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> N
 
 def test_columns_are_of_texts(finished_run: FinishedRun, digit_folder: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished_run.folder, tmp_path / "run"))
-    columns, message = Columns(text="a"), "columns are those of a file of texts, and this run takes images"
+    columns, message = Columns(text="a"), "this run takes images, which have no columns"
     with pytest.raises(ValueError, match=message):
         index_images(run, digit_folder, columns=columns, progress=False)
     with pytest.raises(ValueError, match=message):

@@ -30,15 +30,11 @@ Result = TypeVar("Result")
 def read_images(
     files: Sequence[tuple[Path, Preprocessing]], use: Callable[[Path, Tensor], Result], *, progress: bool = True
 ) -> tuple[list[Result], dict[Path, str]]:
-    """Decode image files in threads, with their preprocessing.
-
-    Args:
-        files: paths, each with its preprocessing.
-        use: a function of a path and the tensor of its image.
-        progress: show a progress bar on standard error, for more than `MANY_FILES` files.
+    """Decode image files in threads, each with its preprocessing.
 
     Returns:
-        The results of `use` for readable files, in order, and the reason for each damaged file.
+        The results of `use`, a function of path and tensor, for readable files in order; and the reason for each
+        damaged file.
     """
     hidden = not progress or len(files) <= MANY_FILES
     results, damaged = list[Result](), dict[Path, str]()

@@ -28,7 +28,7 @@ def decide(
     Args:
         calibration: of the run.
         queries: Q embeddings.
-        features: (Q, P); None where clients sent embeddings.
+        features: None where clients sent embeddings.
         hits: at least `N_HITS` a query, or all that the gallery holds.
         labels: Q lists with the label of each hit; empty where a hit has none.
         gallery_size: of the gallery that was searched.

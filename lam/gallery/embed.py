@@ -89,7 +89,7 @@ def read_items(
 
     Args:
         encoder: of a run.
-        source: a folder; for an encoder of texts a file.
+        source: a folder; for an encoder of texts a file with these columns.
         columns: of the file.
         labelled: whether every image or text must have a label.
         damaged: collects damaged image files, after each file is tried; None tries none.
@@ -140,16 +140,9 @@ def _relative(paths: Sequence[str]) -> list[str]:
 def embed_images(
     encoder: Encoder, images: Sequence[SourceImage], *, damaged: DamagedFiles | None = None, progress: bool = True
 ) -> tuple[list[SourceImage], Embeddings]:
-    """Embed the images of a list, see `lam.gallery.image_list.read_list`.
+    """Embed the images of a list (`lam.gallery.image_list.read_list`): the readable images, and their embeddings.
 
-    Args:
-        encoder: of a run.
-        images: of the list.
-        damaged: collects damaged files; an error by default.
-        progress: show a progress bar on standard error.
-
-    Returns:
-        The readable images, and their embeddings.
+    Damaged files are collected in `damaged`, or are an error.
 
     Raises:
         ValueError: for an encoder without preprocessing, or damaged files.

@@ -23,14 +23,7 @@ def fuse(known: Item, image: Item) -> Item:
     """Fuse an image into an item, equal to `fuse_identities` of all images at once.
 
     The same image counts once. Where images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail are
-    those of the first image that has them.
-
-    Args:
-        known: the item in the gallery.
-        image: an item of one image with a known content.
-
-    Returns:
-        The fused item; `known` if it holds the image already.
+    those of the first image that has them. An item that holds the image already is returned as it is.
 
     Raises:
         Refusal: conflict, for another label or metadata, or a full item.

@@ -44,11 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @contextmanager
 def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
-    """Open the items of a gallery, and lock them against other processes.
-
-    Args:
-        folder: of the gallery.
-        make: create a missing folder or file.
+    """Open the items of a gallery, and lock them against other processes; `make` creates a missing gallery.
 
     Raises:
         CorruptFileError: for items that were lost.
@@ -65,14 +61,9 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
 
 
 def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat") -> None:
-    """Replace the items of a run or of `lam index`; items that were added while serving stay.
+    """Replace the items of a run or of `lam index`, and the FAISS type; items that were added while serving stay.
 
     A process that is killed leaves the old items or the new ones.
-
-    Args:
-        store: opened for writing.
-        enrolled: the items, and their embeddings.
-        factory: the FAISS type of the index from now on.
 
     Raises:
         ValueError: for a type that FAISS does not know, or that needs more items; nothing is changed.
@@ -143,10 +134,7 @@ class Gallery:
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo]]:
-        """The k nearest items of each query, before a concurrent write or after it.
-
-        Returns:
-            Hits whose ids are keys, and information on each key.
+        """The k nearest items of each query, before a concurrent write or after it: hits and information by key.
 
         Raises:
             Refusal: busy, if Milvus does not answer.

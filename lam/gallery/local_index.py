@@ -38,13 +38,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class LocalIndex:
-    """The items of a store, searched by any thread while one thread applies changes.
+    """The items of a store in an index of this FAISS type, searched by any thread while one thread applies changes.
 
-    Args:
-        cache: the folder of an index that takes long to build.
-        store: the items.
-        dimension: of the embeddings.
-        factory: the FAISS type.
+    An index that takes long to build is kept in the folder `cache`.
 
     Attributes:
         recall: against an exact search, measured at the start; None for exact searches and fewer than two items.
@@ -107,11 +103,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """The FAISS type that searches a gallery.
-
-    Args:
-        kind: "flat" or "hnsw"; None for the type that the gallery was made with.
-        indexed: the type that the gallery was made with. If it is a graph, "hnsw" means this graph.
+    """The FAISS type that searches a gallery of type `indexed`; "hnsw" keeps a graph, None any type.
 
     Raises:
         ValueError: for another kind.
@@ -143,12 +135,9 @@ def filled_index(
     source: Path,
     trained: Index | None = None,
 ) -> Index:
-    """An index of items, built anew or caught up from the cache.
+    """An index of items by rising key, built anew or caught up from the folder `cache`.
 
     Args:
-        cache: the folder of a cached index, if any.
-        items: by rising key.
-        dimension: of the embeddings.
         factory: the FAISS type; Flat replaces it, with a warning, where the items are too few for it.
         source: the file of the items, for errors.
         trained: an empty trained index of this type to fill, instead of the cached one.

@@ -35,11 +35,6 @@ class RemoteIndex:
 
     The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
 
-    Args:
-        address: see `MilvusIndex`; a missing collection is made.
-        store: the items.
-        dimension: of the embeddings.
-
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`.
         ConnectionError: if the server does not answer at the first use; later the circuit begins open.

@@ -47,10 +47,6 @@ class Snapshot:
 
         A deletion within the second that this takes may be refused as `busy`.
 
-        Args:
-            folder: of the gallery.
-            dimension: of the embeddings.
-
         Raises:
             CorruptFileError: for a lost file or altered rows.
             ValueError: for a missing gallery, or a file that another process has locked.

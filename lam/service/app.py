@@ -27,7 +27,7 @@ from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
-from lam.service.models import JSON
+from lam.service.models import JSON, answered_by
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 
 PAGE = Path(__file__).parent / "page"
@@ -110,7 +110,7 @@ def _json(answer: models.Answer, status: int = 200) -> Response:
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     dimension = engine.gallery.dimension
 
-    @app.post("/v1/search", responses=models.SEARCHED, openapi_extra=models.QUERY)
+    @app.post("/v1/search", responses=answered_by(models.SearchResponse), openapi_extra=models.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
@@ -136,7 +136,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
 
-    @app.post("/v1/verify", responses=models.VERIFIED, openapi_extra=models.PAIR)
+    @app.post("/v1/verify", responses=answered_by(models.VerifyResponse), openapi_extra=models.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images in base64, texts or embeddings match."""
         content_type(request.headers, JSON)
@@ -167,7 +167,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item under this id, replace it, or fuse an image into it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
-    @app.get("/v1/items", responses=models.LISTED)
+    @app.get("/v1/items", responses=answered_by(models.ListResponse))
     async def list_items(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
@@ -176,12 +176,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         engine.admit(engine.lister)
         return Response(await engine.list_items(partial(_listed, engine, after, limit)), media_type=JSON)
 
-    @app.get("/v1/items/{id}", responses=models.FOUND)
+    @app.get("/v1/items/{id}", responses=answered_by(models.ItemResponse))
     async def get_item(id: str) -> Response:
         """Look an item up."""
         return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
 
-    @app.get("/v1/items/{id}/search", responses=models.SEARCHED)
+    @app.get("/v1/items/{id}/search", responses=answered_by(models.SearchResponse))
     async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
         """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
 
@@ -200,7 +200,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return _picture(request, item.thumbnail)
 
-    @app.delete("/v1/items/{id}", responses=models.DELETED)
+    @app.delete("/v1/items/{id}", responses=answered_by(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
         """Erase an item: its vector, its picture, and every trace in the database."""
         engine.admit(engine.writer)
@@ -329,7 +329,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             raise ServiceError(404, "the run is not calibrated", allowed=allowed)
         return engine.responder.summary
 
-    @app.get("/v1/samples", responses=models.SAMPLES)
+    @app.get("/v1/samples")
     async def list_samples() -> models.SamplesResponse:
         """List a few inputs to try the run with: some of its classes, and a stranger."""
         samples = [

@@ -1,4 +1,4 @@
-"""From a request's body to a query, at a bounded cost. What JSON may hold is said in `lam.service.models`."""
+"""From the body of a request to a query, at a bounded cost. `lam.service.models` says what JSON may hold."""
 
 import base64
 import json
@@ -35,14 +35,14 @@ _OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
-_QUOTES = 100  # which two images in JSON are far from having
+_QUOTES = 100  # far more than JSON with two images has
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type of a request, without parameters; which kind of image it is, its body says.
+    """The content type of a request, without parameters; any image type becomes JPEG, as the body tells the format.
 
     Raises:
-        ServiceError: 415, for another, or a body that is compressed.
+        ServiceError: 415, for another type, or a compressed body.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = headers.get("content-encoding", "").strip().lower()
@@ -50,7 +50,7 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
         what = f"the body is encoded, as {encoding[:_SHOWN]!r}"
         raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
     if kind == "multipart/form-data":
-        what = "the content type is that of a form, as curl -F sends it: send the file itself, under its own type"
+        what = "the body is a form, as curl -F sends it: send the file itself, under its own content type"
         raise ServiceError(
             415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
         )
@@ -61,19 +61,19 @@ def content_type(headers: Mapping[str, str], *allowed: str) -> str:
 
 
 def query_of(body: bytes, dimension: int) -> Query | str:
-    """Make a query of a body in JSON; of a text, give that.
+    """The query of a body in JSON, or its text.
 
     Raises:
-        ServiceError: for what is neither.
+        ServiceError: for any other body.
     """
     return _text_or_query(_named(_content(body), TextRequest, EmbeddingRequest), dimension)
 
 
 def embedding_query_of(body: bytes, dimension: int) -> Query:
-    """Make a query of a body in JSON, which must hold an embedding.
+    """The query of a body in JSON with an embedding.
 
     Raises:
-        ServiceError: for what is none.
+        ServiceError: for any other body.
     """
     query = query_of(body, dimension)
     if isinstance(query, str):
@@ -82,15 +82,15 @@ def embedding_query_of(body: bytes, dimension: int) -> Query:
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:
-    """Make queries of the two parts of a body in JSON; of an image in base64, its file; of a text, give that.
+    """The two parts of a body in JSON, each as a query, a text, or the file of an image in base64.
 
     Args:
-        body: what came.
+        body: of the request.
         dimension: of the embeddings.
-        max_json: bytes that it may have beside its images.
+        max_json: maximum bytes without the images.
 
     Raises:
-        ServiceError: for what is neither.
+        ServiceError: for any other body.
     """
     if len(body) > max_json:
         _refuse_costly(body, max_json)
@@ -100,13 +100,12 @@ def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | 
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """An item that a body holds.
+    """The item of a body.
 
     Attributes:
         content: its embedding, its text, or the file of an image.
-        id: where the body has one.
-        label: likewise.
-        metadata: as they are stored, without a text; None if the body has none.
+        id, label: None if the body has none.
+        metadata: JSON as it is stored, without a text; None if the body has none.
     """
 
     content: Query | str | bytes
@@ -116,21 +115,21 @@ class ParsedItem:
 
 
 def item_of(body: bytes, dimension: int) -> ParsedItem:
-    """Make an item of a body in JSON.
+    """The item of a body in JSON.
 
     Raises:
-        ServiceError: for what is none.
+        ServiceError: for any other body.
     """
     item = _named(_content(body), TextItemRequest, ItemRequest)
     metadata = item.get("metadata")
     if "text" in item and "text" in (metadata or ()):
-        raise ServiceError(422, "metadata: there is a text beside them", allowed="metadata without text")
+        raise ServiceError(422, "metadata: the body has a text of its own", allowed="metadata without text")
     kept = None if metadata is None else checked_metadata(metadata)
     return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), kept)
 
 
 def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
-    """JSON as whichever of two kinds it names."""
+    """Validate JSON as the kind that its names tell."""
     if isinstance(content, dict) and not content.keys() & {"text", "embedding"}:
         allowed = schema_of(by_text)["properties"] | schema_of(by_embedding)["properties"]
         raise ServiceError(422, "the body names neither an embedding nor a text", allowed=allowed)
@@ -139,8 +138,8 @@ def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
 
 def _content(body: bytes) -> Any:
     try:
-        content = from_json(body)  # in a tenth of the time of Python's own, in which no other thread has its turn
-        if body.count(b":") > _names_in(content):  # in texts, or behind a name that came before
+        content = from_json(body)  # ten times as fast as Python's parser, which also keeps other threads waiting
+        if body.count(b":") > _names_in(content):  # colons in texts, or repeated names, which only Python reports
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
@@ -148,7 +147,7 @@ def _content(body: bytes) -> Any:
 
 
 def _names_in(content: Any) -> int:
-    """How many names its objects have; lists of numbers are passed over."""
+    """The number of names in its objects; lists of numbers are skipped."""
     if isinstance(content, dict):
         return len(content) + sum(map(_names_in, content.values()))
     if isinstance(content, list) and content and isinstance(content[0], dict | list):
@@ -163,8 +162,8 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
-    """Refuse a body that has more beside a few plain texts: lists and numbers cost a hundred times what they weigh."""
-    plain = body.replace(b"\\/", b"/") if b"\\" in body else body  # as some write the slashes of base64
+    """Refuse a body with more than its images: parsed lists and numbers take a hundred times their bytes."""
+    plain = body.replace(b"\\/", b"/") if b"\\" in body else body  # some encoders escape the slashes of base64
     quotes = [-1]
     while len(quotes) <= _QUOTES and (quote := plain.find(b'"', quotes[-1] + 1)) >= 0:
         quotes.append(quote)
@@ -191,7 +190,7 @@ def _part(
 
 
 def _file(text: str) -> bytes:
-    """What base64 says, in parts, between which other threads have their turn."""
+    """Decode base64 in parts, so that other threads run in between."""
     return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
 
 

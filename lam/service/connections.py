@@ -1,9 +1,8 @@
-"""One connection: uvicorn's, with the deadlines and the caps that it lacks.
+"""uvicorn's connection with deadlines and caps.
 
-uvicorn lets go of a connection as soon as its client closes it, even where that has only ended what it sends and waits
-for the answer, and speaks HTTP/1.1 alone. It has no deadline for the headers of a request, nor for a client that does
-not read its answer, no cap on connections, and reads a body of very many small chunks at one go, however long that
-takes. The deadline of a body is in `lam.service.limits`.
+uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes a
+connection whose client has finished sending and waits for the answer. It reads a body of many small chunks in one go,
+however long that takes. The deadline of a body is in `lam.service.limits`.
 """
 
 import asyncio
@@ -17,35 +16,34 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
-_PIECE = 8192  # bytes after which headers are held to h11's limit of 16 KiB, with however many more they came
-_PIECE_OF_BODY = 2**18  # headers that come behind a body are held to as many more
-_CHUNKS, _CHUNK = 64, 512  # of a body: so many of any size, and beyond those so many bytes in one, on average
+_PIECE = 8192  # h11 checks its limit of 16 KiB on headers once for each piece that it receives
+_PIECE_OF_BODY = 2**18  # a body may bring headers of the next request with it, which are checked as often
+_CHUNKS, _CHUNK = 64, 512  # of a body: 64 chunks of any size; beyond those, 512 bytes on average
 
 
 class OpenConnections:
-    """The connections that are open, at most so many in all and of one client.
+    """The open connections, capped in all and for each client.
 
-    Where there is one too many, another gives way: of those that wait for their client, or whose client sends no more,
-    the one that it has left alone for longest. Where there is none, as the service is at work for all of them, the new
-    one is refused.
+    A new connection above the cap closes another: the longest idle one of those that wait for their client. If the
+    service is working for all of them, the new one is refused.
 
     Args:
         most: connections in all.
-        of_client: connections of one address; None for as many as in all.
+        of_client: connections of one address; None for `most`.
     """
 
     def __init__(self, most: int, of_client: int | None) -> None:
         self._most, self._of_client = most, most if of_client is None else of_client
         self._open: set[Connection] = set()
         self._of: Counter[str] = Counter()
-        self._waiting: dict[Connection, None] = {}  # the one that was left alone for longest first
+        self._waiting: dict[Connection, None] = {}  # the longest idle one first
         self._refused: set[Connection] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False where it is refused, or, where many are, closed without a word."""
+        """Count a new connection; False where it is refused, or, among many refused ones, closed at once."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
@@ -57,7 +55,7 @@ class OpenConnections:
         return False
 
     def remove(self, one: "Connection") -> None:
-        """Count a connection no longer."""
+        """Forget a connection."""
         self._waiting.pop(one, None)
         self._refused.discard(one)
         if one in self._open:
@@ -67,13 +65,13 @@ class OpenConnections:
                 del self._of[one.address]
 
     def note_activity(self, one: "Connection", *, waits: bool) -> None:
-        """Be told that something happened on a connection, and whether it waits for its client now."""
+        """Note activity on a connection, and whether it waits for its client now."""
         self._waiting.pop(one, None)
         if waits and one in self._open:
             self._waiting[one] = None
 
     def drop_unread(self) -> bool:
-        """Close the connection whose client has left its answer unread for longest; False where all read."""
+        """Close the connection whose answer has been unread for longest; False where all clients read."""
         return self._drop_waiting(reading=True)
 
     def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
@@ -86,12 +84,12 @@ class OpenConnections:
 
 
 class Connection(H11Protocol):
-    """A connection whose client must send a request's headers, and read its answer, in time.
+    """A connection with deadlines for sending headers and for reading answers.
 
     Args:
-        connections: that it is one of.
+        connections: all open ones.
         settings: the deadlines.
-        refuse: what answers requests on a connection that is one too many.
+        refuse: the application for a surplus connection.
         options: of uvicorn's connection.
     """
 
@@ -107,7 +105,7 @@ class Connection(H11Protocol):
         self._no_more_comes = False
         self._deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: Any) -> None:  # uvloop's transports are none of asyncio's
+    def connection_made(self, transport: Any) -> None:  # uvloop's transports do not derive from asyncio's
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if not self._connections.add(self):
@@ -122,10 +120,10 @@ class Connection(H11Protocol):
             start = end
         self._follow()
 
-    def eof_received(self) -> Any:  # asyncio keeps a connection where this says so; uvicorn's never does
-        """Keep the connection of a client that sends no more while a whole request of it is answered.
+    def eof_received(self) -> Any:
+        """Keep the connection of a client that has finished sending while its request is answered.
 
-        The client may as well be gone, so that this connection gives way like those that wait for theirs.
+        The client may as well be gone, so that this connection counts as waiting.
         """
         self._no_more_comes = True
         self._follow()
@@ -141,7 +139,7 @@ class Connection(H11Protocol):
 
     @property
     def keeps_answer(self) -> bool:
-        """Whether there is an answer that the client does not read."""
+        """Whether the client leaves an answer unread."""
         return self._awaited == "reading"
 
     def on_response_complete(self) -> None:
@@ -160,12 +158,12 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
-        self._unset_keepalive_if_required()  # which uvicorn leaves to hold a connection that its client resets
+        self._unset_keepalive_if_required()  # uvicorn's timer would keep a connection that its client has reset
         self._connections.remove(self)
         super().connection_lost(exc)
 
     def _follow(self) -> None:
-        """See what the connection waits for now; what is not all read is awaited until the whole answer is."""
+        """Set the deadline that applies now; that of reading lasts until the whole answer is sent."""
         between = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused or (self._awaited == "reading" and not between):
             self._await("reading")
@@ -184,7 +182,7 @@ class Connection(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """What a client sends; a chunk of a body takes as much time as kilobytes without chunks, so that they are few."""
+    """Requests with a limit on chunks: parsing a chunk takes as long as parsing kilobytes without chunks."""
 
     def next_event(self) -> Any:
         event = super().next_event()

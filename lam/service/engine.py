@@ -42,14 +42,8 @@ _WARM_UPS = 3
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """An image or a text as an input of the network; other fields as of `Query`."""
-
-    tensor: Tensor
-    thumbnail: bytes | None = None
-    text: str | None = None
-    text_cut: bool = False
+Decoded = tuple[Tensor, dict[str, Any]]
+"""An input of the network, and fields of its `Query`: thumbnail, text, text_cut."""
 
 
 class Engine:
@@ -180,9 +174,8 @@ class Engine:
         """
         if isinstance(body, Query):
             return body
-        decoded = await self._done(self.decoder.submit((body, with_thumbnail)))
-        query = await self._done(self.network.submit(decoded.tensor))
-        return replace(query, thumbnail=decoded.thumbnail, text=decoded.text, text_cut=decoded.text_cut)
+        tensor, fields = await self._done(self.decoder.submit((body, with_thumbnail)))
+        return replace(await self._done(self.network.submit(tensor)), **fields)
 
     async def search(
         self,
@@ -238,7 +231,7 @@ class Engine:
             raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
         image = read_image(body, self.settings, least=preprocessing.reduced_to)
         try:
-            return [Decoded(preprocessing(image), thumbnail(image) if with_thumbnail else None)]
+            return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
         except ValueError as error:
             raise ServiceError(
                 422, f"the image cannot become an input: {error}", allowed="an ordinary photograph"
@@ -251,10 +244,8 @@ class Engine:
         if isinstance(text, bytes):
             raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
         try:
-            tensor = preprocessing(text)
-            return Decoded(
-                tensor, text=preprocessing.kept(text), text_cut=is_cut(self.encoder.network, preprocessing, text)
-            )
+            cut = is_cut(self.encoder.network, preprocessing, text)
+            return preprocessing(text), {"text": preprocessing.kept(text), "text_cut": cut}
         except ValueError as error:
             raise ServiceError(422, str(error), allowed="a text that is not empty") from None
 

@@ -1,4 +1,4 @@
-"""What a request is answered with where it is refused: a status, what was wrong, and what is allowed."""
+"""The error of a request: a status, what was wrong, and what is allowed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,8 @@ class ServiceError(Exception):
 
     Args:
         status: of HTTP.
-        error: what was wrong, for whoever sent the request.
-        allowed: what would have been right, as JSON.
+        error: what was wrong.
+        allowed: what is allowed, as JSON.
         headers: of the answer.
     """
 
@@ -29,7 +29,7 @@ class ServiceError(Exception):
 
     @classmethod
     def of(cls, error: "ServiceError | Refusal") -> "ServiceError":
-        """The answer to a request that is refused, by the service, the gallery, or a queue before it."""
+        """The answer to an error of the service, the gallery or a queue."""
         if isinstance(error, ServiceError):
             return error
         headers = {} if error.after is None else {"Retry-After": str(error.after)}

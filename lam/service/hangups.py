@@ -1,4 +1,4 @@
-"""SIGHUP, which asks a service to read its calibration anew: it waits while the service starts or ends."""
+"""SIGHUP makes a service read its calibration anew; while the service starts or ends, the signal waits."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _HANGUP = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals](
 
 @contextmanager
 def hangups_waiting() -> Iterator[None]:
-    """Keep SIGHUP waiting in this thread and those that it starts; one that still waits at the end is dropped."""
+    """Block SIGHUP in this thread and those that it starts; a signal that waits at the end is dropped."""
     before = _change_mask(signal.SIG_BLOCK)
     try:
         yield
@@ -22,7 +22,7 @@ def hangups_waiting() -> Iterator[None]:
 
 @contextmanager
 def hangups_served() -> Iterator[None]:
-    """Let SIGHUP through, one that waited too, once its handler is set."""
+    """Unblock SIGHUP once its handler is set; a waiting signal arrives."""
     _change_mask(signal.SIG_UNBLOCK)
     try:
         yield

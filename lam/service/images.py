@@ -1,6 +1,6 @@
-"""From the body of a request to an image: only JPEG, PNG and WebP, its cost told by the header, first frame, upright.
+"""From the body of a request to an image: JPEG, PNG or WebP, limited by its header, first frame, upright.
 
-Errors say nothing of what a decoder said. How an image becomes an input or a thumbnail is told in `lam.inputs`.
+Errors do not quote decoders. `lam.inputs` makes inputs and thumbnails of images.
 """
 
 import io
@@ -18,19 +18,19 @@ _ALWAYS = 2 * MEBIBYTE
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
-    """Decode an image that somebody sent.
+    """Decode the image of a request.
 
     Args:
         body: the file.
-        settings: how many pixels it may have, and how many bytes they may take; more are refused before any is decoded.
+        settings: limits on pixels and bytes, checked before anything is decoded.
         least: see `lam.inputs.preprocessing.decode`.
 
     Returns:
-        Its first frame, turned as its EXIF data say.
+        Its first frame, turned upright (EXIF).
 
     Raises:
-        ServiceError: 400 for nothing or a damaged file, 413 for one that is too large or has too many parts, 415 for
-            anything else than an image of the three formats.
+        ServiceError: 400 for an empty or damaged file, 413 for one that is too large or has too many parts, 415 for
+            another format.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
@@ -47,7 +47,7 @@ def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = No
         raise ServiceError(415, "the body is no image of an allowed format", allowed=list(CONTENT_TYPES)) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_many_pixels(settings.max_pixels) from None
-    except Exception:  # what a decoder raises on damaged bytes has no common class
+    except Exception:  # errors of decoders have no common class
         raise ServiceError(400, "the image is truncated or damaged", allowed=list(CONTENT_TYPES)) from None
 
 
@@ -56,7 +56,7 @@ def _too_many_pixels(most: int) -> ServiceError:
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
-    """Refuse by the header what would have too many pixels, or take too much to decode."""
+    """Refuse, by the header, an image with too many pixels, or that takes too much memory to decode."""
     if image.width * image.height > settings.max_pixels:
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:

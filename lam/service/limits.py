@@ -1,7 +1,7 @@
-"""What every request passes before a route sees it: host, key, size, deadline; and what every answer carries.
+"""Checks of every request before its route: host, key, size and deadline; and the headers of every answer.
 
-A body is read here, whole, so that what comes behind never waits for a client; FastAPI has no limit to its size, and no
-deadline. Those of headers and of reading an answer are in `lam.service.connections`.
+The whole body is read here, so that routes never wait for a client: FastAPI limits neither its size nor its time. The
+deadlines of headers and of reading an answer are in `lam.service.connections`.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ HEADERS = {
 }
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-_CHEAP_A_SECOND = 30  # requests of one connection for what needs no work; further ones are paced
-_PAUSE = 0.05  # seconds before the answer of a paced or refused request, in which the workers get their turn
-_NEW_A_SECOND = 100  # connections of one address that ask for what needs no work; further ones are paced
+_CHEAP_A_SECOND = 30  # requests of one connection that need no worker; further ones are delayed
+_PAUSE = 0.05  # seconds of delay, in which workers get their turn
+_NEW_A_SECOND = 100  # connections of one address that need no worker; further ones are delayed
 _NEW_PAUSE = 0.02  # seconds for those, so that a health check of the same address is answered within 50 ms
-_PAUSED = (401, 503)  # statuses after which clients ask again at once
+_PAUSED = (401, 503)  # statuses after which clients try again at once
 _LOG = logging.getLogger(__name__)
 
 
@@ -52,10 +52,10 @@ class Limits:
     Args:
         app: any ASGI application.
         settings: the limits.
-        key: what a request to anything but the page and the two health checks must show, as `Authorization: Bearer KEY`
-            or `X-API-Key: KEY`; None for no key, whereupon only requests to this machine by name are answered.
-        max_json: bytes of a body of JSON; one that holds a pair of images may be as large as any.
-        count: told of every answer: its route, method, status and seconds.
+        key: required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health checks.
+            Without a key only requests that name this machine as their host are answered.
+        max_json: bytes of a body of JSON; that of a pair may be as large as any body.
+        count: called for every answer with its route, method, status and seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Limits:
         self._second, self._cheap = 0, Counter[object]()
 
     def make_room_by(self, give_up: Callable[[], object]) -> None:
-        """Be told what gives up a client that does not read, where all that may be held is."""
+        """Set the function that drops a client that does not read, for when memory is full."""
         self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ class Limits:
             await self._app(scope, receive, send)
 
     async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request on a connection that is one too many."""
+        """Refuse a request on a surplus connection."""
         await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
 
     async def _http(self, scope: Scope, receive: Receive, send: "_Sender", *, refused: Refusal | None = None) -> None:
@@ -89,7 +89,7 @@ class Limits:
             if refused is not None:
                 raise refused
             if scope["http_version"] not in SPOKEN:
-                raise ServiceError(505, "HTTP/1.1 is spoken here, and no HTTP/2", allowed=SPOKEN)
+                raise ServiceError(505, "the service speaks HTTP/1.1, and no HTTP/2", allowed=SPOKEN)
             scope = _in_origin_form(scope)
             headers = {name.lower(): value for name, value in scope["headers"]}
             if b"content-length" in headers and b"transfer-encoding" in headers:
@@ -110,7 +110,7 @@ class Limits:
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
-        except asyncio.CancelledError:  # by the server, which ends, and waits for no client and no work any longer
+        except asyncio.CancelledError:  # the server ends, and waits no longer
             await send.refuse(ServiceError.of(busy("the service is shutting down", after=5)))
         except _GoneError:
             return
@@ -124,7 +124,7 @@ class Limits:
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
     def _pause(self, scope: Scope) -> float:
-        """Seconds to wait where too much that needs no work was asked in this second, by a connection or an address."""
+        """Seconds of delay, after too many requests without work from a connection or an address in this second."""
         if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
@@ -140,7 +140,7 @@ class Limits:
         return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without a key, a page of another site must not reach the service under a name of its own (DNS rebinding)."""
+        """Against DNS rebinding: without a key, a page of another site could reach the service by its own host name."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._key is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
@@ -171,12 +171,12 @@ class Limits:
             self._make_room()
 
     def _limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
-        """Bytes of the body; reading JSON costs a hundred times its size."""
+        """Maximum bytes of the body; parsed JSON takes a hundred times its bytes."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         return self._max_json if is_json and path != PAIRS else self._settings.max_body
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Read the whole body, counted while it comes; what it takes counts as held until the request is answered."""
+        """Read the whole body; its bytes count as held from their arrival until the answer."""
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
@@ -197,7 +197,7 @@ class Limits:
                         self._require_memory()
                     parts.append(chunk)
             if len(parts) > 1:
-                async with self._joining:  # one large body after the other, and other requests in between
+                async with self._joining:  # one large body at a time, and other requests in between
                     await asyncio.sleep(0)
                     parts = [b"".join(parts)]
             kept = True
@@ -215,11 +215,11 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with the headers that every answer has; refuses where none has begun.
+    """Sends an answer with common headers, or an error where no answer has begun.
 
     Args:
-        send: sends a message; waits while the client does not read those before.
-        hold: told of bytes that are held until the client has read them.
+        send: sends a message; waits while the client does not read earlier ones.
+        hold: counts bytes that are held until the client has read them.
     """
 
     def __init__(self, send: Send, hold: Callable[[int], None]) -> None:
@@ -247,7 +247,7 @@ class _Sender:
             self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
-        """Send an error but for its end, which closes the connection."""
+        """Send an error without its end, which closes the connection."""
         if self.begun:
             return
         content = json.dumps(error.to_json()).encode()
@@ -264,7 +264,7 @@ class _Sender:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """A request by path and `Host` also where it names its whole address, as to a proxy (RFC 9112, section 3.2.2)."""
+    """Rewrite a request for a whole address, as to a proxy, into path and `Host` (RFC 9112, section 3.2.2)."""
     if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
         return scope
     host, path = address["host"], address["path"] or b"/"
@@ -273,7 +273,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, as if it came now."""
+    """Replay a body that was read."""
     first = True
 
     async def replay() -> Message:
@@ -287,7 +287,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def _linger(receive: Receive, seconds: float) -> None:
-    """Throw away what still comes for a moment: a connection closed on unread bytes may lose the answer."""
+    """Read and drop the rest of a body: closing a connection with unread bytes may lose the answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while (await receive()).get("more_body", False):

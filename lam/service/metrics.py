@@ -1,4 +1,4 @@
-"""What is counted, for Prometheus, in a registry of its own."""
+"""Metrics for Prometheus, in their own registry."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -35,27 +35,27 @@ class Metrics:
         self._registry.register(_State(engine, self._kappa))
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request; `route` is the template of a path, so that there are few, as of methods."""
+        """Count a request. `route` is the template of a path: few values keep the number of series small."""
         known = method if method in _METHODS else "other"
         self._requests.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def decided(self, decision: str | None, kappa: float) -> None:
-        """Count a decision and remember the κ of its query."""
+        """Count a decision, and keep the κ of its query for the quantiles."""
         self._decisions.labels(decision or "none").inc()
         self._kappa.append(kappa)
 
     def verified(self, decision: str | None) -> None:
-        """Count a decision on a pair; its κ are not remembered, as they are of no query."""
+        """Count a decision on a pair."""
         self._pairs.labels(decision or "none").inc()
 
     def text(self) -> bytes:
-        """Everything, in the format of Prometheus."""
+        """All metrics in the format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class _State(Collector):
-    """What is looked up when somebody asks."""
+    """Gauges that are read at each request for metrics."""
 
     def __init__(self, engine: Engine, kappa: "deque[float]") -> None:
         self._engine, self._kappa = engine, kappa

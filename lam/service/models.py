@@ -234,7 +234,7 @@ class ItemResponse(_Item):
 
 
 class EnrolResponse(ItemResponse):
-    """An item that was put into the gallery."""
+    """An item that was put into the gallery: 201 for a new id, 200 for one that existed."""
 
     created: bool
     kappa_capped: bool
@@ -244,7 +244,7 @@ class EnrolResponse(ItemResponse):
 
 
 class ListResponse(Answer):
-    """A page of items."""
+    """A page of items, and the id after which the next one begins; null at the end."""
 
     spliced: ClassVar[str] = "items"
     items: Sequence[ItemResponse]
@@ -386,14 +386,7 @@ _adapter = cache(TypeAdapter)
 
 
 def checked(content: Any, kind: type[Any]) -> Any:
-    """Validate a request that was read from JSON.
-
-    Args:
-        content: the JSON value.
-        kind: `EmbeddingRequest`, `ItemRequest`, `PairRequest`, `TextItemRequest` or `TextRequest`.
-
-    Returns:
-        The content, as that kind.
+    """Validate a request that was read from JSON as one of the kinds above.
 
     Raises:
         ServiceError: 422, with pydantic's message for the first error; allowed is the schema of OpenAPI.
@@ -429,27 +422,22 @@ Responses = dict[int | str, dict[str, Any]]
 _BINARY = {"type": "string", "format": "binary"}
 
 
-def _answer(kind: type[Any], description: str, *statuses: int) -> Responses:
-    return {status: {"model": kind, "description": description} for status in statuses or (200,)}
+def answered_by(kind: type[Answer], *statuses: int) -> Responses:
+    """The responses of OpenAPI with these statuses, or else 200."""
+    return {status: {"model": kind, "description": kind.__doc__} for status in statuses or (200,)}
 
 
-SEARCHED = _answer(SearchResponse, "the decision, what it rests on, and the nearest items")
-VERIFIED = _answer(VerifyResponse, "whether they are the same; null where that cannot be judged")
-ENROLLED = _answer(EnrolResponse, "the id existed; this is its item now") | _answer(EnrolResponse, "the id is new", 201)
-FOUND = _answer(ItemResponse, "the item")
-LISTED = _answer(ListResponse, "items, and the id after which the next page begins; null at the end")
-DELETED = _answer(DeleteResponse, "it is gone")
+ENROLLED = answered_by(EnrolResponse, 200, 201)
 THUMBNAIL: Responses = {
     200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
     304: {"description": "it still has the ETag in If-None-Match"},
 }
-SAMPLES = _answer(SamplesResponse, "a few inputs to try the run with, or none")
 SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the file of an image"}}
 METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _REFUSED = (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
-REFUSALS = _answer(ErrorResponse, "what was wrong, and what is allowed", *_REFUSED)
+REFUSALS = answered_by(ErrorResponse, *_REFUSED)
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "the key, where the service was started with one"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},

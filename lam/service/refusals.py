@@ -1,6 +1,6 @@
-"""What is refused beside the routes: parameters that are unknown or wrong, paths and methods that are not there.
+"""Errors outside of the routes: unknown or invalid parameters, paths and methods.
 
-What a parameter is called and may be is read from the OpenAPI schema, so that what is refused is what is published.
+Names and ranges of parameters come from the OpenAPI schema, so that the service allows exactly what it publishes.
 """
 
 from typing import Any
@@ -20,11 +20,7 @@ _SHOWN = 80
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not have, that are given twice, or that are no UTF-8.
-
-    Raises:
-        ServiceError: 422.
-    """
+    """Raise a ServiceError of 422 for query parameters that are unknown, repeated or no UTF-8."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
@@ -40,12 +36,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
-    """Have every error answered in JSON.
-
-    Args:
-        app: whose errors.
-        pages: paths that are served beside its routes.
-    """
+    """Answer every error of an application in JSON; `pages` are paths that it serves beside its routes."""
 
     @app.exception_handler(ServiceError)
     @app.exception_handler(Refusal)
@@ -80,7 +71,7 @@ def _answer(error: ServiceError) -> JSONResponse:
 
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:
-    """The schema of each parameter, in these places, of the route that a request is for."""
+    """The schema of each parameter in these places of a request's route."""
     operations = request.app.openapi()["paths"][request.scope["route"].path]
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     parameters = operation.get("parameters", ())

@@ -1,4 +1,4 @@
-"""uvicorn around the application: who may connect, what is logged, and how it ends."""
+"""uvicorn around the application: its address and key, its log, its signals."""
 
 import asyncio
 import gc
@@ -31,10 +31,10 @@ KEY = "LAM_API_KEY"
 _MAX_KEY = 4096  # characters; the headers of a request may have 16 KiB in all
 _THREADS = 2
 _GRACE = 8
-_OTHER_FILES = 128  # that the process may have open beside its connections
-_LEAST_FILES = 512  # with which there may be more connections than requests that wait, so that some give way
-_BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which then try again after a second
-_KEPT_BY_SYSTEM = 2**17  # bytes of an answer that is not read, or of a request, each way and connection
+_OTHER_FILES = 128  # open files other than connections
+_LEAST_FILES = 512  # leaves more connections than waiting requests, so that some can be closed for new ones
+_BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which try again after a second
+_KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
 _TURN_SECONDS = 5e-5
@@ -50,23 +50,20 @@ def serve(
     index: str | None = None,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve a run until SIGTERM or SIGINT, then answer what is in flight; at a SIGHUP, read its calibration anew.
-
-    A SIGHUP during the start waits until the service is ready to answer it.
+    """Serve a run until SIGTERM or SIGINT, then answer requests in flight; SIGHUP reads its calibration anew.
 
     Args:
         run: the run's folder.
         host: other than this machine only with a key in the environment.
-        port: 0 for any that is free.
-        device: where the network runs.
-        drop_corrupt: go on without rows of the gallery that were altered.
-        index: "flat" or "hnsw", or the address of a Milvus collection; see `lam.gallery.gallery.Gallery`.
+        port: 0 for a free one.
+        device: of the network.
+        drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         settings: limits.
 
     Raises:
         ValueError: for a host that needs a key, or as `Engine`.
         CorruptFileError: as `Engine`.
-        OSError: for an address that cannot be had.
+        OSError: for an address that cannot be bound.
     """
     key = _key(host)
     if not 0 <= port <= 65535:
@@ -76,7 +73,7 @@ def serve(
         listener = resources.enter_context(_bound(host, port))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
-        listener.listen()  # who comes between the line below and the server waits, and is not refused
+        listener.listen()  # before the address is printed, so that a client that reads it is not refused
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
@@ -85,7 +82,7 @@ def serve(
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
-        gc.freeze()  # going through all that was loaded, as Python now and then does, would hold every request up
+        gc.freeze()  # collecting among all loaded objects would hold every request up
         uvloop.run(_serve(server, listener, engine))
 
 
@@ -98,13 +95,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine
 
 
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
-    """A server that holds its connections to the limits.
-
-    Args:
-        app: the application.
-        settings: the deadlines.
-        connections: those that are open.
-    """
+    """A server whose connections keep to the limits."""
     connection: Any = partial(Connection, connections, settings, app.crowded)
     app.make_room_by(connections.drop_unread)
     config = uvicorn.Config(
@@ -126,16 +117,16 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End, and at once where Ctrl-C comes twice; uvicorn would raise the signal again when all is answered."""
+        """End, at once after a second Ctrl-C; uvicorn's handler would raise the signal again at the end."""
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
 
 def _open_files() -> int:
-    """How many files the process may have open, once that was raised as far as it may be.
+    """Raise the limit on open files to its maximum, and return it.
 
     Raises:
-        ValueError: where that is too few.
+        ValueError: if it is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -147,7 +138,7 @@ def _open_files() -> int:
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Let threads change soon: the loop gives way for microseconds at a time, so that workers missed their turns."""
+    """Switch threads often: the event loop pauses for microseconds, and workers would miss their turns."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
     try:
@@ -158,7 +149,7 @@ def _short_turns() -> Iterator[None]:
 
 @contextmanager
 def _sparing_log() -> Iterator[None]:
-    """Log what clients can bring about, such as too many open files, once in a while, and how often it was."""
+    """Limit the rate of log lines that clients can cause, such as those on open files, and count them."""
     sparing = _Sparing()
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)
@@ -170,7 +161,7 @@ def _sparing_log() -> Iterator[None]:
 
 
 class _Sparing(logging.Filter):
-    """Lets one line of a kind pass every few seconds; kinds are told by the first lines of messages."""
+    """Passes one line of a kind every few seconds; the kind is the first line of the message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,23 +182,23 @@ class _Sparing(logging.Filter):
 def _key(host: str) -> str | None:
     key = os.environ.get(KEY)
     if key is not None:
-        key = key.strip()  # files of secrets end with a line break
+        key = key.strip()  # secret files end with a line break
         if not key:
             raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
         if not all("!" <= character <= "~" for character in key):
-            raise ValueError(f"${KEY} must be letters, digits and signs of ASCII, without spaces: no header has others")
+            raise ValueError(f"${KEY} must have letters, digits and signs of ASCII without spaces, as headers do")
         if len(key) > _MAX_KEY:
-            raise ValueError(f"${KEY} has {len(key)} characters, and at most {_MAX_KEY} fit into a header")
+            raise ValueError(f"${KEY} has {len(key)} characters; at most {_MAX_KEY} fit into a header")
     if key is None and host.lower() not in LOCAL_HOSTS:
         raise ValueError(f"without a key only this machine is served, got host {host!r}: set ${KEY}")
     return key
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Take the address before anything is read, so that one that is taken is told at once."""
+    """Bind the address before anything is loaded, so that an address in use fails at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # which connections inherit; else megabytes each
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # connections inherit it; the default is megabytes each
         listener.setsockopt(socket.SOL_SOCKET, buffer, _KEPT_BY_SYSTEM)
     try:
         listener.bind((host, port))

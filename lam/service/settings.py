@@ -1,4 +1,4 @@
-"""The limits that the service holds to, in one record."""
+"""The limits of the service, in one record."""
 
 from dataclasses import dataclass, fields
 
@@ -10,26 +10,26 @@ class ServiceSettings:
     """Limits in force.
 
     Attributes:
-        max_body: bytes of one request's body.
-        max_json: bytes of a body of JSON, beside 32 for each dimension of an embedding and the images of a pair.
-        max_held: bytes of all bodies, and of answers that clients have yet to read, that are held at once.
+        max_body: bytes of a body.
+        max_json: bytes of a body of JSON, without 32 for each dimension of an embedding and the images of a pair.
+        max_held: bytes of all bodies and unread answers in memory.
         max_pixels: of an image.
         max_side: pixels of an image's longer side.
         max_decoded: bytes that decoding an image may take.
         max_k: hits of one search.
-        max_connections: that are open at once; fewer where the process may not have so many files open.
-        client_connections: of those, how many from one address; None for as many as there may be.
-        header_seconds: until a connection must have sent the headers of its next request.
-        body_seconds: until a request must have sent its body.
-        write_seconds: until an answer must have been read, from when its client first kept it waiting.
-        answer_seconds: until a request must be answered once it was read.
-        linger_seconds: for how long what still comes of a refused body is thrown away, so that the refusal arrives.
-        batch_seconds: for how long a batch waits for more requests.
+        max_connections: open at once; fewer where the process may have fewer open files.
+        client_connections: open at once from one address; None for `max_connections`.
+        header_seconds: for a connection to send the headers of its next request.
+        body_seconds: for a request to send its body.
+        write_seconds: for a client to read an answer, from its first pause on.
+        answer_seconds: for an answer, once the request was read.
+        linger_seconds: for which the rest of a refused body is read and dropped, so that the refusal arrives.
+        batch_seconds: for which a batch waits for more requests.
         batch: requests in one batch.
-        patience: seconds of work that a request may have before it, in all queues together; with more it is refused.
-        queue: requests that may wait in one queue, whatever they cost.
-        keep_queries: how many of the images or texts that are searched for are kept as embeddings, a random sample of
-            all, for `lam calibrate --unlabelled live`; None for none.
+        patience: seconds of work that may wait before a request, in all queues together.
+        queue: requests that may wait in one queue.
+        keep_queries: size of a random sample of searches that is kept as embeddings, for
+            `lam calibrate --unlabelled live`; None for none.
 
     Raises:
         ValueError: for a limit that is not positive.

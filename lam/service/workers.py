@@ -1,7 +1,7 @@
-"""A worker: one thread that takes what is asked within a few milliseconds as one batch.
+"""A worker: one thread that does the jobs of a few milliseconds as one batch.
 
-What a request has to wait for is the work that is before it, in seconds, at all workers that it passes: that is
-bounded, as it is what the slowest answers wait for. What the work is, a worker does not know.
+A request waits for the seconds of work before it, at all workers that it passes. This sum is bounded, as it sets the
+latency of the slowest answers.
 """
 
 import logging
@@ -21,19 +21,19 @@ _LOG = logging.getLogger(__name__)
 _SMOOTHING = 0.2
 _PAUSE = 0.2  # between the death of a thread and its successor
 _STUCK = 20.0
-_BATCH_SECONDS = 0.25  # longer batches gain nothing, and who comes just after one waits for all of it
+_BATCH_SECONDS = 0.25  # longer batches gain nothing, and a request just after one waits for all of it
 
 
 class Worker(Generic[Job, Result]):
-    """A thread that does jobs in batches; where it dies, its batch is refused and another takes its place.
+    """A thread that does jobs in batches; if it dies, its batch is refused and another thread replaces it.
 
     Args:
         name: of the thread.
-        work: takes a batch of jobs and gives a result, or an exception, for each.
-        queue: the most jobs that wait.
-        batch: the most jobs in a batch.
+        work: from a batch of jobs to a result, or an exception, for each.
+        queue: maximum number of waiting jobs.
+        batch: maximum number of jobs in a batch.
         wait: seconds for which a batch waits for more jobs.
-        begin: called first in every thread, for what is set thread by thread.
+        begin: called first in every thread, for settings of a thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Worker(Generic[Job, Result]):
 
     @property
     def complaint(self) -> str | None:
-        """Why the worker cannot be relied upon now, or None."""
+        """Why the worker is not ready, or None."""
         since = self._busy_since
         if not self._thread.is_alive() or not self._running:
             return f"the {self.name} worker is being restarted"
@@ -75,7 +75,7 @@ class Worker(Generic[Job, Result]):
 
     @property
     def jobs(self) -> int:
-        """How many wait or are being done."""
+        """The number of waiting and running jobs."""
         return len(self._jobs) + len(self._in_hand)
 
     def submit(self, job: Job) -> "Future[Result]":
@@ -89,13 +89,13 @@ class Worker(Generic[Job, Result]):
             if self._closing:
                 raise busy("the service is shutting down", after=5)
             if len(self._jobs) >= self._queue:
-                raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, which is as many as may")
+                raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, and no more may")
             self._jobs.append((job, future))
             self._changed.notify()
         return future
 
     def close(self, *, timeout: float = 10.0) -> None:
-        """Take no more jobs, do those that wait, and end the thread."""
+        """Take no more jobs, do the waiting ones, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -154,7 +154,7 @@ class Worker(Generic[Job, Result]):
         self._in_hand, self._busy_since = [], None
 
     def _results(self, jobs: list[Job]) -> Sequence[Any]:
-        """The batch's results; where it fails as a whole, each job by itself, so that one does not spoil the others."""
+        """The results of a batch; if it fails as a whole, each job is done by itself, so that one spoils no others."""
         try:
             return self._work(jobs)
         except (ServiceError, Refusal) as error:
@@ -166,11 +166,11 @@ class Worker(Generic[Job, Result]):
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse a request that would wait for long, before any work is put into it; where none waits it is taken.
+    """Refuse a request that would wait for long, before any work on it; where no job waits, it passes.
 
     Args:
-        workers: that it passes, in this order; what is at one is before it at those that follow, too.
-        patience: the most seconds of work that may be before it.
+        workers: in the order in which the request passes them; jobs at one are before it at the next ones, too.
+        patience: maximum seconds of work before it.
 
     Raises:
         Refusal: busy.
@@ -180,4 +180,4 @@ def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
         before += worker.jobs
         seconds += before * worker.seconds_a_job
     if seconds > patience and any(map(len, workers)):
-        raise busy(f"{before} requests are before this one, with {seconds:.1f} s of work, which is as much as may wait")
+        raise busy(f"{before} requests with {seconds:.1f} s of work are before this one, and no more may wait")

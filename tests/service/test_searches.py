@@ -16,7 +16,7 @@ from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.finished import Run
 from lam.service.answers import Query
-from lam.service.engine import Decoded, Engine
+from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from tests.helpers import stored
 from tests.service.asking import PNG, client_of, embedding, refused
@@ -39,9 +39,8 @@ def test_a_search_decides_and_gives_hits(client: TestClient, png: bytes) -> None
 
 
 def tensor_of(engine: Engine, png: bytes) -> torch.Tensor:
-    (decoded,) = engine._decode([(png, False)])
-    assert isinstance(decoded, Decoded)
-    return decoded.tensor
+    ((tensor, _),) = engine._decode([(png, False)])
+    return tensor
 
 
 def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: TestClient, png: bytes) -> None:

@@ -19,7 +19,7 @@ import torch
 from timing import write
 
 from lam.encoders.base import Encoder
-from lam.inputs.corruption import STRENGTHS, corrupted
+from lam.inputs.corruption import STRENGTHS, corrupt
 from lam.retrieval.metrics.ood import auroc
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -47,7 +47,7 @@ def main() -> None:
     sets: dict[str, Embeddings] = {}
     for kind in SHOWN:
         for severity in range(1, len(STRENGTHS[kind]) + 1):
-            worse = preprocessing.standardize(corrupted(pixels, kind, severity, generator=generator))
+            worse = preprocessing.standardize(corrupt(pixels, kind, severity, generator=generator))
             sets[f"{kind} {severity}"] = embedded(run.encoder, worse)
     for name, images in ood.items():
         drawn = images.limit(options.images, seed=0)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from lam import __version__
-from lam.service.hangups import hangups_waiting
+from lam.service.hangups import block_hangups
 from lam.utils import distributed
 from lam.utils.extras import install_command
 from lam.utils.notes import Note
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             words = list(sys.argv[1:] if arguments is None else arguments)
-            with hangups_waiting() if words[:1] == ["serve"] else nullcontext():  # what it imports takes a second
+            with block_hangups() if words[:1] == ["serve"] else nullcontext():  # what it imports takes a second
                 return _execute(words)
         finally:
             print(end="", flush=True)  # while a reader that has gone can still be told from other errors

@@ -13,7 +13,7 @@ from lam import datasets, models
 from lam.datasets.base import Dataset
 from lam.encoders.base import Encoder, Prediction
 from lam.experiments.base import Experiment, Progress
-from lam.inputs.corruption import PUBLISHED_STRENGTHS, corrupted, published_kinds
+from lam.inputs.corruption import PUBLISHED_STRENGTHS, corrupt, published_kinds
 from lam.losses import Loss
 from lam.methods.base import Method
 from lam.training import Training
@@ -98,7 +98,7 @@ class ImageExperiment(Experiment):
         pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
         for kind in published_kinds(images.shape[0]):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
-            worse = [corrupted(pixels, kind, severity, generator=generator) for severity in severities]
+            worse = [corrupt(pixels, kind, severity, generator=generator) for severity in severities]
             yield kind, [preprocessing.standardize(images) for images in worse]
 
     def corrupted_of(self, images: Dataset) -> int:

@@ -131,7 +131,7 @@ class ImageBatches:
         self._damaged.settle(sum(map(len, self._parts)))
 
 
-def readable(images: Items, damaged: DamagedFiles) -> Items:
+def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
     """The images with readable files; all files are tried.
 
     Raises:

@@ -14,7 +14,7 @@ from lam import datasets
 from lam.datasets import FolderImages, Texts
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
-from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches, readable
+from lam.gallery.damaged import BATCH, DamagedFiles, ImageBatches, drop_unreadable
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import content_id, file_id
 from lam.gallery.shards import EmbeddedItems, Shard
@@ -63,7 +63,7 @@ def embed_items(
         batches.append(prediction.embeddings)
         if calibration is not None:
             flagged.append(calibration.flagged(prediction.embeddings, prediction.features))
-    names = items.texts if isinstance(items, Texts) else _relative([str(path) for path in items.paths])
+    names = items.texts if isinstance(items, Texts) else _relative_paths([str(path) for path in items.paths])
     skipped = [row for row, source in enumerate(sources) if Path(source.path) in damaged.reasons]
     read = [source for source in sources if Path(source.path) not in damaged.reasons]
     flags = torch.cat(flagged) if flagged else None
@@ -104,7 +104,7 @@ def read_items(
         raise ValueError("this run takes images, which have no columns: leave columns out")
     preprocessing = preprocessing_of(encoder, Preprocessing)
     images = datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
-    return images if damaged is None else readable(images, damaged)
+    return images if damaged is None else drop_unreadable(images, damaged)
 
 
 def _read_texts(
@@ -131,7 +131,7 @@ def _sources(items: FolderImages | Texts) -> list[SourceImage]:
     return sources
 
 
-def _relative(paths: Sequence[str]) -> list[str]:
+def _relative_paths(paths: Sequence[str]) -> list[str]:
     """Paths relative to their common folder."""
     root = os.path.commonpath(paths)
     return [os.path.relpath(path, root) for path in paths]

@@ -18,11 +18,11 @@ from lam.gallery.item import (
     INDEXED,
     Images,
     Item,
-    checked_id,
-    checked_label,
-    checked_metadata,
+    check_id,
+    metadata_json,
+    normalize_label,
     number_of,
-    packed,
+    pack,
 )
 from lam.gallery.refusal import Refusal
 from lam.inputs.thumbnails import thumbnail_of_file
@@ -55,12 +55,12 @@ class SourceImage:
     def __post_init__(self) -> None:
         try:
             if self.listed_id is not None:
-                checked_id(self.listed_id)
+                check_id(self.listed_id)
         except Refusal:
             raise ValueError(f"{self.path}: the id must have {ID_RULE}, got {self.listed_id!r}") from None
         try:
-            object.__setattr__(self, "label", checked_label(self.label))
-            checked_metadata(self.metadata or {})
+            object.__setattr__(self, "label", normalize_label(self.label))
+            metadata_json(self.metadata or {})
         except Refusal as refusal:
             raise ValueError(f"{self.path}: {refusal}, allowed is {refusal.allowed}") from None
 
@@ -71,7 +71,7 @@ class SourceImage:
 
 
 @dataclass(frozen=True)
-class Enrolled:
+class Enrolment:
     """Items for a gallery.
 
     Attributes:
@@ -87,7 +87,7 @@ class Enrolled:
     def __len__(self) -> int:
         return len(self.items)
 
-    def with_thumbnails(self) -> "Enrolled":
+    def with_thumbnails(self) -> "Enrolment":
         """The same with a thumbnail for each item whose first image is a file."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
@@ -99,7 +99,7 @@ def enrol(
     flag_below: float | None = None,
     skip_uncertain: bool = False,
     fuse: bool = False,
-) -> Enrolled:
+) -> Enrolment:
     """Make one item of each id, in the order of first images.
 
     Images of one identity have the same listed id or, without one, the same label. `lam.retrieval.fuse_identities`
@@ -125,10 +125,10 @@ def enrol(
         raise ValueError(f"no image is left: kappa is below the flag {flag_below:.4g} for all {len(images)}")
     rows_by_id: dict[str, list[int]] = {}
     for row in kept:
-        rows_by_id.setdefault(_fused_id(images[row]) if fuse else images[row].id, []).append(row)
+        rows_by_id.setdefault(_identity(images[row]) if fuse else images[row].id, []).append(row)
     if not fuse:
         _warn_of_several_labels(images, rows_by_id.values())
-    rows_by_id = {item_id: _different(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
+    rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
     fused, resultants = _fused(used, [len(rows) for rows in rows_by_id.values()])
@@ -140,7 +140,7 @@ def enrol(
         )
         for at, (item_id, rows) in enumerate(rows_by_id.items())
     )  # fmt: skip
-    return Enrolled(items, fused, uncertain)
+    return Enrolment(items, fused, uncertain)
 
 
 def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequence[int]]) -> None:
@@ -157,7 +157,7 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
     """An item of a data set, from its preview; the text is in the metadata."""
-    metadata = checked_metadata({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
+    metadata = metadata_json({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
     images = Images(paths=json.dumps([preview.path]))
     return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)
 
@@ -166,17 +166,17 @@ def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
     """The item of images of one id, with the κ of each."""
-    contents, paths = packed([source.content for source in sources]), json.dumps([source.path for source in sources])
+    contents, paths = pack([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:
         mass, roots = sum(kappas), float(np.sqrt(kappas).sum())
         sums = np.concatenate([[mass, roots], resultant * mass * vector.astype(np.float64)])
         images = Images(len(sources), resultant, min(kappas), contents, paths, sums.tobytes())
-    metadata = checked_metadata(sources[0].metadata or {})
+    metadata = metadata_json(sources[0].metadata or {})
     return Item(item_id, vector.tobytes(), kappa, sources[0].label, metadata, origin=INDEXED, images=images)
 
 
-def _fused_id(image: SourceImage) -> str:
+def _identity(image: SourceImage) -> str:
     if image.listed_id is not None:
         return image.listed_id
     if not image.label:
@@ -184,7 +184,7 @@ def _fused_id(image: SourceImage) -> str:
     return str(number_of(hashlib.sha256(f"label {image.label}".encode()).hexdigest()))
 
 
-def _different(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
+def _distinct(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
     """The rows of one id, without repeated images."""
     first = images[rows[0]]
     for row in rows:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lam.gallery.enrolment import Enrolled
+from lam.gallery.enrolment import Enrolment
 from lam.gallery.item import Item
-from lam.gallery.local_index import LocalIndex, factory_of, filled_index
+from lam.gallery.local_index import LocalIndex, build_index, factory_of
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import (
     CACHE,
@@ -60,7 +60,7 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
         yield store
 
 
-def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat") -> None:
+def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat") -> None:
     """Replace the items of a run or of `lam index`, and the FAISS type; items that were added while serving stay.
 
     A process that is killed leaves the old items or the new ones.
@@ -80,7 +80,7 @@ def replace_items(store: ItemStore, enrolled: Enrolled, *, factory: str = "Flat"
         raise OSError(f"{store.path}: {refusal}") from None
     store.erase_log()
     if factory != "Flat":
-        index = filled_index(cache, store.items_by_key(), index.dimension, factory, source=store.path, trained=index)
+        index = build_index(cache, store.items_by_key(), index.dimension, factory, source=store.path, trained=index)
         index.save(cache)
 
 

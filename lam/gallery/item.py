@@ -155,12 +155,12 @@ def number_of(digest: str) -> int:
     return int(digest[:16], 16) >> 1
 
 
-def packed(contents: Iterable[int]) -> bytes:
+def pack(contents: Iterable[int]) -> bytes:
     """Ids by content as bytes, eight each."""
     return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
-def checked_id(item_id: str) -> str:
+def check_id(item_id: str) -> str:
     """The id.
 
     Raises:
@@ -173,7 +173,7 @@ def checked_id(item_id: str) -> str:
     return item_id
 
 
-def checked_metadata(metadata: object) -> str:
+def metadata_json(metadata: object) -> str:
     """Metadata as the JSON text that is stored.
 
     Raises:
@@ -208,7 +208,7 @@ def _is_deeper(value: object, levels: int) -> bool:
     )
 
 
-def checked_label(label: str) -> str:
+def normalize_label(label: str) -> str:
     """The label with accented letters composed (Unicode's NFC).
 
     Raises:

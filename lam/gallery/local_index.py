@@ -54,10 +54,10 @@ class LocalIndex:
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
         self._cache, self._lock = cache, threading.Lock()
-        self.index = filled_index(cache, store.items_by_key(), dimension, factory, source=store.path)
+        self.index = build_index(cache, store.items_by_key(), dimension, factory, source=store.path)
         if not cache.is_dir():
             self._save()
-        self.recall = None if self.index.factory == "Flat" else self._measured()
+        self.recall = None if self.index.factory == "Flat" else self._measure_recall()
 
     def __len__(self) -> int:
         return len(self.index)
@@ -81,7 +81,7 @@ class LocalIndex:
         with self._lock:
             self._save()
 
-    def _measured(self) -> Recall | None:
+    def _measure_recall(self) -> Recall | None:
         recall = self.index.measure_recall(n_queries=_QUERIES, k=_NEIGHBOURS, depth=N_HITS)
         if recall is not None and recall.share < LEAST_RECALL:
             _LOG.warning(
@@ -126,7 +126,7 @@ def factory_of(kind: str | None, indexed: str) -> str:
     return indexed if indexed.startswith("HNSW") else _GRAPH
 
 
-def filled_index(
+def build_index(
     cache: Path,
     items: Iterator[tuple[int, Item]],
     dimension: int,
@@ -145,7 +145,7 @@ def filled_index(
     Raises:
         ValueError: for items of another dimension.
     """
-    index = trained if trained is not None else _cached(cache, dimension, factory)
+    index = trained if trained is not None else _load_cached(cache, dimension, factory)
     if index is None:
         index = Index(dimension, factory)
     known = set(index.ids.tolist())
@@ -155,9 +155,9 @@ def filled_index(
         missing += [(key, item) for key, item in block if key not in known]
         known -= {key for key, _ in block}
         if index.is_trained and len(missing) >= _BLOCK:
-            index, missing = _extended(index, missing), []
+            index, missing = _extend(index, missing), []
     index.remove(sorted(known))
-    return _extended(index, missing)
+    return _extend(index, missing)
 
 
 def require_faiss() -> None:
@@ -170,7 +170,7 @@ def require_faiss() -> None:
         ) from None
 
 
-def _cached(cache: Path, dimension: int, factory: str) -> Index | None:
+def _load_cached(cache: Path, dimension: int, factory: str) -> Index | None:
     if factory == "Flat" or not cache.is_dir():
         return None
     try:
@@ -203,7 +203,7 @@ def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None
             )
 
 
-def _extended(index: Index, items: list[tuple[int, Item]]) -> Index:
+def _extend(index: Index, items: list[tuple[int, Item]]) -> Index:
     if not items:
         return index if index.is_trained else Index(index.dimension)
     embeddings = embeddings_of([item for _, item in items])

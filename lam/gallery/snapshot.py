@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lam.gallery.item import KAPPA, VECTOR, Item
-from lam.gallery.local_index import embeddings_of_vectors, filled_index, require_dimension
+from lam.gallery.local_index import build_index, embeddings_of_vectors, require_dimension
 from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, ItemStore
 from lam.retrieval.index.faiss_index import Index, search_flat
 from lam.retrieval.index.hits import Hits
@@ -88,7 +88,7 @@ class Snapshot:
     @cached_property
     def _index(self) -> Index:
         keyed = zip(self.keys, self.items, strict=True)
-        return filled_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
+        return build_index(self.folder / CACHE, keyed, self.dimension, self.factory, source=self.folder / FILE)
 
 
 class Items(Sequence[Item]):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lam.gallery.fusing import fuse
-from lam.gallery.item import INDEXED, Item, checked_metadata, hash_of
+from lam.gallery.item import INDEXED, Item, hash_of, metadata_json
 from lam.gallery.refusal import Refusal, busy, full
 from lam.utils.files import CorruptFileError, check_format, write_text
 
@@ -113,7 +113,7 @@ class Replace:
         if "metadata" not in self.keeps:
             return item
         kept = {name: value for name, value in json.loads(old.metadata).items() if name != "text"}
-        return replace(item, metadata=checked_metadata(kept | json.loads(item.metadata)))
+        return replace(item, metadata=metadata_json(kept | json.loads(item.metadata)))
 
 
 Operation = Item | Replace | Fuse | str
@@ -184,7 +184,7 @@ class ItemStore:
         self._reading, self._listing = threading.Lock(), threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
-        with self._errors_explained():
+        with self._explain_errors():
             self._writer = self._connect()
             self._prepare()
             self._reader, self._lister = self._connect(), self._connect()
@@ -224,7 +224,7 @@ class ItemStore:
         self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # meets the lock of a writer, which lets others read
 
     @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -268,7 +268,7 @@ class ItemStore:
         Raises:
             CorruptFileError: naming the file and the rows.
         """
-        with self._errors_explained():
+        with self._explain_errors():
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
@@ -292,7 +292,7 @@ class ItemStore:
             CorruptFileError: naming the file and the rows.
         """
         rows: dict[int, Sequence[Any]] = {}
-        with self._errors_explained():
+        with self._explain_errors():
             self._writer.execute("BEGIN")  # one transaction, so that rows, ledger and facts are of one moment
             try:
                 _, fault = self._read_whole(rows)
@@ -370,7 +370,7 @@ class ItemStore:
         The page is read on a connection of its own, so that no search waits for it.
         """
         items, size = list[ItemInfo](), 0
-        with self._listing, _locks_refused(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
+        with self._listing, _refuse_locked(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
             for *values, thumbnail, kappa, sha256 in rows:
                 items.append(ItemInfo(*values, has_thumbnail=bool(thumbnail), kappa=kappa, sha256=sha256))
                 size += len(items[-1].metadata)
@@ -510,12 +510,12 @@ class ItemStore:
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._reading, _locks_refused():
+        with self._reading, _refuse_locked():
             yield self._reader
 
 
 @contextmanager
-def _locks_refused() -> Iterator[None]:
+def _refuse_locked() -> Iterator[None]:
     """Refuse as busy where another process has the file locked."""
     try:
         yield

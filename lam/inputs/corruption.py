@@ -43,7 +43,7 @@ def published_kinds(n_channels: int) -> tuple[str, ...]:
     return tuple(kind for kind in PUBLISHED_STRENGTHS if n_channels == 3 or kind != _COLOURED)
 
 
-def corrupted(
+def corrupt(
     images: Float[Tensor, "N C H W"], kind: str, severity: int, *, generator: torch.Generator
 ) -> Float[Tensor, "N C H W"]:
     """Corrupt images.
@@ -72,7 +72,7 @@ def corrupted(
 
     Example:
         >>> image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
-        >>> corrupted(image, "contrast", 2, generator=torch.Generator())
+        >>> corrupt(image, "contrast", 2, generator=torch.Generator())
         tensor([[[[0.2500, 0.7500],
                   [0.2500, 0.7500]]]])
     """
@@ -166,7 +166,7 @@ def _speckle_noise(images: Tensor, deviation: float, generator: torch.Generator)
 @_published("gaussian-blur", 0.4, 0.6, 0.7, 0.8, 1.0)
 def _gaussian_blur(images: Tensor, sigma: float, _: torch.Generator) -> Tensor:
     """A Gaussian blur of this standard deviation, in pixels."""
-    return _smoothed(images, sigma * _pixel(images), reach=4.0)
+    return _smooth(images, sigma * _pixel(images), reach=4.0)
 
 
 @_published("defocus-blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
@@ -179,7 +179,7 @@ def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Genera
     disk = (places[:, None].square() + places.square() <= radius**2).double()
     soft = _bell(ring, softness)
     disk = F.conv2d((disk / disk.sum())[None, None], soft[:, None] * soft[None, None, None], padding="same")
-    return _filtered(images, disk[0, 0])
+    return _filter(images, disk[0, 0])
 
 
 @_published("glass-blur", (0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
@@ -188,27 +188,27 @@ def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Ge
     deviation, rounds = strength
     sigma, reach = deviation * _pixel(images), max(1, round(_pixel(images)))
     n, channels, height, width = images.shape
-    worse = _smoothed(images, sigma, reach=4.0)
+    worse = _smooth(images, sigma, reach=4.0)
     for _ in range(rounds):
         shift = torch.randint(-reach, reach, (2, n, height, width), generator=generator).to(images.device)
         rows = (shift[0] + torch.arange(height, device=images.device)[:, None]).clamp(0, height - 1)
         columns = (shift[1] + torch.arange(width, device=images.device)).clamp(0, width - 1)
         places = (rows * width + columns).flatten(1)[:, None].expand(-1, channels, -1)
         worse = worse.flatten(2).gather(2, places).view_as(images)
-    return _smoothed(worse, sigma, reach=4.0)
+    return _smooth(worse, sigma, reach=4.0)
 
 
 @_published("motion-blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
 def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.Generator) -> Tensor:
     """A movement of this reach and standard deviation."""
-    return _moved(images, *strength, _SWEEP, generator)
+    return _smear(images, *strength, _SWEEP, generator)
 
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     """The mean of enlargements up to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
-    return (images + sum(_zoomed(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
+    return (images + sum(_zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
 
 @_published(
@@ -223,9 +223,9 @@ def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generato
     """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; share of the image left."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * _normal((len(images), 1, *images.shape[-2:]), images, generator)
-    flakes = _zoomed(flakes, enlargement)
+    flakes = _zoom(flakes, enlargement)
     flakes = torch.where(flakes < least, 0, flakes).clamp(0, 1)
-    flakes = _moved(flakes, int(radius), sigma, _FALL, generator)
+    flakes = _smear(flakes, int(radius), sigma, _FALL, generator)
     weights = images.new_tensor(_GREY if images.shape[1] == 3 else [1 / images.shape[1]] * images.shape[1])
     grey = (images * weights[:, None, None]).sum(1, keepdim=True)
     whiter = left * images + (1 - left) * torch.maximum(images, 1.5 * grey + 0.5)
@@ -268,12 +268,12 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
     moved = corners + 2 * movement * scale * (2 * _uniform((n, 3, 2), images, generator) - 1)
     homogeneous = torch.cat([moved, moved.new_ones(n, 3, 1)], 2)
     back = torch.linalg.solve(homogeneous.double(), corners.double().expand(n, 3, 2)).mT.to(images)
-    worse = _sampled(images, F.affine_grid(back, list(images.shape), align_corners=False))
+    worse = _sample(images, F.affine_grid(back, list(images.shape), align_corners=False))
     if not shift:
         return worse
     field = 2 * _uniform((n, 2, *images.shape[-2:]), images, generator) - 1
-    field = 2 * shift * scale[:, None, None] * _smoothed(field, smoothness * side, reach=3.0)
-    return _sampled(worse, _identity_grid(images) + field.movedim(1, 3))
+    field = 2 * shift * scale[:, None, None] * _smooth(field, smoothness * side, reach=3.0)
+    return _sample(worse, _identity_grid(images) + field.movedim(1, 3))
 
 
 @_published("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
@@ -350,13 +350,13 @@ def _bell(reach: int, sigma: float) -> Float[Tensor, " K"]:
     return weights / weights.sum()
 
 
-def _smoothed(images: Tensor, sigma: float, *, reach: float) -> Tensor:
+def _smooth(images: Tensor, sigma: float, *, reach: float) -> Tensor:
     """A Gaussian blur, cut at `reach` standard deviations."""
     weights = _bell(max(1, round(reach * sigma)), sigma)
-    return _filtered(_filtered(images, weights[None]), weights[:, None])
+    return _filter(_filter(images, weights[None]), weights[:, None])
 
 
-def _filtered(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
+def _filter(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
     """Filter each channel, with repeated borders."""
     height, width = weights.shape
     n_channels = images.shape[1]
@@ -370,16 +370,16 @@ def _identity_grid(images: Tensor) -> Float[Tensor, "N H W 2"]:
     return F.affine_grid(same, list(images.shape), align_corners=False)
 
 
-def _sampled(images: Tensor, grid: Tensor, border: str = "reflection") -> Tensor:
+def _sample(images: Tensor, grid: Tensor, border: str = "reflection") -> Tensor:
     return F.grid_sample(images, grid, padding_mode=border, align_corners=False)
 
 
-def _zoomed(images: Tensor, enlargement: float) -> Tensor:
+def _zoom(images: Tensor, enlargement: float) -> Tensor:
     """The centre, enlarged to the size of the image."""
-    return _sampled(images, _identity_grid(images) / enlargement)
+    return _sample(images, _identity_grid(images) / enlargement)
 
 
-def _moved(
+def _smear(
     images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
     """Smear each image in a random direction within these degrees, by half a bell of this radius and deviation."""
@@ -392,7 +392,7 @@ def _moved(
     direction = 2 * torch.stack([angles.cos(), angles.sin()], 1) / size
     grid, total = _identity_grid(images), torch.zeros_like(images)
     for step, weight in enumerate((weights / weights.sum()).tolist()):
-        total += weight * _sampled(images, grid - step * direction[:, None, None], "border")
+        total += weight * _sample(images, grid - step * direction[:, None, None], "border")
     return total
 
 

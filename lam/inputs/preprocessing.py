@@ -268,7 +268,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
                 raise ValueError(f"{image.width} x {image.height} pixels, a side of more than {MAX_SIDE:,}")
             if limit is not None and (needed := decoding_bytes(image, least)) > _MOST * limit:
                 raise ValueError(f"it would take {needed} bytes to decode, more than {_MOST * limit}: save it as JPEG")
-            return decode(_scaled(image), least)
+            return decode(_scale_ppm(image), least)
     except FileNotFoundError as error:
         raise ValueError(f"there is no image {path}") from error
     except Image.UnidentifiedImageError as error:
@@ -303,7 +303,7 @@ def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
     return int(pixels * decoder) + image.width * image.height * _STORED.get(image.mode, 4)
 
 
-def _scaled(image: Image.Image) -> Image.Image:
+def _scale_ppm(image: Image.Image) -> Image.Image:
     """A PPM file scaled to its own white, here in strips, as Pillow scales pixel by pixel; other images as they are."""
     if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
         return image

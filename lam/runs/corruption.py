@@ -16,7 +16,7 @@ from torch import Tensor
 from lam.datasets import Dataset, Texts
 from lam.encoders.base import Encoder
 from lam.evaluation import Evaluation
-from lam.inputs.corruption import KINDS, corrupted, published_kinds, strength_of
+from lam.inputs.corruption import KINDS, corrupt, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 
 TextKind = Literal["words", "typing"]
@@ -67,7 +67,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
 
 
 def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch.Generator) -> str:
-    """Make a text worse; arguments and errors as those of `lam.inputs.corruption.corrupted`, with kinds of texts."""
+    """Make a text worse; arguments and errors as those of `lam.inputs.corruption.corrupt`, with kinds of texts."""
     strength = strength_of(TEXT_STRENGTHS, kind, severity)
     if strength is None:
         return text
@@ -179,7 +179,7 @@ def worse_inputs(
         pixels = preprocessing.denormalize(torch.stack([items[row][0] for row in positions]))
 
         def inputs(kind: Any, severity: int) -> Tensor:
-            return preprocessing.standardize(corrupted(pixels, kind, severity, generator=generator))
+            return preprocessing.standardize(corrupt(pixels, kind, severity, generator=generator))
 
     for kind in corruptions_of(items, kinds):
         yield kind, (inputs(kind, severity) for severity in range(SEVERITIES + 1))

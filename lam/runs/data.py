@@ -20,7 +20,7 @@ from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
 from lam.gallery.damaged import DamagedFiles, path_key, read_images, without_damaged, write_damaged
 from lam.gallery.embed import is_cut
-from lam.gallery.item import checked_metadata
+from lam.gallery.item import metadata_json
 from lam.gallery.refusal import Refusal
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
@@ -236,7 +236,7 @@ def check_texts(items: Dataset) -> None:
     for row in range(len(items) if isinstance(items, Texts) else 0):
         preview = items.preview(row)
         try:
-            checked_metadata({**preview.metadata, "text": preview.text})
+            metadata_json({**preview.metadata, "text": preview.text})
         except Refusal as refusal:
             raise ValueError(
                 f"{preview.path}: {refusal} with the text, allowed is {refusal.allowed}: leave columns out, or lower "

@@ -8,7 +8,7 @@ from lam.datasets import Dataset
 from lam.datasets.texts import Columns
 from lam.gallery.damaged import DamagedFiles
 from lam.gallery.embed import embed_images, embed_items, takes_texts
-from lam.gallery.enrolment import Enrolled, enrol, item_of_embedding
+from lam.gallery.enrolment import Enrolment, enrol, item_of_embedding
 from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
 from lam.gallery.local_index import require_faiss
@@ -32,7 +32,7 @@ def index_images(
     skip_uncertain: bool = False,
     damaged: DamagedFiles | None = None,
     progress: bool = True,
-) -> Enrolled:
+) -> Enrolment:
     """Replace what a run's gallery was filled with by images or texts, given as a folder, a table, or embeddings.
 
     Items that were added or changed while serving stay. Where the run is calibrated, images are uncertain whose κ is
@@ -99,4 +99,4 @@ def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
         for row, label in enumerate(labels)
     ]
     with open_store(run / GALLERY) as store:
-        replace_items(store, Enrolled(tuple(items), embeddings))
+        replace_items(store, Enrolment(tuple(items), embeddings))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lam.gallery.decide import decide
-from lam.gallery.item import Images, Item, checked_metadata, content_id, packed
+from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
@@ -84,10 +84,10 @@ class Query:
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
         if self.text is not None:
-            file, metadata = self.text.encode(), checked_metadata({**json.loads(metadata), "text": self.text})
+            file, metadata = self.text.encode(), metadata_json({**json.loads(metadata), "text": self.text})
         content = content_id(vector if file is None else file)
         item_id = str(content) if item_id is None else item_id
-        images = Images(contents=packed([content]))
+        images = Images(contents=pack([content]))
         return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, images=images)
 
 

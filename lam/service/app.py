@@ -15,7 +15,7 @@ from fastapi import Path as PathParameter
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
-from lam.gallery.item import ID_RULE, MAX_LABEL, Item, checked_id, checked_label
+from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
 from lam.gallery.refusal import busy
 from lam.gallery.store import Fuse, ItemInfo, Operation, Replace
 from lam.inputs.thumbnails import media_type
@@ -27,7 +27,7 @@ from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
-from lam.service.models import JSON, answered_by
+from lam.service.models import JSON, responses_of
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 
 PAGE = Path(__file__).parent / "page"
@@ -96,7 +96,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     _add_items(app, engine)
     _add_state(app, engine, metrics)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # mounted, it would hide which methods a route has
-    return Limits(app, engine.settings, key=key, max_json=_max_json(engine), count=metrics.answered)
+    return Limits(app, engine.settings, key=key, max_json=_max_json(engine), count=metrics.count_request)
 
 
 def _max_json(engine: Engine) -> int:
@@ -110,7 +110,7 @@ def _json(answer: models.Answer, status: int = 200) -> Response:
 def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     dimension = engine.gallery.dimension
 
-    @app.post("/v1/search", responses=answered_by(models.SearchResponse), openapi_extra=models.QUERY)
+    @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=models.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
@@ -124,7 +124,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         else:
             query = await embedded(body, kind)
         answer = await engine.search(query, k=k, min_probability=min_probability)
-        metrics.decided(answer.decision, answer.kappa)
+        metrics.count_decision(answer.decision, answer.kappa)
         return _json(answer)
 
     async def embedded(body: bytes, kind: str) -> answers.Query:
@@ -136,7 +136,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
 
-    @app.post("/v1/verify", responses=answered_by(models.VerifyResponse), openapi_extra=models.PAIR)
+    @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=models.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images in base64, texts or embeddings match."""
         content_type(request.headers, JSON)
@@ -144,7 +144,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         pair = await engine.read(partial(pair_of, await request.body(), dimension, _max_json(engine)))
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
-        metrics.verified(answer.decision)
+        metrics.count_pair(answer.decision)
         return _json(answer)
 
 
@@ -167,21 +167,21 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item under this id, replace it, or fuse an image into it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
-    @app.get("/v1/items", responses=answered_by(models.ListResponse))
+    @app.get("/v1/items", responses=responses_of(models.ListResponse))
     async def list_items(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
     ) -> Response:
         """List items by rising id, starting after one; fewer than the limit, where they are large."""
         engine.admit(engine.lister)
-        return Response(await engine.list_items(partial(_listed, engine, after, limit)), media_type=JSON)
+        return Response(await engine.list_items(partial(_page, engine, after, limit)), media_type=JSON)
 
-    @app.get("/v1/items/{id}", responses=answered_by(models.ItemResponse))
+    @app.get("/v1/items/{id}", responses=responses_of(models.ItemResponse))
     async def get_item(id: str) -> Response:
         """Look an item up."""
         return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
 
-    @app.get("/v1/items/{id}/search", responses=answered_by(models.SearchResponse))
+    @app.get("/v1/items/{id}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
         """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
 
@@ -200,18 +200,18 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return _picture(request, item.thumbnail)
 
-    @app.delete("/v1/items/{id}", responses=answered_by(models.DeleteResponse))
+    @app.delete("/v1/items/{id}", responses=responses_of(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
         """Erase an item: its vector, its picture, and every trace in the database."""
         engine.admit(engine.writer)
-        change = await engine.write(checked_id(id))
+        change = await engine.write(check_id(id))
         if not change.removed:
             raise _no_item()
         return _json(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
 
     async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)
-        item = await engine.read(partial(engine.gallery.get, checked_id(item_id)))
+        item = await engine.read(partial(engine.gallery.get, check_id(item_id)))
         if item is None:
             raise _no_item()
         return item
@@ -243,7 +243,7 @@ async def _enrol(
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
     fields = {"label": label, "metadata": parsed.metadata}
     keeps = [name for name, value in fields.items() if value is None]
-    label, item_id = checked_label(label or ""), None if item_id is None else checked_id(item_id)
+    label, item_id = normalize_label(label or ""), None if item_id is None else check_id(item_id)
     if fuse and item_id is None:
         raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
     if not isinstance(parsed.content, answers.Query):
@@ -359,7 +359,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _listed(engine: Engine, after: str, limit: int) -> bytes:
+def _page(engine: Engine, after: str, limit: int) -> bytes:
     """A page of items as JSON, and the id after which the next one begins."""
     infos = engine.gallery.page(after=after, limit=limit)
     is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1))

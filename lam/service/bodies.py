@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic_core import from_json
 
-from lam.gallery.item import checked_metadata
+from lam.gallery.item import metadata_json
 from lam.service.answers import Query
 from lam.service.engine import embedding_of, no_texts
 from lam.service.errors import ServiceError
@@ -24,9 +24,9 @@ from lam.service.models import (
     PairRequest,
     TextItemRequest,
     TextRequest,
-    checked,
     kind_of,
     schema_of,
+    validate,
 )
 
 _OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
@@ -94,7 +94,7 @@ def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | 
     """
     if len(body) > max_json:
         _refuse_costly(body, max_json)
-    pair = checked(_content(body), PairRequest)
+    pair = validate(_content(body), PairRequest)
     return [_part(pair[name], name, dimension, max_json) for name in ("first", "second")]
 
 
@@ -124,7 +124,7 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
     metadata = item.get("metadata")
     if "text" in item and "text" in (metadata or ()):
         raise ServiceError(422, "metadata: the body has a text of its own", allowed="metadata without text")
-    kept = None if metadata is None else checked_metadata(metadata)
+    kept = None if metadata is None else metadata_json(metadata)
     return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), kept)
 
 
@@ -133,7 +133,7 @@ def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
     if isinstance(content, dict) and not content.keys() & {"text", "embedding"}:
         allowed = schema_of(by_text)["properties"] | schema_of(by_embedding)["properties"]
         raise ServiceError(422, "the body names neither an embedding nor a text", allowed=allowed)
-    return checked(content, by_text if kind_of(content) == "text" else by_embedding)
+    return validate(content, by_text if kind_of(content) == "text" else by_embedding)
 
 
 def _content(body: bytes) -> Any:

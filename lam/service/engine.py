@@ -74,7 +74,7 @@ class Engine:
         self.run = Run(run)
         self.settings = ServiceSettings() if settings is None else settings
         require_faiss()
-        self.encoder = _moved(self.run.encoder, device)
+        self.encoder = _move_to(self.run.encoder, device)
         self.device = device
         self.samples = self.run.samples
         self.live: LiveQueries | None = None
@@ -377,7 +377,7 @@ def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
     return hits[:, kept]
 
 
-def _moved(encoder: Encoder, device: str) -> Encoder:
+def _move_to(encoder: Encoder, device: str) -> Encoder:
     try:
         return encoder.to(device)
     except (RuntimeError, AssertionError) as error:

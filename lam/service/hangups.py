@@ -8,7 +8,7 @@ _HANGUP = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals](
 
 
 @contextmanager
-def hangups_waiting() -> Iterator[None]:
+def block_hangups() -> Iterator[None]:
     """Block SIGHUP in this thread and those that it starts; a signal that waits at the end is dropped."""
     before = _change_mask(signal.SIG_BLOCK)
     try:
@@ -21,7 +21,7 @@ def hangups_waiting() -> Iterator[None]:
 
 
 @contextmanager
-def hangups_served() -> Iterator[None]:
+def unblock_hangups() -> Iterator[None]:
     """Unblock SIGHUP once its handler is set; a waiting signal arrives."""
     _change_mask(signal.SIG_UNBLOCK)
     try:

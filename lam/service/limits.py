@@ -26,7 +26,7 @@ Count = Callable[[str, str, int, float], None]
 OPEN_PATHS = ("/v1/health", "/v1/ready")
 PAIRS = "/v1/verify"
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
-SPOKEN = ("1.0", "1.1")
+HTTP_VERSIONS = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; "
@@ -68,7 +68,7 @@ class Limits:
         self._make_room: Callable[[], object] = lambda: None
         self._second, self._cheap = 0, Counter[object]()
 
-    def make_room_by(self, give_up: Callable[[], object]) -> None:
+    def on_full_memory(self, give_up: Callable[[], object]) -> None:
         """Set the function that drops a client that does not read, for when memory is full."""
         self._make_room = give_up
 
@@ -79,7 +79,7 @@ class Limits:
         else:
             await self._app(scope, receive, send)
 
-    async def crowded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request on a surplus connection."""
         await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
 
@@ -88,8 +88,8 @@ class Limits:
         try:
             if refused is not None:
                 raise refused
-            if scope["http_version"] not in SPOKEN:
-                raise ServiceError(505, "the service speaks HTTP/1.1, and no HTTP/2", allowed=SPOKEN)
+            if scope["http_version"] not in HTTP_VERSIONS:
+                raise ServiceError(505, "the service speaks HTTP/1.1, and no HTTP/2", allowed=HTTP_VERSIONS)
             scope = _in_origin_form(scope)
             headers = {name.lower(): value for name, value in scope["headers"]}
             if b"content-length" in headers and b"transfer-encoding" in headers:
@@ -101,7 +101,7 @@ class Limits:
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
-            await self._app(scope, _replayed(body, receive), send)
+            await self._app(scope, _replay(body, receive), send)
         except (ServiceError, Refusal) as error:
             refusal = ServiceError.of(error)
             if refusal.status in _PAUSED:
@@ -272,7 +272,7 @@ def _in_origin_form(scope: Scope) -> Scope:
     return {**scope, "raw_path": path, "path": unquote(path.decode("latin1")), "headers": headers}
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """Replay a body that was read."""
     first = True
 

@@ -34,18 +34,18 @@ class Metrics:
         self._pairs = Counter("lam_pair_decisions", "Decisions on pairs.", ("decision",), registry=self._registry)
         self._registry.register(_State(engine, self._kappa))
 
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the template of a path: few values keep the number of series small."""
         known = method if method in _METHODS else "other"
         self._requests.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def decided(self, decision: str | None, kappa: float) -> None:
+    def count_decision(self, decision: str | None, kappa: float) -> None:
         """Count a decision, and keep the κ of its query for the quantiles."""
         self._decisions.labels(decision or "none").inc()
         self._kappa.append(kappa)
 
-    def verified(self, decision: str | None) -> None:
+    def count_pair(self, decision: str | None) -> None:
         """Count a decision on a pair."""
         self._pairs.labels(decision or "none").inc()
 

@@ -385,7 +385,7 @@ class ErrorResponse(Answer):
 _adapter = cache(TypeAdapter)
 
 
-def checked(content: Any, kind: type[Any]) -> Any:
+def validate(content: Any, kind: type[Any]) -> Any:
     """Validate a request that was read from JSON as one of the kinds above.
 
     Raises:
@@ -422,12 +422,12 @@ Responses = dict[int | str, dict[str, Any]]
 _BINARY = {"type": "string", "format": "binary"}
 
 
-def answered_by(kind: type[Answer], *statuses: int) -> Responses:
+def responses_of(kind: type[Answer], *statuses: int) -> Responses:
     """The responses of OpenAPI with these statuses, or else 200."""
     return {status: {"model": kind, "description": kind.__doc__} for status in statuses or (200,)}
 
 
-ENROLLED = answered_by(EnrolResponse, 200, 201)
+ENROLLED = responses_of(EnrolResponse, 200, 201)
 THUMBNAIL: Responses = {
     200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
     304: {"description": "it still has the ETag in If-None-Match"},
@@ -437,7 +437,7 @@ METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _REFUSED = (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
-REFUSALS = answered_by(ErrorResponse, *_REFUSED)
+REFUSALS = responses_of(ErrorResponse, *_REFUSED)
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "the key, where the service was started with one"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},

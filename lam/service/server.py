@@ -23,7 +23,7 @@ import uvloop
 from lam.service.app import create_app
 from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
-from lam.service.hangups import hangups_served, hangups_waiting
+from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
@@ -69,7 +69,7 @@ def serve(
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
-    with hangups_waiting(), ExitStack() as resources:
+    with block_hangups(), ExitStack() as resources:
         listener = resources.enter_context(_bound(host, port))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
@@ -90,14 +90,14 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine
     if hasattr(signal, "SIGHUP"):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, engine.recalibrate))
-    with hangups_served():
+    with unblock_hangups():
         await server.serve([listener])
 
 
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
     """A server whose connections keep to the limits."""
-    connection: Any = partial(Connection, connections, settings, app.crowded)
-    app.make_room_by(connections.drop_unread)
+    connection: Any = partial(Connection, connections, settings, app.refuse_connection)
+    app.on_full_memory(connections.drop_unread)
     config = uvicorn.Config(
         app,
         http=connection,

@@ -10,7 +10,7 @@ import torch
 
 from lam.gallery import fusing
 from lam.gallery.fusing import fuse
-from lam.gallery.item import Images, Item, packed
+from lam.gallery.item import Images, Item, pack
 from lam.gallery.refusal import Refusal
 from lam.gallery.store import Fuse, ItemStore
 from lam.retrieval.index.fusion import FusedIdentities, fuse_identities
@@ -29,7 +29,7 @@ def images(count: int, dimension: int, seed: int = 0, spread: float = 1.0) -> li
 
 def image(vector: np.ndarray, kappa: float, content: int = 0, **fields: object) -> Item:
     packed_vector = vector.astype(np.float32).tobytes()
-    return Item("it", packed_vector, kappa, **{"images": Images(contents=packed([content])), **fields})
+    return Item("it", packed_vector, kappa, **{"images": Images(contents=pack([content])), **fields})
 
 
 def at_once(given: list[Item]) -> FusedIdentities:
@@ -72,12 +72,12 @@ def test_the_same_image_counts_once() -> None:
 
 def test_an_item_that_is_known_by_its_content_holds_that_image() -> None:
     before = replace(images(1, 4)[0], id="77", images=Images())  # as the test split of a run has it
-    same, other = replace(images(2, 4)[1], images=Images(contents=packed([77]))), images(3, 4)[2]
+    same, other = replace(images(2, 4)[1], images=Images(contents=pack([77]))), images(3, 4)[2]
     assert fuse(before, same) is before
     fused = fuse(before, other)
     assert fused.images.count == 2
     assert fuse(fused, same) is fused
-    anew = replace(before, images=Images(contents=packed([5])))  # its id is that of an image which it no longer is of
+    anew = replace(before, images=Images(contents=pack([5])))  # its id is that of an image which it no longer is of
     assert fuse(anew, same).images.count == 2
 
 

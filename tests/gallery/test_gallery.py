@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lam.gallery.gallery import Gallery
-from lam.gallery.item import Images, Item, packed
+from lam.gallery.item import Images, Item, pack
 from lam.gallery.refusal import Refusal
 from lam.gallery.store import CACHE, FILE, Change, Fuse, ItemStore, Operation
 from lam.runs.data import load_data
@@ -257,7 +257,7 @@ class Watched:
     def _update(self, number: int) -> None:
         """One item is put anew each time, one has images fused into it, and each third is deleted again."""
         updated, fused = items(2, seed=_CHANGED)
-        image = Item(fused.id, fused.vector, 9.0, images=Images(contents=packed([number])))
+        image = Item(fused.id, fused.vector, 9.0, images=Images(contents=pack([number])))
         self._gallery.write([Item(updated.id, updated.vector, 9.0 + number), Fuse(image)])
 
     def write(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from lam.gallery.embed import preprocessing_of
 from lam.gallery.gallery import Gallery
-from lam.gallery.item import Images, Item, file_id, packed
+from lam.gallery.item import Images, Item, file_id, pack
 from lam.gallery.local_index import LocalIndex
 from lam.gallery.refusal import Refusal, full
 from lam.gallery.store import Change, Fuse, ItemStore
@@ -60,7 +60,7 @@ def test_items_of_a_list_have_its_ids_and_metadata(run_copy: Path, digit_folder:
     alone = encoder.embed(preprocessing_of(encoder, Preprocessing)(first)[None])
     assert vase.kappa == pytest.approx(float(alone.kappa[0]), rel=1e-4)
     assert vase.thumbnail is not None
-    assert vase.images == Images(contents=packed([file_id(first)]), paths=json.dumps([str(first)]))
+    assert vase.images == Images(contents=pack([file_id(first)]), paths=json.dumps([str(first)]))
     assert found["7"].metadata == "{}"
     assert json.loads(found[str(file_id(third))].metadata) == {"city": "Lima"}
 
@@ -76,7 +76,7 @@ def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path
         hits, described = gallery.search(fused, 1)
     assert item is not None
     assert item.images.count == 3
-    assert item.images.contents == packed(map(file_id, paths))
+    assert item.images.contents == pack(map(file_id, paths))
     assert item.images.resultant == pytest.approx(float(fused.resultant[0]))
     assert item.images.least_kappa == pytest.approx(float(alone.kappa.min()), rel=1e-4)
     assert item.images.sums is not None
@@ -98,8 +98,8 @@ def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: 
     alone = encoder.embed(torch.stack([preprocessing_of(encoder, Preprocessing)(path) for path in paths]))
     expected = fuse_identities(alone, [0] * 4).embeddings
     vector = alone.mean[3].numpy().tobytes()
-    new = Item("a", vector, float(alone.kappa[3]), images=Images(contents=packed([file_id(paths[3])])))
-    again = Item("a", vector, 9.0, images=Images(contents=packed([file_id(paths[1])])))
+    new = Item("a", vector, float(alone.kappa[3]), images=Images(contents=pack([file_id(paths[3])])))
+    again = Item("a", vector, 9.0, images=Images(contents=pack([file_id(paths[1])])))
     with opened(run_copy) as gallery:
         gallery.write([Fuse(new), Fuse(again)])
         item = gallery.get("a")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lam.gallery.item import Images, Item, checked_id, checked_label, checked_metadata
+from lam.gallery.item import Images, Item, check_id, metadata_json, normalize_label
 from lam.gallery.refusal import Refusal
 from lam.gallery.snapshot import Snapshot
 from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, HitInfo, ItemStore
@@ -261,7 +261,7 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     error.sqlite_errorcode = code
     with (
         pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): see to the disk"),
-        store._errors_explained(),
+        store._explain_errors(),
     ):
         raise error
     store.close()
@@ -423,20 +423,20 @@ def test_what_was_acknowledged_survives_100_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize("identity", ["", ".", "..", "a/b", "..\\", "x" * 129, " b", "é ", "a\n", "a%b", "a\0"])
 def test_ids_that_could_mean_something_else_are_refused(identity: str) -> None:
     with pytest.raises(Refusal, match="not one that an item can have"):
-        checked_id(identity)
+        check_id(identity)
 
 
 @pytest.mark.parametrize("identity", ["किताब 1", "หนังสือ", "Jose\u0301", "Zoë"])
 def test_ids_may_be_of_any_script(identity: str) -> None:
-    assert checked_id(identity) == identity
+    assert check_id(identity) == identity
 
 
 def test_metadata_and_labels_are_bounded() -> None:
-    assert checked_metadata({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
+    assert metadata_json({"b": 1, "a": [None, "x"]}) == '{"a": [null, "x"], "b": 1}'
     for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):
         with pytest.raises(Refusal, match=match):
-            checked_metadata(wrong)
+            metadata_json(wrong)
     with pytest.raises(Refusal, match="1025 characters"):
-        checked_label("x" * 1025)
+        normalize_label("x" * 1025)
     with pytest.raises(Refusal, match="Unicode"):
-        checked_label("\ud800")
+        normalize_label("\ud800")

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 import lam
 from lam import datasets
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, corrupted, published_kinds
+from lam.inputs.corruption import KINDS, PUBLISHED_KINDS, corrupt, published_kinds
 from lam.runs.config_files import load_config
 from lam.runs.corruption import (
     TEXT_KINDS,
@@ -112,7 +112,7 @@ def test_corrupted_queries_search_the_clean_gallery_without_themselves():
     for curve in curves.values():
         assert torch.equal(curve.correct[0], evaluation.correct[rows])
         torch.testing.assert_close(curve.kappa[0], evaluation.embeddings.kappa[rows], rtol=1e-3, atol=0)
-    worse = corrupted(images.images[rows], "contrast", 5, generator=generator())
+    worse = corrupt(images.images[rows], "contrast", 5, generator=generator())
     mean = encoder.embed(worse).mean
     cosines = mean @ evaluation.gallery.mean.T
     cosines[torch.arange(25), rows] = -2

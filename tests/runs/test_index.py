@@ -14,7 +14,7 @@ from PIL import Image
 
 from lam.cli import main
 from lam.gallery.embed import embed_items
-from lam.gallery.item import file_id, packed
+from lam.gallery.item import file_id, pack
 from lam.gallery.store import FILE, MARK, ItemStore
 from lam.retrieval import Index, fuse_identities
 from lam.retrieval.decisions.calibration import Calibration
@@ -235,7 +235,7 @@ def test_a_list_gives_ids_labels_and_metadata(
         ("vase-17", "zero", str(second), {"shelf": "3"}),
         (str(file_id(third)), "", str(tmp_path / "here.png"), {"city": "Lima", "shelf": "4"}),
     ]
-    assert [item.images.contents for item in items] == [packed([file_id(path)]) for path in (first, second, third)]
+    assert [item.images.contents for item in items] == [pack([file_id(path)]) for path in (first, second, third)]
     assert search(run_copy, second, k=1).items[0][0].id == "vase-17"
 
 
@@ -257,7 +257,7 @@ def test_images_of_one_identity_are_fused(run_copy: Path, digit_folder: Path, tm
     assert (fused.count, json.loads(fused.paths)) == (3, [str(path) for path in paths[:3]])
     assert fused.resultant == pytest.approx(float(expected.resultant[0]))
     assert fused.least_kappa == pytest.approx(float(alone.kappa[:3].min()), rel=1e-4)
-    assert fused.contents == packed([file_id(path) for path in paths[:3]])
+    assert fused.contents == pack([file_id(path) for path in paths[:3]])
     assert (made.items[1].images.count, made.items[1].images.sums) == (1, None)
     assert [replace(item, thumbnail=None) for item in made.items] == list(Run(run_copy).gallery.items)
 

@@ -24,7 +24,7 @@ from lam.runs.index import index_images
 from lam.runs.search import search
 from lam.service.answers import Query
 from lam.service.engine import Engine, _Search, embedding_of
-from lam.service.hangups import hangups_served, hangups_waiting
+from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.models import SearchResponse
 from tests.helpers import stored
 from tests.service.conftest import SMALL
@@ -246,12 +246,12 @@ def test_a_hangup_that_waits_is_served_or_dropped() -> None:
     heard = list[int]()
     before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     try:
-        with hangups_waiting():
+        with block_hangups():
             signal.raise_signal(signal.SIGHUP)
             assert not heard
-            with hangups_served():
+            with unblock_hangups():
                 assert heard == [signal.SIGHUP]
-            with hangups_waiting():
+            with block_hangups():
                 signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
         assert len(heard) == 2

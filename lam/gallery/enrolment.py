@@ -131,7 +131,10 @@ def enrol(
     rows_by_id = {item_id: _distinct(images, rows) if fuse else rows[:1] for item_id, rows in rows_by_id.items()}
     joined = [row for rows in rows_by_id.values() for row in rows]
     used = embeddings if joined == list(range(len(images))) else embeddings[torch.tensor(joined)]
-    fused, resultants = _fused(used, [len(rows) for rows in rows_by_id.values()])
+    fused, resultants, counts = used, [1.0] * len(rows_by_id), [len(rows) for rows in rows_by_id.values()]
+    if max(counts) > 1:
+        fused = fuse_identities(used, torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))).embeddings
+        resultants = fused.resultant.tolist()
     vectors, fused_kappa = unit_vectors(fused, fused.dimension).numpy(), fused.kappa.double().tolist()
     items = tuple(
         _item(
@@ -197,12 +200,3 @@ def _distinct(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
     for row in rows:
         by_content.setdefault(images[row].content, row)
     return list(by_content.values())
-
-
-def _fused(embeddings: Embeddings, counts: list[int]) -> tuple[Embeddings, list[float]]:
-    """Fuse consecutive groups of these sizes; their embeddings and mean resultant lengths."""
-    if max(counts) == 1:
-        return embeddings, [1.0] * len(counts)
-    groups = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    fused = fuse_identities(embeddings, groups)
-    return fused.embeddings, fused.embeddings.resultant.tolist()

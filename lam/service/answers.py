@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -92,6 +92,27 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Search:
+    """A search of the gallery.
+
+    Attributes:
+        query: a query, or the function that reads it: called by the searcher, it spares a change of threads.
+        k: the number of hits.
+        min_probability: below it, a match becomes `unknown`.
+        without: the id of an item to leave out of the hits, where the query is this item.
+    """
+
+    query: Query | Callable[[], Query]
+    k: int
+    min_probability: float = 0.0
+    without: str | None = None
+
+    def read(self) -> Query:
+        """The query."""
+        return self.query() if callable(self.query) else self.query
+
+
+@dataclass(frozen=True)
 class Responder:
     """Answers by a calibration; without one, it gives hits and decides nothing.
 
@@ -116,30 +137,19 @@ class Responder:
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
-        self,
-        query: Query,
-        hits: Hits,
-        infos: Mapping[int, HitInfo],
-        *,
-        k: int,
-        size: int,
-        min_probability: float = 0.0,
-        judged: bool = True,
-        is_new: bool = True,
+        self, search: Search, query: Query, hits: Hits, infos: Mapping[int, HitInfo], *, size: int, judged: bool = True
     ) -> SearchResponse:
-        """Answer a search.
+        """Answer a search of a gallery of this size.
 
         Args:
-            query: one query.
+            search: its options.
+            query: that was read.
             hits: of the query; at least as many as a decision rests on, and at least k.
             infos: about the hits, by key.
-            k: the number of hits to return.
             size: of the gallery.
-            min_probability: below it, a match becomes `unknown`.
             judged: whether to decide; False for a query unlike those calibrated on.
-            is_new: whether the query is no item of the gallery.
         """
-        calibration = self.calibration if judged else None
+        calibration, is_new = self.calibration if judged else None, search.without is None
         ranked = [infos[key] for key in hits.ids[0].tolist()]
         decisions, unseen, verdict = None, None, dict[str, Any]()
         if calibration is not None:
@@ -148,10 +158,10 @@ class Responder:
             decisions, (unseen,) = decide(
                 calibration, query.embedding, query.features, hits, found, gallery_size=len(ranked)
             )
-            verdict = _verdict(decisions, min_probability)
+            verdict = _verdict(decisions, search.min_probability)
         cap, first = self.credible_cosine(query.kappa), ranked[0].label if ranked else ""
         is_match, depth = verdict.get("decision") == "match", None if calibration is None else calibration.depth
-        rows = zip(ranked[:k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False)
+        rows = zip(ranked[: search.k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False)
         return SearchResponse(
             **verdict,
             kappa=query.kappa,

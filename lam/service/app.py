@@ -123,7 +123,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, dimension)
         else:
             query = await embedded(body, kind)
-        answer = await engine.search(query, k=k, min_probability=min_probability)
+        answer = await engine.search(answers.Search(query, k, min_probability))
         metrics.count_decision(answer.decision, answer.kappa)
         return _json(answer)
 
@@ -190,7 +190,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         item = await stored(id)
         engine.admit(engine.searcher)
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        return _json(await engine.search(query, k=k, without=id))
+        return _json(await engine.search(answers.Search(query, k, without=id)))
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:

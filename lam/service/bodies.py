@@ -183,15 +183,11 @@ def _part(
             what = f"the text of {name} has {len(query)} characters"
             raise ServiceError(413, what, allowed={"max_characters": max_json})
         return query
-    try:
-        return _file(part["image"])
+    text = part["image"]
+    try:  # in parts, so that other threads run in between
+        return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
     except ValueError:
         raise ServiceError(422, f"the image of {name} is no base64", allowed="base64 of a file") from None
-
-
-def _file(text: str) -> bytes:
-    """Decode base64 in parts, so that other threads run in between."""
-    return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
 
 
 def _text_or_query(request: TextRequest | EmbeddingRequest, dimension: int) -> Query | str:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
 from lam.runs.live import LiveQueries
-from lam.service.answers import Query, Responder
+from lam.service.answers import Query, Responder, Search
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.models import SearchResponse
@@ -106,7 +106,7 @@ class Engine:
             queue=settings.queue,
             begin=several,
         )
-        self.searcher: Worker[_Search, SearchResponse] = Worker(
+        self.searcher: Worker[Search, SearchResponse] = Worker(
             "search", self._search, batch=settings.batch, queue=settings.queue, begin=searching
         )
         self.writer: Worker[Operation, Change] = Worker(
@@ -123,7 +123,7 @@ class Engine:
         for _ in range(_WARM_UPS):
             with suppress(Refusal, ServiceError):
                 query = self.network.submit(torch.zeros(*shape, dtype=dtype)).result(self.settings.answer_seconds)
-                self.searcher.submit(_Search(query, 1)).result()
+                self.searcher.submit(Search(query, 1)).result()
 
     def recalibrate(self) -> None:
         """Read the run's calibration anew; where that fails, it is logged, and the old one stays."""
@@ -177,27 +177,14 @@ class Engine:
         tensor, fields = await self._done(self.decoder.submit((body, with_thumbnail)))
         return replace(await self._done(self.network.submit(tensor)), **fields)
 
-    async def search(
-        self,
-        query: Query | Callable[[], Query],
-        *,
-        k: int,
-        min_probability: float = 0.0,
-        without: str | None = None,
-    ) -> SearchResponse:
-        """Find the k nearest items, and decide.
-
-        Args:
-            query: a query, or the function that reads it: called in the searcher, it spares a change of threads.
-            k: the number of hits.
-            min_probability: below it, a match becomes `unknown`.
-            without: the id of an item to leave out of the hits, such as the query itself.
+    async def search(self, search: Search) -> SearchResponse:
+        """Find the nearest items, and decide.
 
         Raises:
             Refusal: busy, where too many requests wait.
             ServiceError: from reading the query.
         """
-        return await self._done(self.searcher.submit(_Search(query, k, min_probability, without)))
+        return await self._done(self.searcher.submit(search))
 
     async def write(self, operation: Operation) -> Change:
         """Put or delete an item; durable when this returns.
@@ -278,13 +265,13 @@ class Engine:
             return busy("there is not enough memory for this batch")
         return error
 
-    def _search(self, jobs: Sequence["_Search"]) -> list[SearchResponse | Exception]:
+    def _search(self, jobs: Sequence[Search]) -> list[SearchResponse | Exception]:
         queries = _results(job.read for job in jobs)
         valid = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
         answers = iter(self._answers(*zip(*valid, strict=True)) if valid else ())
         return [query if isinstance(query, Exception) else next(answers) for query in queries]
 
-    def _answers(self, jobs: Sequence["_Search"], queries: Sequence[Query]) -> list[SearchResponse | Exception]:
+    def _answers(self, jobs: Sequence[Search], queries: Sequence[Query]) -> list[SearchResponse | Exception]:
         for query in queries:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
@@ -297,14 +284,12 @@ class Engine:
         return _results(
             partial(
                 responder.answer,
+                job,
                 query,
                 hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
                 infos,
-                k=job.k,
                 size=size,
-                min_probability=job.min_probability,
                 judged=job.without is None or not self.run.has_answers,
-                is_new=job.without is None,
             )
             for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
         )
@@ -316,20 +301,6 @@ def _logging_failure(keep: Callable[[], None]) -> None:
         keep()
     except OSError as error:
         _LOG.error("the live queries are not kept: %s", error)
-
-
-@dataclass(frozen=True)
-class _Search:
-    """The arguments of `Engine.search`."""
-
-    query: Query | Callable[[], Query]
-    k: int
-    min_probability: float = 0.0
-    without: str | None = None
-
-    def read(self) -> Query:
-        """The query."""
-        return self.query() if callable(self.query) else self.query
 
 
 def _results(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:

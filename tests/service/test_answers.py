@@ -16,8 +16,8 @@ from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.hits import Hits
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
-from lam.service.answers import Query, Responder
-from lam.service.engine import Engine, _Search, embedding_of
+from lam.service.answers import Query, Responder, Search
+from lam.service.engine import Engine, embedding_of
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.helpers import stored
@@ -95,7 +95,9 @@ def image(shared_engine: Engine) -> Query:
 
 def said(engine: Engine, made: Calibration | None, query: Query, **options: Any) -> dict[str, Any]:
     hits, described = engine.gallery.search(replace(query.embedding, samples=None), 10)
-    return json.loads(Responder(made, 3).answer(query, hits, described, k=10, size=60, **options).to_json())
+    return json.loads(
+        Responder(made, 3).answer(Search(query, 10, **options), query, hits, described, size=60).to_json()
+    )
 
 
 def thresholds_of(responder: Responder) -> dict[str, Any]:
@@ -131,7 +133,9 @@ def test_without_hits_thresholds_are_those_in_force_too(made: Calibration, image
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
     for query in (image, replace(image, features=None)):
         hits = Hits(none, nothing, nothing)
-        answer = json.loads(Responder(replace(made, flag=flag), 3).answer(query, hits, {}, k=10, size=0).to_json())
+        answer = json.loads(
+            Responder(replace(made, flag=flag), 3).answer(Search(query, 10), query, hits, {}, size=0).to_json()
+        )
         in_force = "knn" if flag in ("knn", "combined") and query is image else "kappa"
         assert (answer["flagged_by"], answer["threshold"]["flag"]) == (in_force, in_force)
         assert answer["threshold"]["flag_above"] == made.detector.conformal_scores(in_force).threshold(made.targets.ood)
@@ -169,7 +173,9 @@ def test_a_first_hit_without_a_label_is_accepted_alone(shared_engine: Engine, ma
     query = surest(shared_engine, made)
     hits, described = shared_engine.gallery.search(query.embedding, 10)
     unlabelled = {key: replace(info, label="") for key, info in described.items()}
-    body = json.loads(Responder(accepting_all(made), 3).answer(query, hits, unlabelled, k=10, size=60).to_json())
+    body = json.loads(
+        Responder(accepting_all(made), 3).answer(Search(query, 10), query, hits, unlabelled, size=60).to_json()
+    )
     assert body["decision"] == "match"
     assert [hit["accepted"] for hit in body["hits"]] == [True] + [False] * 9
 
@@ -195,7 +201,9 @@ def test_a_cosine_that_decides_is_the_statistic(shared_engine: Engine, made: Cal
     assert (answer["accept"], answer["threshold"]["accept"]) == ("cosine", "cosine")
     assert answer["statistic"] == pytest.approx(answer["hits"][0]["score"])
     nothing, none = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.int64)
-    body = json.loads(Responder(made, 3).answer(image, Hits(none, nothing, nothing), {}, k=10, size=0).to_json())
+    body = json.loads(
+        Responder(made, 3).answer(Search(image, 10), image, Hits(none, nothing, nothing), {}, size=0).to_json()
+    )
     assert (body["statistic"], body["false_accept"], body["decision"]) == (None, 1, body["decision"])
     assert body["decision"] != "match"
 
@@ -220,7 +228,7 @@ def test_an_item_of_a_new_class_is_told_by_a_gallery_with_classes_of_one_item(
     for calibration, p_new, p_in_gallery in ((near, 2 / 4, 1.0), (far, 1.0, 1 / 3)):
         unseen = said(shared_engine, calibration, image)["unseen"]
         assert unseen == pytest.approx({"p_new": p_new, "p_in_gallery": p_in_gallery})
-        assert said(shared_engine, calibration, image, is_new=False)["unseen"] is None
+        assert said(shared_engine, calibration, image, without="another")["unseen"] is None
     other = replace(near, unseen=UnseenClasses(keys[keys != label_key(label)], torch.zeros(4).double()))
     assert said(shared_engine, other, image)["unseen"] is None  # a class that came later
 
@@ -272,14 +280,14 @@ def test_an_answer_says_in_words_why_a_query_is_uncertain(
     for row in (doubts.index(words) for words in set(doubts)):
         query = Query(embeddings[row : row + 1])
         hits, infos = shared_engine.gallery.search(query.embedding, 2)
-        answer = json.loads(responder.answer(query, hits, infos, k=2, size=60).to_json())
+        answer = json.loads(responder.answer(Search(query, 2), query, hits, infos, size=60).to_json())
         assert answer["doubt"] == doubts[row]
         parts = {name: float(values[row]) for name, values in embeddings.parts().items()}
         assert {name: answer[name] for name in parts} == parts
     hits, infos = shared_engine.gallery.search(replace(image.embedding, samples=None), 2)
     for nothing in (
-        responder.answer(image, hits, infos, k=2, size=60),
-        Responder(made, 3).answer(query, hits, infos, k=2, size=60),
+        responder.answer(Search(image, 2), image, hits, infos, size=60),
+        Responder(made, 3).answer(Search(query, 2), query, hits, infos, size=60),
     ):
         body = json.loads(nothing.to_json())
         assert {body[name] for name in ("doubt", *parts)} == {None}
@@ -289,6 +297,6 @@ def test_images_and_embeddings_are_searched_in_one_batch(shared_engine: Engine, 
     image = Query(doubting.encoder.embed(torch.zeros(1, 1, 8, 8)))
     sampled = Query(replace(image.embedding, mean_samples=8))
     sent = Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 10.0))
-    jobs = [_Search(query, 2) for query in (image, sent, sampled)]
+    jobs = [Search(query, 2) for query in (image, sent, sampled)]
     kappas = [answer.kappa for answer in shared_engine._search(jobs)]
-    assert kappas == [job.query.kappa for job in jobs]
+    assert kappas == [job.read().kappa for job in jobs]

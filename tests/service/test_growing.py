@@ -22,8 +22,8 @@ from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images
 from lam.runs.search import search
-from lam.service.answers import Query
-from lam.service.engine import Engine, _Search, embedding_of
+from lam.service.answers import Query, Search
+from lam.service.engine import Engine, embedding_of
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.models import SearchResponse
 from tests.helpers import stored
@@ -145,7 +145,7 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
         return search(*arguments)
 
     monkeypatch.setattr(engine.gallery, "search", meanwhile)
-    job = _Search(Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 1e4)), 1)
+    job = Search(Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 1e4)), 1)
     first, second = (engine._search([job])[0] for _ in range(2))
     assert isinstance(first, SearchResponse)
     assert isinstance(second, SearchResponse)

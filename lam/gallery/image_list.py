@@ -10,9 +10,11 @@ _SHOWN = 5
 
 
 def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceImage]:
-    """Read a list (a `Table`); relative paths start at its folder, and empty fields are left out.
+    """Read a list; relative paths start at its folder, and empty fields are left out.
 
-    Several lines may have one id where `repeated_ids` is true.
+    Args:
+        path: a table; see `Table.read`.
+        repeated_ids: whether several lines may have one id.
 
     Raises:
         ValueError: as `Table.read` and `SourceImage`; for a column without a name, an empty path, a repeated id, or

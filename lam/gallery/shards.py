@@ -101,7 +101,14 @@ class EmbeddedItems:
 
 
 def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, shard: Shard) -> None:
-    """Write the embeddings of a shard atomically, with the fingerprint of their encoder (`lam.encoders.files`)."""
+    """Write the embeddings of a shard atomically.
+
+    Args:
+        path: the file.
+        embedded: the items of the shard.
+        encoder: its fingerprint; see `lam.encoders.files.fingerprint`.
+        shard: the part of the whole.
+    """
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()
     facts = [{"id": source.listed_id, "metadata": source.metadata} for source in sources]
@@ -131,7 +138,11 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
 
 
 def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
-    """Merge the shards of a folder, in any order, into the order of the folder; all by the encoder of a fingerprint.
+    """Merge the shards of a folder, in any order, into the order of the folder.
+
+    Args:
+        paths: a file for each shard.
+        encoder: the fingerprint that the files must have.
 
     Raises:
         CorruptFileError: for a file that is truncated, altered or of another kind.

@@ -332,7 +332,7 @@ class ModelResponse(Answer):
 class FalseAcceptPoint(Answer):
     """The rates of a threshold on the statistic."""
 
-    threshold: float
+    threshold: float | None
     rate: Annotated[Share, Field(description="of queries without a match, at most this share is a `match`")]
     recall: Annotated[Share, Field(description="of queries with a match, this share finds it")]
 

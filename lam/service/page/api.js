@@ -1,9 +1,9 @@
-// Requests to the service: the key that it may need, and its refusals in words.
+// Requests to the service, with its key, and its errors in words.
 
 const STORED = "lam-api-key";
 let key = stored();
 
-/** What the service, or the way to it, refused: `message` is a sentence to be shown. */
+/** An error of the service, or on the way to it; `message` is a sentence to show. */
 export class Refusal extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -24,11 +24,11 @@ export function useKey(given) {
   try {
     sessionStorage.setItem(STORED, given);
   } catch {
-    // where the browser stores nothing, the key lasts until the page is left
+    // in a browser without storage, the key lasts until the page is left
   }
 }
 
-/** Ask the service; whatever it does not answer with success is thrown as a `Refusal`. */
+/** Send a request; an answer without success is thrown as a `Refusal`. */
 export async function ask(path, { headers = {}, ...options } = {}) {
   let response;
   try {
@@ -50,7 +50,7 @@ async function said(response) {
   try {
     body = await response.json();
   } catch {
-    // a refusal of something between the page and the service
+    // an error of a proxy
   }
   const what = body.error ?? `the service answered with status ${response.status}`;
   const allowed = body.allowed ? ` Allowed: ${inWords(body.allowed)}.` : "";

@@ -1,5 +1,5 @@
-// The page: a query goes to POST /v1/search, and its answer is shown. What the service says is put in as text only.
-// A query is one of { file }, { text }, and { item }: an item of the gallery, as a hit is.
+// The page sends a query to POST /v1/search and shows the answer. Texts of the service are inserted as text, never as HTML.
+// A query is one of { file }, { text } and { item }, a hit of the gallery.
 
 import { ask, hasKey, Refusal, useKey } from "./api.js";
 import { drawAngles, drawKappa } from "./charts.js";
@@ -16,7 +16,7 @@ const SHOWN = 12;
 const TINY = 64;
 const MANY_LETTERS = 60; // too many to be large
 const IN_FORCE = ["kappa_below", "far", "ood", "conformal_miss", "wrong"];
-// an item, without features, may be decided and flagged by another score
+// an item has no features: another score may decide and flag
 const IN_FORCE_OF_INPUTS = [...IN_FORCE, "accept", "accept_above", "flag", "flag_above"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const $ = (id) => document.getElementById(id);
@@ -70,7 +70,7 @@ async function open() {
   showState(model.calibration, model.gallery_size);
 }
 
-/** Go by a calibration; null where there is none. */
+/** Use a calibration, or none (null). */
 function goBy(current) {
   calibration = current;
   thresholds = calibration && new Thresholds(calibration);
@@ -168,7 +168,7 @@ async function search(asked) {
   }
 }
 
-/** Go by the calibration that an answer rests on, where another came into force since the last one. */
+/** Load the calibration of an answer, where it has changed since the last answer. */
 async function keepUp(inForce, names, signal) {
   if (names.every((name) => inForce?.[name] === calibration?.threshold[name])) {
     return;
@@ -192,7 +192,7 @@ function request({ file, text, item }) {
   return ["/v1/search", { method: "POST", headers, body }];
 }
 
-/** Show what was asked beside what is said of it. */
+/** Show the query beside its answer. */
 function showAsked(place, { file, text, item }) {
   const part = item ? picture(item)
     : file ? pictureOf(Promise.resolve(URL.createObjectURL(file)), "the image that is looked for", URL.revokeObjectURL)
@@ -210,11 +210,11 @@ function forget() {
   }
 }
 
-/** Show the answer under the thresholds of the sliders; `anew` where it has just come. */
+/** Show the answer at the thresholds of the sliders; `anew` for a new answer. */
 function show(anew) {
   const decision = thresholds ? thresholds.decide(answer) : null;
   const [tone, sign, word] = verdictOf(decision, answer, model.gallery);
-  // where a slider moves, the region speaks only of another decision, not of every step
+  // a moving slider is read aloud only where the decision changes
   $("decision").setAttribute("aria-live", anew || word !== $("word").textContent ? "polite" : "off");
   const why = reason(decision, answer, thresholds) + aboutCut(answer);
   showDecision("decision", tone, sign, word, why);
@@ -239,7 +239,7 @@ function show(anew) {
   }
 }
 
-/** Show what was decided of a query, or of a pair: a sign, words and why. */
+/** Show the decision on a query or a pair: a sign, words and the reason. */
 function showDecision(place, tone, symbol, word, why) {
   $(place).className = `decision ${tone}`;
   $(place).classList.toggle("lengthy", word.length > MANY_LETTERS);
@@ -272,7 +272,7 @@ function showHits(decision) {
   $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
 }
 
-/** Forget the pictures of the last answer: an item may have another by now. */
+/** Forget the pictures of the last answer, as items may have new ones. */
 function dropPictures() {
   for (const url of pictures.values()) {
     url.then(URL.revokeObjectURL, () => {});
@@ -280,7 +280,7 @@ function dropPictures() {
   pictures.clear();
 }
 
-/** A hit: the answer rests on the first alone, so that this alone is said to be accepted or not. */
+/** A hit; only the first is tagged as accepted or not, as the answer rests on it alone. */
 function card(hit, place, tag) {
   const name = repeatsText(hit) ? null : made("bdi", "", shown(hit));
   const open = made("button", "open", picture(hit));
@@ -315,7 +315,7 @@ function picture(hit) {
   return pictureOf(pictures.get(hit.thumbnail), "");
 }
 
-/** A picture, fetched with the key, which an address alone would not carry; `done` is told once it is drawn. */
+/** A picture from an address; `done` is called with it once it is drawn. */
 function pictureOf(address, name, done = () => {}) {
   const frame = made("span", "picture");
   const image = made("img");
@@ -357,7 +357,7 @@ async function compare(other) {
   }
 }
 
-/** One of two that are compared, as JSON has it. */
+/** One part of a pair as JSON. */
 async function partOf({ file, text }) {
   if (!file) {
     return { text };
@@ -394,13 +394,13 @@ function complain(error) {
   $("error").scrollIntoView({ block: "nearest" });
 }
 
-/** Show a sentence in its place, or nothing where there is none. */
+/** Show a sentence in its place, or hide the place. */
 function say(place, sentence) {
   $(place).textContent = sentence;
   $(place).hidden = !sentence;
 }
 
-/** Do something with what is typed, in place of leaving the page. */
+/** Call a function at the submission of a form, and stay on the page. */
 function onSubmit(form, act) {
   $(form).addEventListener("submit", (event) => {
     event.preventDefault();
@@ -408,7 +408,7 @@ function onSubmit(form, act) {
   });
 }
 
-/** Do something with the file that is chosen; the same one can then be chosen again. */
+/** Call a function with the chosen files; the same file can be chosen again. */
 function onChoice(input, act) {
   $(input).addEventListener("change", ({ target }) => {
     act([...target.files]);

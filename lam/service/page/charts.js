@@ -1,4 +1,4 @@
-// Two pictures in SVG, each described in words beside it: κ among those of the calibration, and the hits by angle.
+// Two charts in SVG, each described in words beside it: κ among those of the calibration, and the hits by angle.
 
 import { angle, degrees, plain } from "./numbers.js";
 
@@ -38,7 +38,7 @@ export function drawKappa(place, { counts, edges }, kappa, below) {
   place.replaceChildren(picture);
 }
 
-/** The hits by their angle to the query, the credible cap, and the accept threshold; null each to be left out. */
+/** The hits by their angle to the query, the credible cap, and the accept threshold; null leaves one out. */
 export function drawAngles(place, hits, cap, accept) {
   const width = breadth(place);
   const picture = svg(width, "The hits by their angle to this query");
@@ -83,14 +83,14 @@ function axis(picture, width, marks, words) {
   add(picture, "text", { x: width - SIDE, y: HEIGHT - 3, "text-anchor": "end" }).textContent = words;
 }
 
-/** Text at a line, on the side where there is room. */
+/** Text at a line, on the side with room. */
 function beside(picture, x, width, y, words, kind) {
   const left = x > width / 2;
   const attributes = { class: kind, x: left ? x - 6 : x + 6, y, "text-anchor": left ? "end" : "start" };
   add(picture, "text", attributes).textContent = words;
 }
 
-/** Powers of ten, and where there are few of them, twos and fives between, of which less than 0.7 may hold but one. */
+/** Powers of ten; where these are few, also twos and fives, unless the range is below 0.7 decades. */
 function ticks(low, high) {
   if (high - low < 0.7) {
     return even(10 ** low, 10 ** high);

@@ -1,20 +1,20 @@
-// A canvas to draw on, light on dark as handwritten digits are; offered where a run reads small grey images.
+// A canvas to draw on, light on dark like handwritten digits, for runs on small grey images.
 
 const SMALL = 64;
 const STROKE = 1 / 10; // of the canvas: a pen's width among the data that such runs are trained on,
 const PIXELS = 1.5; // and at least so many pixels of what the network sees
 
-/** Whether a run reads images that can be drawn. */
+/** Whether the images of a run can be drawn. */
 export function canBeDrawn(preprocessing) {
   return preprocessing?.mode === "L" && sideOf(preprocessing) <= SMALL;
 }
 
-/** The longer side of what a network sees, in pixels; Infinity where that is not fixed. */
+/** The longer side of a network input, in pixels; Infinity if it is not fixed. */
 function sideOf({ crop, size }) {
   return Math.max(...[crop ?? size ?? Infinity].flat());
 }
 
-/** Let a pointer draw what a run reads; gives `clear`, and `picture`, which is null while nothing was drawn. */
+/** Draw by pointer; returns `clear`, and `picture`, which is null for an empty canvas. */
 export function drawnOn(canvas, preprocessing) {
   const pen = canvas.getContext("2d");
   let drawn = false;

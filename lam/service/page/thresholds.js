@@ -1,8 +1,8 @@
-// The decision that other thresholds than those in force would lead to, by the rates of the calibration.
+// Decisions at other thresholds than those in force, by the rates of the calibration.
 
 const HIGHEST = 0.5; // beyond this rate nobody would set a threshold
 
-/** A slider over the rows of a calibration's table, one of which is in force. */
+/** A slider over the rows of a calibration's table; one row is in force. */
 class Steps {
   constructor(rows, inForce) {
     this.all = rows;
@@ -20,7 +20,7 @@ class Steps {
   }
 }
 
-/** The two thresholds of a calibration. Where κ alone does not flag, its slider goes over the rates themselves. */
+/** The two thresholds of a calibration. If another score than κ flags, the slider goes over rates. */
 export class Thresholds {
   constructor(calibration) {
     const { threshold, false_accept: accepts, false_flag: flags } = calibration;
@@ -46,13 +46,13 @@ export class Thresholds {
     this.flag.position = this.flag.inForce;
   }
 
-  /** What the statistic of an answer must exceed; null where the slider, moved, is of another statistic than it. */
+  /** The limit on the statistic of an answer; null if the moved slider is on another statistic. */
   limitOf({ threshold: { accept, accept_above: above } }) {
     const isSame = accept === this.by && above === this.acceptAbove;
     return isSame ? this.accept.row.threshold : this.accept.moved ? null : above;
   }
 
-  /** Whether the first hit of an answer is accepted: of another statistic, at the rate of the slider. */
+  /** Whether the first hit of an answer is accepted; another statistic is compared at the rate of the slider. */
   accepts(answer) {
     const limit = this.limitOf(answer);
     return limit === null ? answer.false_accept <= this.accept.row.rate : answer.statistic > limit;

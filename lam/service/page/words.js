@@ -1,6 +1,5 @@
-// What is said of an answer, in sentences. `thresholds` is null where the run is not calibrated.
-// `kind` is what the gallery is: `classes`, of which one is sought, or `identities`, one of which may be there.
-// `answers` is whether its items answer questions.
+// Sentences about an answer. `thresholds` is null for a run without calibration. `kind` is that of the gallery: `classes`
+// or `identities`. `answers` tells whether its items answer questions.
 
 import { angle, cosine, degrees, level, percent, plain } from "./numbers.js";
 
@@ -46,7 +45,7 @@ export function verdictOf(decision, answer, kind) {
   return [tone, sign, words(named(answer.hits[0], repeatsText(answer.hits[0]) ? LONGEST_TEXT : LONGEST))];
 }
 
-/** How sure a verdict sounds: a match is said no surer than it is probable. */
+/** How sure a verdict sounds: a match as sure as it is probable. */
 function toneOf(decision, { probability, known }, kind) {
   if (decision === "match") {
     return probability < LIKELY ? "perhaps" : probability >= SURE ? "match" : "likely";
@@ -54,12 +53,12 @@ function toneOf(decision, { probability, known }, kind) {
   return decision === "unknown" && kind === "classes" && known >= NONE ? "perhaps" : decision ?? "none";
 }
 
-/** Whether nothing is decided though the run is calibrated, as of an answer that is searched by. */
+/** Whether nothing is decided in a calibrated run, as for a search by an answer. */
 function isUnjudged(answer) {
   return answer.decision === null && answer.calibration !== "none";
 }
 
-/** The one probability, its event and its condition; null where nobody knows, or the query cannot be judged. */
+/** The probability of the answer, its event and its condition; null for none. */
 export function probabilityOf(decision, answer, calibration) {
   if (decision === null || decision === "abstain" || !answer.hits.length) {
     return null;
@@ -67,41 +66,41 @@ export function probabilityOf(decision, answer, calibration) {
   return [percent(answer.probability), `that ${named(answer.hits[0])} is right${condition(calibration)}`];
 }
 
-/** For which share of queries without a match a probability is stated. */
+/** The share of queries without a match that a probability assumes. */
 function condition({ share_without_match: share }) {
   return share === null ? "" : `, where ${share === 0.5 ? "half" : percent(share)} of all queries have no match`;
 }
 
-/** What decides, by its name in words, and a value of it as its score has it: above a limit is better, of most below. */
+/** The statistic that decides: its name, a value in the sign of its score, and the side of a limit that is better. */
 export function statisticOf(by, value, name = by.replaceAll("_", " ")) {
   return by === "probability" ? ["the probability", level(value), "above"]
     : COSINES.includes(by) ? [`the ${name}`, cosine(value), "above"] : [`the ${name}`, plain(-value), "below"];
 }
 
-/** Text of others as it is shown: not all of a long one, and nothing that turns the text around it. */
+/** A text of others, cut, and without characters that change the direction of writing. */
 export function tamed(text, longest = LONGEST) {
   const signs = [...text.replace(TURNING, "\ufffd")];
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
 }
 
-/** What a hit is called: by its text, where that is its label. */
+/** The name of a hit: its label or id, or its text where the label repeats it. */
 export function shown(hit, longest = LONGEST) {
   return tamed(repeatsText(hit) ? hit.metadata.text : hit.label || hit.id, longest);
 }
 
-/** Whether the label of a text is that text, or its beginning as classes are called after long ones. */
+/** Whether the label is the text, or its beginning, as classes of long texts are named. */
 export function repeatsText({ label, metadata: { text } }) {
   const [beginning, ...cut] = label.split(/… \([0-9a-f]{8}\)$/u);
   return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
 }
 
-/** The same within a sentence, whose direction is its own. */
+/** The name of a hit within a sentence, isolated from its direction of writing. */
 export function named(hit, longest = LONGEST) {
   const name = `\u2068${shown(hit, longest)}\u2069`;
   return hit.label ? `“${name}”` : `item ${name}`;
 }
 
-/** Why the answer is what it is. */
+/** The reason of a decision. */
 export function reason(decision, answer, thresholds) {
   const best = answer.hits[0];
   if (!best) {
@@ -133,7 +132,7 @@ export function reason(decision, answer, thresholds) {
   return `${why}${others} ${percent(answer.false_accept)} look as good as this one.`;
 }
 
-/** Of whom the rates hold that were stated with a decision; nothing where none was. */
+/** The queries for which the rates of a decision hold; empty without a decision. */
 export function promiseOf(decision, { facts: { false_accepts: whom, answers_wrong: stream }, threshold: { wrong } }, moved) {
   if (decision !== "match" && decision !== "unknown") {
     return "";
@@ -143,18 +142,18 @@ export function promiseOf(decision, { facts: { false_accepts: whom, answers_wron
   return `This rate holds ${whom}.${answers}`;
 }
 
-/** What the p-values of an answer rest on, where it has any. */
+/** The assumption behind the p-values of an answer, if it has some. */
 export function aboutUnseen({ unseen }) {
   return unseen === null ? "" : "Both p-values rest on this: the gallery, as it was calibrated on, is a random sample of what " +
     "comes in, in an order that tells nothing. A gallery that somebody composed is no such sample.";
 }
 
-/** Why the query is uncertain, of an encoder that tells which of the two it is. */
+/** Why the query is uncertain, if the encoder has learnt it. */
 export function doubtOf(answer) {
   return answer.doubt ? `“${capital(answer.doubt)}.”` : "";
 }
 
-/** Whether only a part of the query was read. */
+/** A note where only a part of the query was read. */
 export function aboutCut(answer) {
   return answer.text_cut ? " Only the beginning of the text was read." : "";
 }
@@ -202,7 +201,7 @@ export function aboutKappa(answer, histogram, thresholds) {
     `${below === 1 ? "has" : "have"} a lower κ${flag}.`;
 }
 
-/** `limit`: the accept threshold where that is of the cosine, otherwise null. */
+/** `limit`: the accept threshold if it is on the cosine, else null. */
 export function aboutAngles(answer, limit) {
   const accepted = answer.hits.filter((hit) => hit.score > limit).length;
   const counts = [
@@ -213,13 +212,13 @@ export function aboutAngles(answer, limit) {
     (within(answer) ? "What this query shows lies within the cap with probability 95 %, as far as κ knows." : "");
 }
 
-/** What is known of the images, or texts, that a hit was made of, said behind its κ. */
+/** A note on the images or texts of a hit, to stand behind its κ. */
 export function aboutImages({ images, metadata, uncertain }) {
   const what = typeof metadata.text === "string" ? "texts" : "images";
   return `${images > 1 ? ` of ${images} ${what}` : ""}${uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
-/** The id and the metadata of a hit, but for its text: names and values, not all of what is long or of many. */
+/** Id and metadata of a hit without its text: names and values, cut. */
 export function metadataOf({ id, metadata }) {
   const rows = Object.entries(metadata).filter(([name]) => name !== "text");
   const few = rows.slice(0, FEW).map(([name, value]) =>
@@ -227,7 +226,7 @@ export function metadataOf({ id, metadata }) {
   return [["id", tamed(id)], ...few, ...(rows.length > FEW ? [["and", `${rows.length - FEW} more`]] : [])];
 }
 
-/** How far hits agree on a class. */
+/** How many hits have the class of the first. */
 export function aboutAgreement(hits) {
   const agreeing = hits.filter((hit) => hit.label === hits[0].label).length;
   if (!hits[0].label || hits.length < 2) {
@@ -236,7 +235,7 @@ export function aboutAgreement(hits) {
   return `${agreeing === hits.length ? "All" : agreeing} of the ${hits.length} nearest items are ${named(hits[0])}.`;
 }
 
-/** How many hits hold a match, beside an answer, where the calibration could promise that and so many are there. */
+/** How many hits hold a match, if the calibration promises it and the answer has as many. */
 export function aboutSet(decision, answer, { depth, threshold }) {
   if (decision !== "match" || depth === null || depth > answer.hits.length) {
     return "";
@@ -246,7 +245,7 @@ export function aboutSet(decision, answer, { depth, threshold }) {
     `one ${where}.`;
 }
 
-/** What two queries are to each other, or a question and its answer: a tone, a sign, words and why. */
+/** The decision on a pair: a tone, a sign, words and the reason. */
 export function aboutPair({ decision, probability, score, threshold, far, kappa }, answers) {
   const close = `the cosine is ${cosine(score)}`;
   if (decision === null) {

@@ -90,7 +90,7 @@ function beside(picture, x, width, y, words, kind) {
   add(picture, "text", attributes).textContent = words;
 }
 
-/** Powers of ten; where these are few, also twos and fives, unless the range is below 0.7 decades. */
+/** Powers of ten; up to 2.2 decades also twos and fives; below 0.7 decades even steps. */
 function ticks(low, high) {
   if (high - low < 0.7) {
     return even(10 ** low, 10 ** high);

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,10 @@ def embed_items(
     sources = _sources(part)
     batches: list[Embeddings] = []
     flagged: list[Tensor] = []
-    inputs = ImageBatches(part.paths, part.preprocessing, damaged) if isinstance(part, FolderImages) else _loader(part)
+    if isinstance(part, FolderImages):
+        inputs = ImageBatches(part.paths, part.preprocessing, damaged)
+    else:  # with a generator, as a loader would draw from torch's global one
+        inputs = DataLoader(part, batch_size=BATCH, generator=torch.Generator())
     for prediction in encoder.predict_batches(inputs, progress=progress):
         batches.append(prediction.embeddings)
         if calibration is not None:
@@ -172,7 +175,3 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
 def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: str) -> bool:
     """Whether the input, or the network, holds only the beginning of a text."""
     return preprocessing.is_cut(text) or sentences.is_cut(network, text)
-
-
-def _loader(texts: Texts) -> DataLoader[Any]:
-    return DataLoader(texts, batch_size=BATCH, generator=torch.Generator())  # torch's global one stays as it is

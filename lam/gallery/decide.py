@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.abstention import SearchDecisions
+from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.vmf.embeddings import Embeddings
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lam.gallery.decide import decide
 from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.gallery.store import HitInfo
-from lam.retrieval.decisions.abstention import Decision, SearchDecisions
+from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits

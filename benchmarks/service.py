@@ -1,11 +1,15 @@
 """Requests a second and their latency over loopback, and the search alone against bare FAISS.
 
-    python benchmarks/service.py [--items 100000] [--seconds 10]
+    python benchmarks/service.py [--items 100000] [--seconds 10] [--only beside_faiss]
 
 Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings, 64 on
 images through a ResNet-50, and 8 that open a connection for every request and close it without saying so before. Open
 loop, the rows of the table of loads: requests that come at a rate whatever the answers do, alone and beside such
 connections. Client and server share the machine. Every measurement is bounded by --seconds.
+
+`beside_faiss` is a table of its own, of 128 dimensions: searches by vector of 1, 8 and 32 clients, in an exact index and
+in a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list items.
+With --only it alone is measured, and the rest of the results stays.
 """
 
 import argparse
@@ -27,7 +31,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from timing import in_process, write
+from timing import in_process, kept, machine, write
 from torch import Tensor
 
 import lam
@@ -41,6 +45,7 @@ from lam.utils.files import seal, write_record, write_text
 from lam.vmf.embeddings import Embeddings
 
 D, K = 512, 10
+SMALL_D = 128
 CLIENTS = (1, 8, 32)
 THREADS = 1
 REPEATS = 51
@@ -48,7 +53,7 @@ CHURN = 100.0  # connections a second beside a load
 RETRY = 1.0  # seconds that a client in a loop waits where it was refused, as Retry-After says
 
 
-def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
+def make_run(folder: Path, network: str, items: int, factory: str, dimension: int = D) -> Path:
     """A run with a random network and as many random items, in clusters as embeddings are."""
     generator = torch.Generator().manual_seed(0)
     small = network == "convnet28"
@@ -56,7 +61,7 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
     assert preprocessing.shape is not None
     images = torch.rand(64, *preprocessing.shape, generator=generator)
     encoder = lam.fit(
-        build(network, dimension=D),
+        build(network, dimension=dimension),
         [(images, torch.arange(64) % 8)],
         margin=0.7,
         preprocessing=preprocessing,
@@ -70,25 +75,28 @@ def make_run(folder: Path, network: str, items: int, factory: str) -> Path:
     seal(folder, (*names, DATA))
     (folder / GALLERY).mkdir()
     store = ItemStore(folder / GALLERY / FILE)
-    rows = (Item(str(row), vector.numpy().tobytes(), 50.0, "item") for row, vector in enumerate(clustered(items)))
+    rows = (
+        Item(str(row), vector.numpy().tobytes(), 50.0, "item")
+        for row, vector in enumerate(clustered(items, dimension=dimension))
+    )
     store.write(rows, facts={FACTORY: factory})
     store.close()
     return folder
 
 
-def clustered(count: int, *, seed: int = 1) -> Tensor:
+def clustered(count: int, *, seed: int = 1, dimension: int = D) -> Tensor:
     """Unit vectors around a thousand centres, the same for every seed."""
-    centres = torch.randn(1000, D, generator=torch.Generator().manual_seed(0)) / D**0.5
-    noise = torch.randn(count, D, generator=torch.Generator().manual_seed(seed))
+    centres = torch.randn(1000, dimension, generator=torch.Generator().manual_seed(0)) / dimension**0.5
+    noise = torch.randn(count, dimension, generator=torch.Generator().manual_seed(seed))
     return F.normalize(centres[torch.arange(count) % 1000] + 0.03 * noise, dim=1)
 
 
 @contextmanager
-def served(run: Path) -> Any:
+def served(run: Path, *options: str) -> Any:
     """`lam serve` on a free port, and how long it took until it was ready."""
     started = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "lam", "serve", str(run), "--port", "0"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "lam", "serve", str(run), "--port", "0", *options], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
@@ -118,7 +126,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
 def client(port: int, kind: str, clients: int, rate: float, limit: float) -> dict[str, Any]:
     """Ask for so many seconds; with a rate, each client has its turn at fixed times."""
     body, path, content = bodies(kind)
-    method = "GET" if kind == "churn" else "POST"
+    method = "GET" if kind in ("churn", "list") else "POST"
     found: list[tuple[int, float]] = []
     began = time.perf_counter()
 
@@ -168,8 +176,11 @@ def bodies(kind: str) -> tuple[bytes, str, str]:
     path = f"/v1/search?k={K}"
     if kind == "churn":
         return b"", "/v1/health", "text/plain"
-    if kind == "vector":
-        vector = F.normalize(torch.randn(D, generator=torch.Generator().manual_seed(1)), dim=0)
+    if kind == "list":
+        return b"", "/v1/items?limit=1000", "text/plain"
+    if kind.startswith("vector"):
+        dimension = SMALL_D if kind == "vector of 128" else D
+        vector = F.normalize(torch.randn(dimension, generator=torch.Generator().manual_seed(1)), dim=0)
         return json.dumps({"embedding": vector.tolist(), "kappa": 50.0}).encode(), path, "application/json"
     side = 28 if kind == "small image" else 500
     file = io.BytesIO()
@@ -223,6 +234,42 @@ def search_alone(items: int) -> list[dict[str, Any]]:
     return rows
 
 
+def beside_faiss(items: int, limit: float) -> dict[str, Any]:
+    """Searches by vector a second, over what one thread of bare FAISS answers in the same minute."""
+    import faiss
+
+    bare = faiss.IndexFlatIP(SMALL_D)
+    bare.add(clustered(items, dimension=SMALL_D).numpy())
+    query = F.normalize(torch.randn(1, SMALL_D, generator=torch.Generator().manual_seed(2)), dim=1).numpy()
+
+    def rate_of_bare() -> float:
+        count, began = 0, time.perf_counter()
+        while time.perf_counter() - began < limit / 2:
+            bare.search(query, K)
+            count += 1
+        return count / (time.perf_counter() - began)
+
+    results: dict[str, Any] = {"dimension": SMALL_D, "items": items}
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder), "convnet28", items, "Flat", SMALL_D)
+        for index in ("flat", "hnsw"):
+            rows = []
+            with served(run, "--index", index) as (port, _):
+                for clients in CLIENTS:
+                    before = rate_of_bare()
+                    row = asked(port, "vector of 128", clients, limit)
+                    bare_per_second = (before + rate_of_bare()) / 2
+                    ratio = row["served_per_second"] / bare_per_second
+                    rows.append({**row, "bare_per_second": round(bare_per_second, 1), "ratio": round(ratio, 3)})
+                results[index] = rows
+                if index == "flat":
+                    with ThreadPoolExecutor(1) as pool:
+                        lists = pool.submit(asked, port, "list", 8, limit)
+                        search = asked(port, "vector of 128", 1, limit)
+                        results["beside_lists"] = {**search, "lists": lists.result()}
+    return results
+
+
 def recall_of(factory: str, items: int) -> float:
     """The share of the true ten nearest that an index finds, over a thousand queries like its items."""
     found = []
@@ -250,6 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--only", choices=["beside_faiss"], help="measure this alone")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
@@ -259,6 +307,10 @@ def main() -> None:
 
     torch.set_num_threads(THREADS)
     faiss.omp_set_num_threads(1)
+    if given.only:
+        table = {"machine": machine(), **beside_faiss(given.items, given.seconds)}
+        write("service", {**kept("service"), "beside_faiss": table})
+        return
     limit, results = given.seconds, {"items": given.items, "dimension": D, "search_alone": search_alone(given.items)}
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder), "convnet28", given.items, "Flat")
@@ -279,6 +331,7 @@ def main() -> None:
         results["image_resnet50"] = alone_and_beside_churn(port, "image", 16, limit, 8.0)
         results["image_resnet50_64_clients"] = asked(port, "image", 64, limit)
         results["image_resnet50_overload"] = alone_and_beside_churn(port, "image", 128, limit, 45.0)
+    results["beside_faiss"] = beside_faiss(given.items, limit)
     write("service", results)
 
 

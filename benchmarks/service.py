@@ -7,9 +7,9 @@ images through a ResNet-50, and 8 that open a connection for every request and c
 loop, the rows of the table of loads: requests that come at a rate whatever the answers do, alone and beside such
 connections. Client and server share the machine. Every measurement is bounded by --seconds.
 
-`beside_faiss` is a table of its own, of 128 dimensions: searches by vector of 1, 8 and 32 clients, in an exact index and
-in a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list items.
-With --only it alone is measured, and the rest of the results stays.
+`beside_faiss` is a table of its own, of 128 dimensions: searches by vector of 1, 8 and 32 clients, in an exact index
+and in a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list
+items. With --only it alone is measured, and the rest of the results stays.
 """
 
 import argparse

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import xor
@@ -184,14 +184,15 @@ class ItemStore:
         self._reading, self._listing = threading.Lock(), threading.Lock()
         if not self.path.is_file() or not self.path.stat().st_size:
             self._refuse_lost()
-        with self._explain_errors():
-            self._writer = self._connect()
+        with self._explain_errors(), ExitStack() as opened:
+            self._writer = self._connect(opened)
             self._prepare()
-            self._reader, self._lister = self._connect(), self._connect()
+            self._reader, self._lister = self._connect(opened), self._connect(opened)
+            opened.pop_all()  # from here on `close` closes them
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, opened: ExitStack) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
         if self._read_only and self._cannot_change():
             address += "&immutable=1"
@@ -199,6 +200,7 @@ class ItemStore:
         connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False, timeout=_PATIENCE
         )
+        opened.enter_context(closing(connection))
         connection.execute(f"PRAGMA query_only={self._read_only}")
         connection.execute(f"PRAGMA page_size={_PAGE}")
         connection.execute("PRAGMA cache_spill=OFF")  # a large change stays in memory, and each page is written once

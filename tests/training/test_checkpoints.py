@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lam.training import checkpoints
+from lam.utils import files
 from lam.utils.files import CorruptFileError, seal, write_record
 
 
@@ -91,7 +92,7 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
         checkpoints.load(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["mkdir", "write_tensors", "write_record", "seal", "replace", "sync_folder", "rename"])
+@pytest.mark.parametrize("step", ["mkdir", "write_tensors", "write_json", "seal", "replace", "sync_folder", "rename"])
 def test_a_failure_at_any_step_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_failure_at_any_step_leaves_a_whole_checkpoint(
         elif step == "mkdir":
             patch.setattr(Path, step, lambda self, *_, **options: options or fail())
         else:
-            patch.setattr(checkpoints, step, fail)
+            patch.setattr(files if step.startswith("write") else checkpoints, step, fail)
         with pytest.raises(OSError, match="injected"):
             save(tmp_path, 3)
     assert checkpoints.load(tmp_path).state["number"] == (3 if step in ("sync_folder", "rename") else 2)

@@ -25,8 +25,7 @@ from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrat
 from lam.retrieval.decisions.calibration import Calibration, Targets, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
-from lam.retrieval.decisions.match_probability import MatchProbability
-from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.decisions.probability import Correctness, probability_bins
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
@@ -215,11 +214,11 @@ def p_correct(
             reference=made.reference,
         )
 
-    renewed = MatchProbability.fit(scores(held, again, labels[1]), again.correct)
+    renewed = Correctness.fit(scores(held, again, labels[1]), again.correct)
     results = {"ece_cross_validated": made.reliability.expected_error}
     for name, model, found, of_items in (
-        ("same_gallery", made.answers[0], asked, stored),
-        ("stale", made.answers[0], alone, labels[1]),
+        ("same_gallery", made.match_probability.right, asked, stored),
+        ("stale", made.match_probability.right, alone, labels[1]),
         ("calibrated_again", renewed, alone, labels[1]),
     ):
         probability = model(scores(test, found, of_items))

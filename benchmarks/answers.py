@@ -91,7 +91,7 @@ class Cell:
         hits = Hits(ids, cosines, self.gallery.kappa[ids])
         of_hits = self.stored[ids.cpu()]
         scores = self.calibration.scores(hits, prediction.embeddings, features=prediction.features, labels=of_hits)
-        answer = self.calibration.answers[0]
+        answer = self.calibration.match_probability
         doubt = {**scores, RIGHT: 1 - answer(scores), IF_KNOWN: 1 - answer.right(scores)}
         return {**doubt, COMBINED: self.calibration.detector.ood_score(COMBINED, scores)}, of_hits[:, 0] == labels
 
@@ -117,8 +117,8 @@ def measure(cell: Cell, seed: int) -> dict[str, Any]:
         **calibration_error(1 - doubt[RIGHT], correct, generator),
         "ece_if_known": probability_bins(1 - doubt[IF_KNOWN], correct).expected_error,
         **corrupted(cell, has_match, generator),
-        "evidence": len(cell.calibration.answers[0].right.evidence),
-        "worth": cell.calibration.answers[0].right.worth,
+        "evidence": len(cell.calibration.match_probability.right.evidence),
+        "worth": cell.calibration.match_probability.right.worth,
     }
 
 

@@ -137,8 +137,7 @@ class Calibration:
 
     @cached_property
     def accept_above(self) -> float:
-        """The accept threshold: P(a query without a match exceeds it) ≤ `targets.far`, P(wrong | answered) ≤
-        `targets.wrong`."""
+        """The accept threshold, which keeps `targets.far` and, where it is set, `targets.wrong`."""
         return self._accepts_above[0]
 
     @cached_property
@@ -223,14 +222,14 @@ class Calibration:
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
-        able = self.for_vectors if features is None else self
-        able = able.for_unlabelled if labels is None else able
-        in_force = able if k else able.for_hitless
-        ood_score = self.detector.ood_score(in_force.flag, scores)
-        flag_above = in_force.flag_above if flag_above is None or in_force.flag != self.flag else flag_above
-        on = hits.scores.device
-        none = torch.zeros(len(hits), dtype=torch.float64)
-        p_known, right, statistic, false_accept = none, none, none - torch.inf, none + 1
+        usable = self.for_vectors if features is None else self
+        usable = usable.for_unlabelled if labels is None else usable
+        usable = usable if k else usable.for_hitless
+        ood_score = self.detector.ood_score(usable.flag, scores)
+        if flag_above is None or usable.flag != self.flag:
+            flag_above = usable.flag_above
+        zeros, device = torch.zeros(len(hits), dtype=torch.float64), hits.scores.device
+        p_known, right, statistic, false_accept = zeros, zeros, zeros - torch.inf, zeros + 1  # without a hit
         has_evidence = [scores.keys() >= acceptance.evidence for acceptance in self.acceptances]
         place = has_evidence.index(True) if any(has_evidence) else 0
         acceptance = self.acceptances[place]
@@ -239,22 +238,21 @@ class Calibration:
             p_known, right = probability.p_known(scores), probability.right(scores)
             statistic = acceptance.statistic(scores, p_known * right)
             false_accept = acceptance.false_accepts.p_values(statistic)
-        flagged = (ood_score > flag_above).to(on)
         accept_above = self._accepts_above[place] if accept_above is None else accept_above
         return SearchDecisions(
-            codes=decision_codes(flagged, statistic.to(on), accept_above=accept_above),
-            probability=(p_known * right).to(on),
-            p_known=p_known.to(on),
-            right_if_known=right.to(on),
-            statistic=statistic.to(on),
-            false_accept=false_accept.to(on),
+            codes=decision_codes((ood_score > flag_above).to(device), statistic.to(device), accept_above=accept_above),
+            probability=(p_known * right).to(device),
+            p_known=p_known.to(device),
+            right_if_known=right.to(device),
+            statistic=statistic.to(device),
+            false_accept=false_accept.to(device),
             accept=(acceptance.accept,) * len(hits),
-            accept_above=(none + accept_above).to(on),
-            flag_above=(none + flag_above).to(on),
+            accept_above=(zeros + accept_above).to(device),
+            flag_above=(zeros + flag_above).to(device),
             score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
             ood_score=ood_score,
-            p_value=self.detector.conformal_scores(in_force.flag).p_values(ood_score),
-            flagged_by=(in_force.flag,) * len(hits),
+            p_value=self.detector.conformal_scores(usable.flag).p_values(ood_score),
+            flagged_by=(usable.flag,) * len(hits),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, get_args
-from urllib.parse import SplitResult, urlsplit
 
 import torch
 from jaxtyping import Float64, Int64
@@ -38,7 +37,10 @@ GREATEST_ID = 2**63 - 2
 """A Milvus server stores an item of the next id and finds it in searches, but not by its id."""
 
 _PORT = 19530
-_COLLECTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_ADDRESS = re.compile(
+    r"milvus(?P<tls>\+tls)?://(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#]+)(?::(?P<port>\d+))?|(?P<file>/[^?#]+\.db))"
+    r"/(?P<collection>[A-Za-z_][A-Za-z0-9_]{0,254})"
+)
 _FIELDS = {"id", "vector", "kappa", "mean_samples"}
 _SENT_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
 _ASKED_IDS = 1000
@@ -72,33 +74,19 @@ class Address:
             >>> Address.parse("milvus:///tmp/items.db/faces").uri
             '/tmp/items.db'
         """
-        parts = urlsplit(address)
-        place, _, collection = parts.path.rpartition("/")
-        if parts.scheme not in ("milvus", "milvus+tls") or parts.query or parts.fragment:
-            raise ValueError(f"address must be {_FORMS}, got {address!r}")
-        if "@" in parts.netloc:
+        if "@" in address.partition("://")[2].partition("/")[0]:
             raise ValueError(f"address must hold no password: put USER:PASSWORD into the environment variable {TOKEN}")
-        if not _COLLECTION.fullmatch(collection):
+        parts = _ADDRESS.fullmatch(address)
+        port = int(parts["port"] or _PORT) if parts else 0
+        if parts is None or not 0 < port < 2**16 or (parts["tls"] and parts["file"]):
             raise ValueError(
-                f"the collection must be named by letters, digits and _, and by no digit first, got {collection!r}; "
-                f"the address must be {_FORMS}"
+                f"address must be {_FORMS}, with a collection named by letters, digits and _, and by no digit first, "
+                f"and with a port from 1 to 65535, got {address!r}"
             )
-        if parts.netloc and not place:
-            return cls._of_server(parts, collection, address)
-        if not parts.netloc and parts.scheme == "milvus" and place.endswith(".db"):
-            return cls(place, collection, place)
-        raise ValueError(f"address must be {_FORMS}, got {address!r}")
-
-    @classmethod
-    def _of_server(cls, parts: SplitResult, collection: str, address: str) -> "Address":
-        try:
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host, port = None, None
-        if not host or port == 0:
-            raise ValueError(f"address must be {_FORMS}, with a port from 1 to 65535, got {address!r}")
-        server = (f"[{host}]" if ":" in host else host) + f":{port or _PORT}"
-        return cls(f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{server}", collection, server)
+        if parts["file"]:
+            return cls(parts["file"], parts["collection"], parts["file"])
+        server = f"{parts['host'].lower()}:{port}"
+        return cls(f"{'https' if parts['tls'] else 'http'}://{server}", parts["collection"], server)
 
 
 class MilvusIndex:

@@ -155,9 +155,7 @@ class MonotoneRegression:
         """
         if len(known) == 0 or not scores:
             raise ValueError(f"P(known) is learnt from queries and their scores, got {len(known)} and {len(scores)}")
-        for name, values in scores.items():
-            check_length(name, values, "the queries", len(known))
-            check_finite(name, values)
+        _check_scores(scores, "the queries", len(known))
         from scipy.optimize import minimize
 
         scales = tuple(SoftScale.of(values) for values in scores.values())
@@ -264,9 +262,7 @@ class Correctness:
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
         if not scores:
             raise ValueError("the probability of a right answer needs a score to learn from, got none")
-        for name, values in scores.items():
-            check_length(name, values, "the searches", len(correct))
-            check_finite(name, values)
+        _check_scores(scores, "the searches", len(correct))
         from sklearn.isotonic import IsotonicRegression
 
         right, n = correct.cpu(), len(correct)
@@ -405,6 +401,12 @@ def _soft(z: Tensor) -> Tensor:
     """z within ±2, logarithmic beyond."""
     size = z.abs()
     return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
+
+
+def _check_scores(scores: Scores, items: str, count: int) -> None:
+    for name, values in scores.items():
+        check_length(name, values, items, count)
+        check_finite(name, values)
 
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:

@@ -183,7 +183,7 @@ class MilvusIndex:
         Raises:
             ValueError: for ids that are repeated or not in the index.
         """
-        self._delete(list(self._kappa_of_known(ids)))
+        self._delete(list(self._kappa_by_id(ids_tensor(ids).tolist(), all_stored=True)))
 
     def discard(self, ids: Ids) -> None:
         """Remove the items that are in the index; a ValueError for ids that are repeated.
@@ -210,7 +210,9 @@ class MilvusIndex:
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
             answers = self._call("search", data=block, **options)
             _check_same_means(embeddings, (hit["entity"] for answer in answers for hit in answer))
-            hits += [_in_order(answer) for answer in answers]
+            for answer in answers:
+                rows = [(hit["id"], hit["distance"], hit["entity"]["kappa"]) for hit in answer]
+                hits.append(sorted(rows, key=lambda hit: (-hit[1], hit[0])))
         k = min(map(len, hits), default=0)
         ids, scores, kappa = (
             torch.tensor([[hit[column] for hit in row[:k]] for row in hits], dtype=dtype).reshape(len(hits), k)
@@ -225,7 +227,9 @@ class MilvusIndex:
         Raises:
             ValueError: for ids that are repeated or not in the index.
         """
-        return torch.tensor(list(self._kappa_of_known(ids).values()), dtype=torch.float64)
+        known = ids_tensor(ids).tolist()
+        kappa = self._kappa_by_id(known, all_stored=True)
+        return torch.tensor([kappa[item] for item in known], dtype=torch.float64)
 
     def close(self) -> None:
         """Close the connection; the items stay."""
@@ -243,24 +247,21 @@ class MilvusIndex:
             return pymilvus.MilvusClient(self.address.uri, token=os.environ.get(TOKEN, ""), timeout=self.timeout)
 
     def _open_collection(self, dimension: int | None, structure: str) -> int:
+        name = f"collection {self.address.collection!r} in {self.address.server}"
         if not self._call("has_collection"):
             if dimension is None:
-                raise ValueError(
-                    f"there is no collection {self.address.collection!r} in {self.address.server}: give MilvusIndex a "
-                    "dimension to make it"
-                )
+                raise ValueError(f"there is no {name}: give MilvusIndex a dimension to make it")
             self._make(dimension, structure)
         fields = {field["name"]: field for field in self._call("describe_collection")["fields"]}
         if fields.keys() != _FIELDS:
             raise ValueError(
-                f"the collection {self.address.collection!r} in {self.address.server} is not one of lam: it must have "
-                f"the fields {', '.join(sorted(_FIELDS))}, got {', '.join(sorted(fields))}"
+                f"the {name} is not one of lam: it must have the fields {', '.join(sorted(_FIELDS))}, "
+                f"got {', '.join(sorted(fields))}"
             )
         stored_dimension = int(fields["vector"]["params"]["dim"])
         if dimension not in (None, stored_dimension):
             raise ValueError(
-                f"the collection {self.address.collection!r} in {self.address.server} holds vectors of dimension "
-                f"{stored_dimension}, got {dimension}: name another collection"
+                f"the {name} holds vectors of dimension {stored_dimension}, got {dimension}: name another collection"
             )
         self._call("load_collection")
         return stored_dimension
@@ -305,20 +306,15 @@ class MilvusIndex:
         for block in _blocks(ids, _ASKED_IDS):
             self._call("delete", ids=block)
 
-    def _kappa_by_id(self, ids: list[int]) -> dict[int, float]:
-        """κ of those ids that are in the index."""
+    def _kappa_by_id(self, ids: list[int], *, all_stored: bool = False) -> dict[int, float]:
+        """κ of those ids that are in the index, which may have to be all."""
         kappa: dict[int, float] = {}
         for block in _blocks(ids, _ASKED_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
             kappa |= {row["id"]: row["kappa"] for row in rows}
+        if all_stored:
+            check_stored(ids, kappa)
         return kappa
-
-    def _kappa_of_known(self, ids: Ids) -> dict[int, float]:
-        """κ of ids in the index, in their order."""
-        known = ids_tensor(ids).tolist()
-        kappa = self._kappa_by_id(known)
-        check_stored(known, kappa)
-        return {item: kappa[item] for item in known}
 
     def _call(self, name: str, **options: Any) -> Any:
         with self._named_errors():
@@ -343,12 +339,6 @@ class MilvusIndex:
 def _check_same_means(embeddings: Embeddings, rows: Iterable[Any]) -> None:
     for mean_samples in {row["mean_samples"] for row in rows}:
         check_same_means(embeddings, mean_samples or None)
-
-
-def _in_order(hits: Any) -> list[tuple[int, float, float]]:
-    """Id, cosine and κ of one query's hits, best first."""
-    rows = [(hit["id"], hit["distance"], hit["entity"]["kappa"]) for hit in hits]
-    return sorted(rows, key=lambda hit: (-hit[1], hit[0]))
 
 
 def _blocks(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -196,20 +196,14 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
     The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
     a whole, so the curve has a point for each distinct uncertainty. The area is of trapezoids between these; from
-    coverage 0 to the first point the risk is the first point's.
+    coverage 0 to the first point the risk is the first point's. Arguments and errors as in
+    `lam.retrieval.metrics.uncertainty.ausc`.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).
 
-    Args:
-        correct: (Q,) whether each answer is right.
-        uncertainty: (Q,) higher is more uncertain; infinities are allowed.
-
     Returns:
         An area in [0, 1], the error rate for a constant uncertainty; NaN for no answer.
-
-    Raises:
-        ValueError: for NaN or another length.
 
     Example:
         >>> aurc(torch.tensor([True, False]), torch.zeros(2))

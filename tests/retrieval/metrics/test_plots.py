@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,34 @@ def drawn(path: Path) -> Image.Image:
     return picture
 
 
-def test_sparsification(tmp_path: Path) -> None:
-    correct = INSIDE > 0.3
-    plot_sparsification(tmp_path / "plot.png", {"−κ": (correct, -INSIDE), "constant": (correct, torch.zeros(40))})
+def bins(*shifts: int) -> ReliabilityBins:
+    """Of sampled networks that agree more, the more shifts are zero."""
+    labels = torch.arange(60) % 4
+    return majority_votes(torch.stack([labels.roll(shift) for shift in shifts]), labels, labels[:, None]).binned()
+
+
+CORRECT, SCORES = INSIDE > 0.3, {"−κ": (INSIDE, OUTSIDE), "other": (INSIDE, INSIDE[:3])}
+CURVES = {"noise": torch.tensor([1.0, 0.8, 0.4, 0.1]), "blur": torch.tensor([1.0, 0.9, 0.7, 0.2])}
+TUNING = {
+    "scales": [10.0**exponent for exponent in range(15)],
+    "scores": [0.2 + 0.01 * abs(exponent - 5) for exponent in range(15)],
+    **{"errors": [0.015] * 15, "eces": [0.05] * 15, "interval": (1e4, 1e6), "chosen": 1e6},
+}
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "sparsification": lambda path: plot_sparsification(path, {"−κ": (CORRECT, -INSIDE), "0": (CORRECT, 0 * INSIDE)}),
+    "reliability curves": lambda path: plot_reliability_curves(path, {"a": bins(0, 0, 1), "b": bins(0, 1, 2)}),
+    "bars": lambda path: plot_bars(path, {"mAP@1": {"a": 0.9, "b": 0.25}, "AUROC": {"a": 1.0, "b": None}}),
+    "ROC": lambda path: plot_roc(path, SCORES),
+    "precision and recall": lambda path: plot_precision_recall(path, SCORES),
+    "corruption": lambda path: plot_corruption(path, {kind: 300 * part for kind, part in CURVES.items()}, CURVES),
+    "corruption without κ": lambda path: plot_corruption(path, {}, CURVES),
+    "tuning": lambda path: plot_tuning(path, **TUNING),
+}
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_a_picture_is_drawn(draw: Callable[[Path], None], tmp_path: Path) -> None:
+    draw(tmp_path / "plot.png")
     drawn(tmp_path / "plot.png")
 
 
@@ -81,20 +107,7 @@ def test_the_legend_of_a_calibration_covers_no_bar(tmp_path: Path, monkeypatch: 
     assert 0 <= legend.x0 < legend.x1 <= figures[0].bbox.x1
 
 
-def test_calibration_of_several(tmp_path: Path) -> None:
-    labels = torch.arange(60) % 4
-    sure, unsure = (torch.stack([labels.roll(shift) for shift in shifts]) for shifts in ((0, 0, 1), (0, 1, 2)))
-    bins = {
-        name: majority_votes(found, labels, labels[:, None]).binned() for name, found in (("a", sure), ("b", unsure))
-    }
-    plot_reliability_curves(tmp_path / "plot.png", bins)
-    drawn(tmp_path / "plot.png")
-
-
-def test_bars(tmp_path: Path) -> None:
-    figures = {"mAP@1": {"one": 0.9, "other": 0.25}, "AUROC": {"one": 1.0, "other": None}}
-    plot_bars(tmp_path / "plot.png", figures)
-    drawn(tmp_path / "plot.png")
+def test_bars_of_different_systems_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"figures must be of the same systems, got \['one'\] and \['other'\]"):
         plot_bars(tmp_path / "plot.png", {"a": {"one": 1.0}, "b": {"other": 1.0}})
 
@@ -116,12 +129,6 @@ def test_a_long_legend_stands_beside_the_curves(tmp_path: Path) -> None:
         with Image.open(tmp_path / "plot.png") as picture:
             widths.append(picture.width)
     assert widths[1] > 1.4 * widths[0]
-
-
-@pytest.mark.parametrize("plot", [plot_roc, plot_precision_recall])
-def test_curves(plot, tmp_path: Path) -> None:
-    plot(tmp_path / "plot.png", {"−κ": (INSIDE, OUTSIDE), "other": (INSIDE, INSIDE[:3])})
-    drawn(tmp_path / "plot.png")
 
 
 @pytest.mark.parametrize(
@@ -250,12 +257,7 @@ def test_labels_of_kappa_do_not_collide(
     assert all(right + 3 <= left for (_, right), (left, _) in itertools.pairwise(ends))
 
 
-def test_corruption_is_drawn_with_kappa_or_without(tmp_path: Path) -> None:
-    curves = {"noise": torch.tensor([1.0, 0.8, 0.4, 0.1]), "blur": torch.tensor([1.0, 0.9, 0.7, 0.2])}
-    plot_corruption(tmp_path / "both.png", {kind: 300 * values for kind, values in curves.items()}, curves)
-    drawn(tmp_path / "both.png")
-    plot_corruption(tmp_path / "both.png", {}, curves)
-    drawn(tmp_path / "both.png")
+def test_no_corruption_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="recall must hold between 1 and 24 entries"):
         plot_corruption(tmp_path / "none.png", {}, {})
 
@@ -265,17 +267,3 @@ def test_every_kind_of_corruption_is_drawn(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
     plot_corruption(tmp_path / "plot.png", {}, {f"kind {number}": torch.ones(4) for number in range(9)})
     assert len(figures[0].axes[0].get_legend_handles_labels()[1]) == 9
-
-
-def test_a_tuning_is_drawn(tmp_path: Path) -> None:
-    scores = [0.2 + 0.01 * abs(exponent - 5) for exponent in range(15)]
-    plot_tuning(
-        tmp_path / "plot.png",
-        scales=[10.0**exponent for exponent in range(15)],
-        scores=scores,
-        errors=[0.015] * 15,
-        eces=[0.05] * 15,
-        interval=(1e4, 1e6),
-        chosen=1e6,
-    )
-    drawn(tmp_path / "plot.png")

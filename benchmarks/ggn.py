@@ -29,8 +29,6 @@ from timing import APART, DEVICE, in_process, peak_bytes, seconds, synchronise, 
 from torch import Tensor, nn
 
 from lam.hessians import (
-    FIXES,
-    SPLITS,
     ContrastiveCurvature,
     Diagonal,
     SupConCurvature,
@@ -38,7 +36,7 @@ from lam.hessians import (
     ggn_of_dataset,
     total_output_curvature,
 )
-from lam.hessians.losses.contrastive import cross_curvature
+from lam.hessians.losses.contrastive import FIXES, SPLITS, cross_curvature
 from lam.hessians.losses.outer_products import arccos
 from lam.pairs.candidates import Candidates
 from lam.pairs.pairs import Pairs

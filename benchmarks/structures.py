@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import evaluate
-from lam.hessians import SPLITS, Ekfac, SupConCurvature
+from lam.hessians import Ekfac, SupConCurvature
 from lam.hessians.accumulate import LastLayerAccumulator, StructureOptions
+from lam.hessians.losses.contrastive import SPLITS
 from lam.hessians.outputs import outputs
 from lam.methods.fit import fit
 from lam.methods.laplace import Laplace

@@ -1,4 +1,4 @@
-"""Curvature of a loss in the weights of a linear last layer: one file a loss, one file a structure."""
+"""Curvature of a loss in the weights of a network: one file a loss, one file a structure."""
 
 from lam.hessians.last_layer import (
     diagonal_ggn,
@@ -17,38 +17,27 @@ from lam.hessians.losses import (
     VarConCurvature,
     register,
 )
-from lam.hessians.losses.contrastive import FIXES, SPLITS, Fix, Split
-from lam.hessians.structures import (
-    Diagonal,
-    Ekfac,
-    Full,
-    Kron,
-    LayersCurvature,
-    LayersDiagonal,
-    LayersKron,
-    LowRank,
-    Structure,
-    SummedCurvature,
-)
+from lam.hessians.structures.base import Structure, SummedCurvature
+from lam.hessians.structures.diagonal import Diagonal
+from lam.hessians.structures.ekfac import Ekfac
+from lam.hessians.structures.full import Full
+from lam.hessians.structures.kron import Kron
+from lam.hessians.structures.layers import LayersDiagonal, LayersKron
+from lam.hessians.structures.low_rank import LowRank
 
 __all__ = [
     "CURVATURES",
-    "FIXES",
-    "SPLITS",
     "AnInfoNCECurvature",
     "ContrastiveCurvature",
     "Curvature",
     "Diagonal",
     "Ekfac",
-    "Fix",
     "Full",
     "InfoNCECurvature",
     "Kron",
-    "LayersCurvature",
     "LayersDiagonal",
     "LayersKron",
     "LowRank",
-    "Split",
     "Structure",
     "SummedCurvature",
     "SupConCurvature",

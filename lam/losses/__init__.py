@@ -6,7 +6,7 @@ a posterior is chosen apart from the loss, by a method's option `curvature`.
 
 from lam.losses.alignment import ConcentrationAlignment, Explicit
 from lam.losses.aninfonce import AnInfoNCE
-from lam.losses.base import Loss, MarginLoss, TrainableLoss, as_settings, margin_of, settings_of
+from lam.losses.base import Loss, MarginLoss, TrainableLoss
 from lam.losses.contrastive import Contrastive
 from lam.losses.distributions import DistributionLoss
 from lam.losses.elk import ELK
@@ -44,12 +44,9 @@ __all__ = [
     "SwAV",
     "TrainableLoss",
     "VarCon",
-    "as_settings",
     "build",
     "find",
-    "margin_of",
     "register",
-    "settings_of",
 ]
 
 TEMPERATURE = 0.1

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.datasets.views import ViewsOfKinds, check_images
-from lam.losses import AnInfoNCE, Loss, margin_of
+from lam.losses import AnInfoNCE, Loss
+from lam.losses.base import margin_of
 from lam.methods.base import head_of
 from lam.methods.deterministic import Deterministic
 from lam.models.head import record_head_inputs

@@ -15,7 +15,8 @@ from lam.encoders.batches import Batch, HeldOut
 from lam.encoders.deterministic import SeededEncoder
 from lam.encoders.seen import item_hashes, spread
 from lam.hessians.losses import CURVATURES, to_settings
-from lam.losses import Loss, as_settings, settings_of
+from lam.losses import Loss
+from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head
 from lam.training import History, Step, Training, check_data, device_of
 from lam.training import train as train_by_loop

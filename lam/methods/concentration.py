@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
-from lam.losses import DistributionLoss, Loss, as_settings, margin_of
+from lam.losses import DistributionLoss, Loss
+from lam.losses.base import as_settings, margin_of
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.head import record_head_inputs

@@ -23,7 +23,7 @@ from lam.encoders.layers import LayersEncoder
 from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values, check_features, check_sphere
-from lam.hessians.structures import LayersCurvature
+from lam.hessians.structures.layers import LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
 from lam.methods.laplace import Laplace

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
-from lam.losses import Loss, margin_of
+from lam.losses import Loss
+from lam.losses.base import margin_of
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Method, Trained, head_of
 from lam.models.head import record_head_inputs

@@ -7,7 +7,7 @@ from torch import nn
 
 from lam.hessians.accumulate import StructureOptions
 from lam.hessians.losses import CURVATURES, ContrastiveCurvature, Curvature, from_settings
-from lam.hessians.structures import MAX_MEMORY
+from lam.hessians.structures.base import MAX_MEMORY
 from lam.methods.added_head import dimension_of
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.relation import SCOPES, Relation, Scope

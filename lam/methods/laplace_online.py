@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, diagonal_ggn
-from lam.losses import Loss, margin_of, settings_of
+from lam.losses import Loss
+from lam.losses.base import margin_of, settings_of
 from lam.methods.base import Trained, head_of, inputs_of
 from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters

@@ -17,9 +17,11 @@ from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.encoders.batches import Batch, HeldOut, as_batches, split_batch
 from lam.encoders.bayesian import BayesianEncoder
-from lam.hessians import ContrastiveCurvature, Curvature, Fix, Split
+from lam.hessians import ContrastiveCurvature, Curvature
 from lam.hessians.losses import CURVATURES, from_settings
-from lam.losses import Loss, as_settings, margin_of, settings_of
+from lam.hessians.losses.contrastive import Fix, Split
+from lam.losses import Loss
+from lam.losses.base import as_settings, margin_of, settings_of
 from lam.methods.base import Method, Refit, Trained, inputs_of, probe_of
 from lam.methods.fit import empty_layers_curvature, fit
 from lam.methods.laplace import Laplace

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from lam.losses import Loss, VarCon, margin_of
+from lam.losses import Loss, VarCon
+from lam.losses.base import margin_of
 from lam.methods.deterministic import Deterministic
 from lam.training import Training
 

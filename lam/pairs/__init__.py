@@ -1,7 +1,7 @@
 """Which items match: the pairs of a batch, the neighbours of a data set, mining, and what a right answer is."""
 
 from lam.pairs.candidates import Candidates
-from lam.pairs.mining import Miner, MinerName, Mining
+from lam.pairs.mining import Mining
 from lam.pairs.neighbours import Neighbours
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -10,8 +10,6 @@ from lam.pairs.relevance import LabelRelevance, PlaceRelevance, Relevance, relev
 __all__ = [
     "Candidates",
     "LabelRelevance",
-    "Miner",
-    "MinerName",
     "Mining",
     "Neighbours",
     "Pairs",

@@ -83,6 +83,7 @@ class Posterior(ABC):
     """
 
     structure: ClassVar[type[Structure]]
+    _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "likelihood_scale", "seed")
 
     weight: Float[Tensor, "D P"]
     bias: Float[Tensor, " D"] | None
@@ -273,25 +274,19 @@ class Posterior(ABC):
         return cls(tensors["weight"], tensors.get("bias"), curvature, **fields, **further)
 
     def __add__(self: Same, other: Same) -> Same:
-        self._check_same_layer(other)
+        self._check_same(other)
         return replace(self, curvature=self.curvature + other.curvature, n_items=self.n_items + other.n_items)
 
     def __sub__(self: Same, other: Same) -> Same:
-        self._check_same_layer(other)
+        self._check_same(other)
         return replace(self, curvature=self.curvature - other.curvature, n_items=self.n_items - other.n_items)
 
-    def _check_same_layer(self, other: "Posterior") -> None:
-        same_bias = (self.bias is None) == (other.bias is None) and (
-            self.bias is None or other.bias is None or torch.equal(self.bias, other.bias)
-        )
-        if not (same_bias and torch.equal(self.weight, other.weight)):
-            raise ValueError("only posteriors of the same trained layer add up: their weights differ")
-        settings = [(term.prior_precision, term.likelihood_scale, term.seed) for term in (self, other)]
-        if settings[0] != settings[1]:
-            raise ValueError(
-                "only posteriors with the same prior precision, likelihood scale and seed add up, "
-                f"got {settings[0]} and {settings[1]}: add first, then tune"
-            )
+    def _check_same(self, other: "Posterior") -> None:
+        if not (torch.equal(self.weight, other.weight) and torch.equal(self.theta, other.theta)):
+            raise ValueError("only posteriors of the same trained weights add up: these differ")
+        one, another = ({name: getattr(term, name, None) for name in self._alike} for term in (self, other))
+        if one != another:
+            raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
         """Checked features, and outputs, of as many items as are predicted at once."""

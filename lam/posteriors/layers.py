@@ -15,8 +15,8 @@ from lam.hessians.accumulate import Accumulator
 from lam.hessians.jacobians import jacobian, joined, parted, shape_of
 from lam.hessians.last_layer import checked_partners
 from lam.hessians.outputs import check_feature_values, directions
-from lam.hessians.structures import LayersDiagonal, LayersKron
 from lam.hessians.structures.base import is_negative
+from lam.hessians.structures.layers import LayersDiagonal, LayersKron
 from lam.models.head import evaluating, items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
@@ -85,6 +85,7 @@ class LayersPosterior(Posterior):
     """
 
     structure: ClassVar[Any] = LayersDiagonal
+    _alike = (*Posterior._alike, "layers", "predictive")
 
     network: nn.Module = field(kw_only=True)
     head: str = field(kw_only=True)
@@ -176,17 +177,6 @@ class LayersPosterior(Posterior):
         if posterior.curvature.shapes != (shapes := tuple(shape_of(*layer) for layer in posterior._modules.values())):
             raise ValueError(f"the curvature is of layers of shapes {posterior.curvature.shapes}, these have {shapes}")
         return posterior
-
-    def _check_same_layer(self, other: Posterior) -> None:
-        if not (
-            isinstance(other, LayersPosterior) and self.layers == other.layers and torch.equal(self.theta, other.theta)
-        ):
-            raise ValueError("only posteriors of the same trained layers add up: their paths or weights differ")
-        if self.predictive != other.predictive:
-            raise ValueError(
-                f"one posterior is {self.predictive}, the other {other.predictive}: give both the same predictive"
-            )
-        super()._check_same_layer(other)
 
     @property
     def _modules(self) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lam.losses import Loss, margin_of
+from lam.losses import Loss
+from lam.losses.base import margin_of
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.utils import distributed

@@ -80,10 +80,10 @@ def test_batches_add_up_and_are_forgotten(kind: dict[str, Any]):
     torch.testing.assert_close(whole.posterior.curvature.sums, one.posterior.curvature.sums, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="of 32 items can be forgotten, got 32"):
         one.forget(batches[:2])
-    with pytest.raises(ValueError, match="same trained layers"):
+    with pytest.raises(ValueError, match="same trained weights"):
         _ = one + fit(batches[2:], **{**kind, "layers": ["2"]})
     predictive = "linearised" if kind.get("predictive") == "sampled" else "sampled"
-    with pytest.raises(ValueError, match="give both the same predictive"):
+    with pytest.raises(ValueError, match="same settings .* 'predictive'"):
         _ = one + fit(batches[2:], **{**kind, "predictive": predictive})
 
 

@@ -5,18 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import (
-    SPLITS,
-    Diagonal,
-    Ekfac,
-    Full,
-    InfoNCECurvature,
-    Kron,
-    SupConCurvature,
-    ggn_of_batch,
-    ggn_of_dataset,
-)
-from lam.hessians.losses.contrastive import addends_of, bytes_of_blocks
+from lam.hessians import Diagonal, Ekfac, Full, InfoNCECurvature, Kron, SupConCurvature, ggn_of_batch, ggn_of_dataset
+from lam.hessians.losses.contrastive import SPLITS, addends_of, bytes_of_blocks
 from lam.hessians.relations import cost_of
 from lam.pairs import Neighbours, Pairs
 from tests.helpers import contrastive_ggn, contrastive_ggn_dataset, diagonal_ggn_dataset

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lam.hessians import (
-    SPLITS,
     ContrastiveCurvature,
     Diagonal,
     Ekfac,
@@ -21,6 +20,7 @@ from lam.hessians import (
     SupConCurvature,
     ggn_of_batch,
 )
+from lam.hessians.losses.contrastive import SPLITS
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs
 from tests.hessians.test_last_layer import make

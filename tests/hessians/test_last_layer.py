@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lam.hessians import FIXES, SPLITS
-from lam.hessians.losses.contrastive import _cross_sum_by_output, cross_sum_over_pairs
+from lam.hessians.losses.contrastive import FIXES, SPLITS, _cross_sum_by_output, cross_sum_over_pairs
 from lam.pairs.pairs import Pairs
 from tests.helpers import contrastive_ggn, contrastive_ggn_dataset
 from tests.hessians import twin

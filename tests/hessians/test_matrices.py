@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.func import hessian, jacrev
 
 from lam.hessians import (
-    FIXES,
-    SPLITS,
     AnInfoNCECurvature,
     ContrastiveCurvature,
     Curvature,
@@ -26,6 +24,7 @@ from lam.hessians import (
     output_curvature,
     total_output_curvature,
 )
+from lam.hessians.losses.contrastive import FIXES, SPLITS
 from lam.hessians.losses.items import OfBatch
 from lam.hessians.losses.outer_products import positive_arccos, positive_part
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lam import hessians
 from lam.hessians import (
-    FIXES,
     AnInfoNCECurvature,
     ContrastiveCurvature,
     Curvature,
@@ -29,6 +28,7 @@ from lam.hessians import (
     register,
 )
 from lam.hessians.losses import CURVATURES
+from lam.hessians.losses.contrastive import FIXES
 from lam.pairs import Pairs
 from tests.hessians.softmax import SoftmaxCurvature
 from tests.hessians.test_last_layer import make

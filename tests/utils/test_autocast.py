@@ -14,8 +14,9 @@ from lam import methods
 from lam.encoders.concentration import HeadEncoder, NeighbourEncoder, NormEncoder
 from lam.encoders.ensemble import EnsembleEncoder, align
 from lam.encoders.gaussian import GaussianEncoder
-from lam.hessians import FIXES, SPLITS, ContrastiveCurvature, Diagonal
+from lam.hessians import ContrastiveCurvature, Diagonal
 from lam.hessians.accumulate import LastLayerAccumulator
+from lam.hessians.losses.contrastive import FIXES, SPLITS
 from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.models.uncertainty_head import UncertaintyHead

@@ -6,23 +6,13 @@ import torch
 from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.pairs.pairs import Pairs
+from tests.losses.test_losses import PAIRS
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def mined() -> Pairs:
-    tuples = (torch.tensor([0, 0, 2]), torch.tensor([1, 1, 3]), torch.tensor([0, 4, 4]), torch.tensor([2, 1, 1]))
-    return Pairs.from_tuples(tuples, 6, n_positives=8, n_negatives=22)
-
-
-PAIRS = {
-    "labels": Pairs.by_label(torch.tensor([0, 0, 1, 1, 1, 2])),
-    "tuples": mined(),
-    "no positives": Pairs.by_label(torch.arange(6)),
-    "no negatives": Pairs.by_label(torch.zeros(6, dtype=torch.long)),
-}
 ONE = torch.tensor(1.0, dtype=torch.float64)
 
 

@@ -311,8 +311,7 @@ class Posterior(ABC):
 
     def _output_noise(self, n_samples: int) -> Float[Tensor, "S 1 D"]:
         """Standard normal numbers, the same for all items."""
-        shape = (n_samples, 1, len(self.weight))
-        return torch.randn(shape, generator=self._generator(), dtype=torch.float64).to(self.weight.device)
+        return next(self._noise(n_samples, [(1, len(self.weight))], None, torch.float64))
 
     def _network_outputs(self, n_samples: int) -> Callable[[Tensor], Tensor]:
         """The function from features to their outputs (S, N, D) under S sampled layers."""
@@ -338,12 +337,10 @@ class Posterior(ABC):
     ) -> Iterator[Tensor]:
         """S times standard normal numbers of each shape, drawn in order; by default from the posterior's seed."""
         check_at_least("n_samples", n_samples, 1)
-        generator = self._generator() if generator is None else generator
+        if generator is None:
+            generator = torch.Generator().manual_seed(self.seed)  # on the CPU: every device sees the same noise
         options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
         return (torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes)
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)  # on the CPU, so that every device sees the same noise
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:

@@ -38,11 +38,7 @@ class Jacobian(ABC):
 
 @dataclass(frozen=True)
 class Dense(Jacobian):
-    """Any J.
-
-    Attributes:
-        J: (N, D, n).
-    """
+    """Any J."""
 
     J: Float[Tensor, "N D n"]
 
@@ -60,15 +56,10 @@ class Dense(Jacobian):
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """J_a = g_a ⊗ φ_a of a matrix that is used at one place; it is never formed.
+    """J_a = g_a ⊗ φ_a of a matrix that is used at one place; it is never formed."""
 
-    Attributes:
-        slopes: (N, D, U) g, derivatives of the network's outputs in the layer's.
-        inputs: (N, F) φ.
-    """
-
-    slopes: Float[Tensor, "N D U"]
-    inputs: Float[Tensor, "N F"]
+    slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's
+    inputs: Float[Tensor, "N F"]  # φ
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
         """Σ_a (g_aᵀ H_a g_a)_oo φ_af²."""

@@ -41,15 +41,10 @@ class Spread(ABC):
 
 @dataclass(frozen=True)
 class Along(Spread):
-    """U diag(v) Uᵀ: variances along axes that all items share.
+    """U diag(v) Uᵀ: variances along axes that all items share."""
 
-    Attributes:
-        variances: (N, D) v.
-        axes: (D, D) U, orthonormal columns; None for the coordinates' own.
-    """
-
-    variances: Float[Tensor, "N D"]
-    axes: Float[Tensor, "D D"] | None = None
+    variances: Float[Tensor, "N D"]  # v
+    axes: Float[Tensor, "D D"] | None = None  # U, orthonormal columns; None for the coordinates' own
 
     @property
     def covariance(self) -> Float[Tensor, "N D D"]:
@@ -83,13 +78,9 @@ class Along(Spread):
 
 @dataclass(frozen=True)
 class Whole(Spread):
-    """Any covariances.
+    """Any covariances."""
 
-    Attributes:
-        matrices: (N, D, D) the covariances, float64.
-    """
-
-    matrices: Float[Tensor, "N D D"]
+    matrices: Float[Tensor, "N D D"]  # float64
 
     @property
     def covariance(self) -> Float[Tensor, "N D D"]:

@@ -134,21 +134,13 @@ class ContrastiveCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class OfPartners(OfItems):
-    """The curvature in every item's output, from sums over its partners.
-
-    Attributes:
-        curvature: of the loss.
-        n: (N, D) unit outputs.
-        r: (N, 1) their lengths before normalisation.
-        count: (T, N, 1) Σ_b t_ab.
-        partners: (T, N, D) Σ_b t_ab n_b.
-    """
+    """The curvature in every item's output, from sums over its partners."""
 
     curvature: ContrastiveCurvature
-    n: Float[Tensor, "N D"]
-    r: Float[Tensor, "N 1"]
-    count: Float[Tensor, "T N 1"]
-    partners: Float[Tensor, "T N D"]
+    n: Float[Tensor, "N D"]  # unit outputs
+    r: Float[Tensor, "N 1"]  # their lengths before normalisation
+    count: Float[Tensor, "T N 1"]  # Σ_b t_ab
+    partners: Float[Tensor, "T N D"]  # Σ_b t_ab n_b
 
     def __getitem__(self, rows: slice) -> "OfPartners":
         count, partners = self.count[:, rows], self.partners[:, rows]

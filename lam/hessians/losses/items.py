@@ -31,19 +31,12 @@ class ItemCurvature(ABC):
 
 @dataclass(frozen=True)
 class OfBatch(ItemCurvature):
-    """From a curvature that gives diagonals and matrices alone.
-
-    Attributes:
-        curvature: of the loss.
-        n: (N, D) unit outputs.
-        r: (N, 1) their lengths before normalisation.
-        pairs: of the N items, or the candidates that they are compared with.
-    """
+    """From a curvature that gives diagonals and matrices only."""
 
     curvature: Any
-    n: Float[Tensor, "N D"]
-    r: Float[Tensor, "N 1"]
-    pairs: Any
+    n: Float[Tensor, "N D"]  # unit outputs
+    r: Float[Tensor, "N 1"]  # their lengths before normalisation
+    pairs: Any  # of the items, or the candidates that they are compared with
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
         return self.curvature.diagonal(self.n, self.r, self.pairs)
@@ -60,15 +53,10 @@ class OfBatch(ItemCurvature):
 
 
 class OfItems(ItemCurvature):
-    """Of which some items can be taken at a time.
+    """The curvature of items of which some can be taken at a time."""
 
-    Attributes:
-        n: (N, D) unit outputs of all items.
-        cost: what forming them takes, in words, if it takes long.
-    """
-
-    n: Float[Tensor, "N D"]
-    cost: str | None = None
+    n: Float[Tensor, "N D"]  # unit outputs of all items
+    cost: str | None = None  # what forming it takes, in words, if it takes long
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> "OfItems":

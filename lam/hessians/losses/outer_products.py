@@ -15,17 +15,11 @@ from torch import Tensor
 
 
 class OuterProducts(NamedTuple):
-    """Matrices w_a I + Σ_k (x_ak y_akᵀ + y_ak x_akᵀ).
+    """Matrices w_a I + Σ_k (x_ak y_akᵀ + y_ak x_akᵀ)."""
 
-    Attributes:
-        identity: (*B, N, 1) w.
-        left: (*B, N, J, D) x, or without *B.
-        right: (*B, N, J, D) y.
-    """
-
-    identity: Float[Tensor, "*B N 1"]
-    left: Float[Tensor, "*#B N J D"]
-    right: Float[Tensor, "*B N J D"]
+    identity: Float[Tensor, "*B N 1"]  # w
+    left: Float[Tensor, "*#B N J D"]  # x
+    right: Float[Tensor, "*B N J D"]  # y
 
     def diagonal(self) -> Float[Tensor, "*B N D"]:
         if self.left.shape[-2] == 1:

@@ -167,28 +167,16 @@ class SoftmaxCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class Softmaxes(OfItems):
-    """The curvature in every item's output, block by block of the items and their candidates.
-
-    Attributes:
-        curvature: of the loss.
-        n: (N, D) unit outputs, in the type of similarities.
-        r: (N, 1) their lengths before normalisation, in the type of sums.
-        start: the number of the first item.
-        gradients: (O, D) g_b.
-        offsets: (O,) β_b.
-        block: maps slices of items and candidates to the weights of their positive and negative pairs.
-        block_size: candidates of a block, and the most items of one.
-        cost: what forming them takes, in words, if it takes long.
-    """
+    """The curvature in every item's output, block by block of the items and their candidates."""
 
     curvature: SoftmaxCurvature
-    n: Float[Tensor, "N D"]
-    r: Float[Tensor, "N 1"]
-    start: int
-    gradients: Float[Tensor, "O D"]
-    offsets: Float[Tensor, " O"]
-    block: Callable[[slice, slice], tuple[Tensor, Tensor]]
-    block_size: int
+    n: Float[Tensor, "N D"]  # unit outputs, in the type of similarities
+    r: Float[Tensor, "N 1"]  # their lengths before normalisation, in the type of sums
+    start: int  # the number of the first item
+    gradients: Float[Tensor, "O D"]  # g_b
+    offsets: Float[Tensor, " O"]  # β_b
+    block: Callable[[slice, slice], tuple[Tensor, Tensor]]  # weights of positive and negative pairs, by slices
+    block_size: int  # candidates of a block, and the most items of one
     cost: str | None = None
 
     def __getitem__(self, rows: slice) -> "Softmaxes":

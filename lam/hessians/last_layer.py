@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lam.hessians.losses import Curvature
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum_of_class, cross_sum_over_pairs
-from lam.hessians.losses.items import ItemCurvature, OfItems
+from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.outputs import check_feature_values, check_layer, outputs
 from lam.hessians.relations import LabelRelation, NeighbourRelation, Related, cost_of
 from lam.hessians.structures.base import Structure, weighted_by_term, with_ones
@@ -207,7 +207,10 @@ def ggn_of_dataset(
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
     block_size = block_size or BLOCK_SIZE.get(n.device.type, BLOCK_SIZE["cpu"])
     items = curvature.over_dataset(n, r, relation, block_size=block_size, progress=progress)
-    total = _summed(empty, features, items, progress=progress)
+    total = empty
+    for start, batch in tqdm(_stream(features, n.device), desc=items.cost, disable=not (progress and items.cost)):
+        own = batch.to(curvature.working_dtype(batch))
+        total = total + empty.of_items(own, items[start : start + len(batch)])
     if curvature.has_cross_terms:
         total = replace(total, sums=total.sums + _cross_terms(relation, features, weight, bias, progress=progress))
     return replace(total, counts=curvature.counts(relation))
@@ -234,16 +237,6 @@ def _all_outputs(features: Tensor, weight: Tensor, bias: Tensor | None, curvatur
     if not any_nonzero:
         raise ValueError(_ALL_ZERO)
     return torch.cat([n for n, _ in parts]), torch.cat([r for _, r in parts])
-
-
-def _summed(empty: Sums, features: Tensor, items: OfItems, *, progress: bool) -> Sums:
-    """The structure of all items, in one stream of their features."""
-    total = empty
-    batches = tqdm(_stream(features, items.n.device), desc=items.cost, disable=not (progress and items.cost))
-    for start, batch in batches:
-        own = batch.to(empty.curvature.working_dtype(batch))
-        total = total + empty.of_items(own, items[start : start + len(batch)])
-    return total
 
 
 def _cross_terms(

@@ -13,7 +13,6 @@ class Contrastive(MarginLoss):
     Source: Hadsell, Chopra and LeCun (2006), equation 4, with a mean for each kind of pair.
 
     Example:
-        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> Contrastive(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(2.3431)

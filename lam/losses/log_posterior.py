@@ -16,7 +16,6 @@ class LogPosterior(MarginLoss):
 
     Example:
         >>> import torch
-        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> LogPosterior(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(1.5000)

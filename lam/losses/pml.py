@@ -15,7 +15,6 @@ class PytorchMetricLearning(MarginLoss):
     Source: pytorch-metric-learning's `ContrastiveLoss`, with `neg_margin=margin`.
 
     Example:
-        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> PytorchMetricLearning(margin=1.5)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(1.5000)

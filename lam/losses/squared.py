@@ -11,7 +11,6 @@ class Squared(MarginLoss):
 
     Example:
         >>> import torch
-        >>> from lam.pairs.pairs import Pairs
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> Squared(margin=2.0)(embeddings, Pairs.by_label(torch.tensor([0, 0, 1])))
         tensor(4.)

@@ -1,6 +1,6 @@
-"""The one route from data to a sum of curvature: an `Accumulator` takes batches, within which or over which items pair.
+"""The one route from data to a sum of curvature: an `Accumulator` takes batches.
 
-`LastLayerAccumulator` is here, that of several layers in `lam.posteriors.layers`.
+`LastLayerAccumulator` is here; `LayersAccumulator`, of several layers, is in `lam.posteriors.layers`.
 """
 
 import tempfile
@@ -195,7 +195,7 @@ class LastLayerAccumulator(Accumulator):
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """The sums of all processes and their number of items, from those of this one; see `Accumulator.fit`."""
+    """Sums and number of items over all processes, from those in this one; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:

@@ -150,7 +150,7 @@ def jacobian(
         module: the layer, in evaluation mode.
         weights: its parameters, by name.
         inputs: of the layer.
-        slopes: derivatives of the D outputs of the network in those of the layer.
+        slopes: derivatives of the D outputs of the network in the layer's outputs.
         basis: of a matrix: orthonormal columns for its rows and for its columns.
     """
     if not is_matrix(module):

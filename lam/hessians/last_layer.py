@@ -141,7 +141,7 @@ def _items(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> ItemCurvature:
     if curvature.has_cross_terms:
-        raise ValueError(f"the cross terms of {curvature} belong to two items: use fix='fixed' for those of one")
+        raise ValueError(f"the cross terms of {curvature} belong to two items each: use fix='fixed'")
     return curvature.of_batch(*_checked(features, weight, bias, pairs, curvature)[1:])
 
 
@@ -182,7 +182,7 @@ def ggn_of_dataset(
 
     Args:
         empty: the structure of no item, with a curvature that is formed in blocks: not a contrastive or softmax one
-            with `fix="full"`, and not one from outside lam that gives `diagonal` alone.
+            with `fix="full"`, and no curvature from outside lam that gives `diagonal` only.
         features: (N, P) what enters the layer, on any device; some rows at a time go to the device of the weight.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.

@@ -36,7 +36,7 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Zero what is no negative pair in a block of pairs, in `order`; False if no negative pair is left."""
+        """Zero the pairs of a block, in `order`, that are not negative; False if no negative pair is left."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
@@ -138,7 +138,7 @@ def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) ->
 
 
 def _without_itself(pairs: Tensor, rows: slice, columns: slice) -> Tensor:
-    """The pairs of a block without those of an item with itself."""
+    """The pairs of a block without an item's pair with itself."""
     start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
     itself = torch.arange(start, max(start, stop), device=pairs.device)
     pairs[itself - rows.start, itself - columns.start] = False

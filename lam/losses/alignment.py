@@ -63,7 +63,7 @@ class ConcentrationAlignment(DistributionLoss):
 
     A pair counts once, in either order.
 
-    Source: that of `Explicit`, equation 11.
+    Source: as `Explicit`, equation 11.
 
     Args:
         explicit: the alignment and its regulariser; None for InfoNCE alone.

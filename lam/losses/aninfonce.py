@@ -77,7 +77,7 @@ class AnInfoNCE(TrainableLoss):
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "AnInfoNCE":
         """The loss that starts as InfoNCE at this temperature: Λ = 1/(2τ)."""
         if dimension is None:
-            raise ValueError("aninfonce has a weight for each dimension: say dimension=D, that of the embeddings")
+            raise ValueError("aninfonce has a weight for each dimension: say dimension=D of the embeddings")
         check_positive("temperature", temperature)
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 

@@ -50,7 +50,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss with those of a configuration's settings that its constructor takes by name.
+        """The loss with the settings of a configuration that its constructor takes by name.
 
         Args:
             margin: in (0, 2].
@@ -91,7 +91,7 @@ class MarginLoss(Loss):
 
 
 class TrainableLoss(Loss, nn.Module):
-    """A loss with parameters of its own, which training learns beside those of the network.
+    """A loss with parameters, which train together with the network's.
 
     Training works on a copy, so that a second training starts as the first did; the history holds what was learned.
 

@@ -101,7 +101,7 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
     """Mean over positive pairs of log of the mean over samples of the ratio behind `log_ratios`.
 
     The logits are cosines of the s-th samples times the scale. If few items are a negative of any other, only their
-    cosines to anchors are computed, and those of the positive pairs.
+    cosines to anchors are computed, and the positive pairs'.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

@@ -62,7 +62,7 @@ class Candidates:
     def check_size(self, size: int) -> None:
         """Reject candidates of another number of items."""
         if self.size != size:
-            raise ValueError(f"candidates must be those of the same {size} items, got candidates of {self.size}")
+            raise ValueError(f"candidates must be of the same {size} items, got candidates of {self.size}")
 
     @classmethod
     def by_label(

@@ -113,7 +113,7 @@ ALL_PAIRS = Mining()
 def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Tensor | None) -> Pairs:
     if targets is None or targets.ndim != 1:
         raise ValueError(
-            "a miner of pytorch-metric-learning needs labels, and these targets are none: "
+            "a miner of pytorch-metric-learning needs labels, got no labels: "
             f"choose by name, {', '.join(get_args(MinerName))}"
         )
     check_label_vector(targets)

@@ -19,7 +19,7 @@ class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
     Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Pairs by
-    label form the two matrices only when one is read: what takes classes alone stays linear in the batch.
+    label form the two matrices only when one is read: a loss that takes classes only stays linear in the batch.
 
     Attributes:
         positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.

@@ -34,7 +34,7 @@ Same = TypeVar("Same", bound="LayersPosterior")
 
 @dataclass(frozen=True, kw_only=True)
 class LayersAccumulator(Accumulator):
-    """Sums up the curvature in the weights of several layers; inputs are those of the network.
+    """Sums up the curvature in the weights of several layers; inputs enter the network.
 
     Attributes:
         network: the network, which stays as it is.

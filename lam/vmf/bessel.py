@@ -127,8 +127,8 @@ def kappa_from_resultant(
     Args:
         resultant: mean resultant lengths R in [-1, 1]; an unbiased estimate may be at or below 0, and gets kappa = 0.
         dimension: D >= 2.
-        one_minus_resultant: 1 - R, if known better than by subtraction: near R = 1 kappa is about (D - 1) / (2 (1 -
-            R)), which R alone determines badly, in float32 hardly at all.
+        one_minus_resultant: 1 - R, if known better than by subtraction. Near R = 1 kappa is about
+            (D - 1) / (2 (1 - R)), which R determines badly, in float32 hardly at all.
         max_kappa: the largest result, also for R = 1.
 
     Returns:

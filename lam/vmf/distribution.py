@@ -236,7 +236,7 @@ class VonMisesFisher(Distribution):
     ) -> "VonMisesFisher":
         """Maximum likelihood fit over the first axis.
 
-        The mean direction is that of the mean; kappa solves A_D(kappa) = length of the mean.
+        loc is the direction of the mean; kappa solves A_D(kappa) = length of the mean.
 
         Source: Sra (2012), equations 2 to 5.
 

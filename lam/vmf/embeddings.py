@@ -26,7 +26,7 @@ class Embeddings:
             row is zero if the network gives no direction.
         kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With its parts it is
             A_D⁻¹(p_known A_D(kappa_aleatoric)).
-        resultant: (N,) mean resultant length in [0, 1] behind `kappa`, such as that of samples.
+        resultant: (N,) mean resultant length in [0, 1] behind `kappa`, such as the samples'.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) unit vectors, if they were kept.
         mean_samples: S if `mean` is the mean direction of S samples; it compares only with means of as many samples.

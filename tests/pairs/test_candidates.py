@@ -26,5 +26,5 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
             Candidates(torch.eye(2), torch.eye(2), torch.tensor([[0.0, weight], [1.0, 0.0]]))
     with pytest.raises(ValueError, match="labels must be integers"):
         Candidates.by_label(torch.zeros(2), torch.eye(2), torch.arange(2))
-    with pytest.raises(ValueError, match="candidates must be those of the same 5 items, got candidates of 2"):
+    with pytest.raises(ValueError, match="candidates must be of the same 5 items, got candidates of 2"):
         Candidates.paired(torch.eye(2)).check_size(5)

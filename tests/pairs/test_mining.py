@@ -337,9 +337,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Mining(max_pairs=2.5)  # pyright: ignore[reportArgumentType]
     positions = torch.rand(12, 2)
     for targets in (positions, None):
-        with pytest.raises(
-            ValueError, match="needs labels, and these targets are none: choose by name, all, violating, easy"
-        ):
+        with pytest.raises(ValueError, match="needs labels, .*: choose by name, all, violating, easy"):
             Mining(BatchEasyHardMiner()).choose(
                 points(), Pairs.by_distance(positions, 0.5), targets, margin=1.0, generator=generator()
             )

@@ -32,7 +32,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def filled(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature with each setting that is None replaced by that of a mapping, such as a loss's settings."""
+        """The curvature with settings that are None taken from a mapping, such as a loss's settings."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
@@ -83,7 +83,7 @@ class Curvature(ABC):
         Raises:
             ValueError: for a loss that gives `diagonal` only.
         """
-        raise ValueError(f'{type(self).__name__} gives a diagonal alone, and no matrices: use structure="diag"')
+        raise ValueError(f'{type(self).__name__} gives a diagonal and no matrices: use structure="diag"')
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
         """H_a of each item from the pairs of a batch; arguments as `diagonal`."""

@@ -1,4 +1,4 @@
-"""The curvature in the output of every item: from the pairs of a batch, or those of a data set."""
+"""The curvature in the output of every item: from the pairs of a batch or of a data set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class OfBatch(ItemCurvature):
 
 
 class OfItems(ItemCurvature):
-    """The curvature of items of which some can be taken at a time."""
+    """The curvature of items that can be taken some at a time."""
 
     n: Float[Tensor, "N D"]  # unit outputs of all items
     cost: str | None = None  # what forming it takes, in words, if it takes long

@@ -407,7 +407,7 @@ class AgainstNegatives:
 class InfoNCECurvature(AgainstNegatives, SupConCurvature):
     """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives, z = cos/τ.
 
-    With one positive pair an item it is that of SupCon.
+    With one positive pair an item it equals SupCon's.
 
     Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
 

@@ -1,4 +1,4 @@
-"""`SummedCurvature`: sums over batches from which a curvature is formed; `Structure`: those of one linear layer."""
+"""`SummedCurvature`: a curvature as sums over batches; `Structure`: of one linear layer."""
 
 import math
 from abc import ABC, abstractmethod

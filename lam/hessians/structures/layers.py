@@ -165,7 +165,7 @@ class LayersKron(LayersCurvature):
     """B ⊗ A of each layer that is a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
 
     S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the network's outputs in the layer's. At one place it is
-    `Kron`; for convolutions it takes places for uncorrelated and alike.
+    `Kron`; for convolutions it assumes that places are uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 

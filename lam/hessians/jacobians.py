@@ -103,7 +103,7 @@ def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int
     return weight.shape[0], weight.shape[1] + ("bias" in weights)
 
 
-def joined(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+def flat_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
     """The weights of a layer, flat."""
     if not is_matrix(module):
         return torch.cat([weight.flatten() for weight in weights.values()])
@@ -111,8 +111,8 @@ def joined(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " 
     return (torch.cat([matrix, weights["bias"][:, None]], 1) if "bias" in weights else matrix).flatten()
 
 
-def parted(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
-    """S times the parameters of a layer by name, from flat ones: the inverse of `joined`."""
+def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
+    """S times the parameters of a layer by name, from flat ones: the inverse of `flat_weights`."""
     if not is_matrix(module):
         parts = flat.split([weight.numel() for weight in weights.values()], 1)
         return {name: part.reshape(len(flat), *weights[name].shape) for name, part in zip(weights, parts, strict=True)}

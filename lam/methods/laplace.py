@@ -75,7 +75,7 @@ class Laplace:
     def loss_curvature(self) -> Curvature:
         """The curvature as an object, with the margin if it has none of its own."""
         if isinstance(self.curvature, Curvature):
-            return self.curvature.filled({"margin": self.margin})
+            return self.curvature.with_defaults({"margin": self.margin})
         if self.curvature == "contrastive":
             return ContrastiveCurvature(self.margin)
         if not isinstance(self.curvature, str | dict):
@@ -84,7 +84,7 @@ class Laplace:
                 f"curvature must be an object of lam.hessians, made by one of {known}, got {self.curvature!r}"
             )
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
-        return from_settings(settings).filled({"margin": self.margin})
+        return from_settings(settings).with_defaults({"margin": self.margin})
 
     @property
     def relation(self) -> Relation:
@@ -112,7 +112,7 @@ class Laplace:
         curvature = self.loss_curvature
         if curvature == ContrastiveCurvature(None):
             raise ValueError("give the margin of the contrastive loss, or the curvature of another")
-        curvature.check_filled()
+        curvature.check_complete()
 
     def added_layer(self, head: str, width: int) -> nn.Linear:
         """The shape of the layer that `head` adds after outputs of a width, on the meta device."""

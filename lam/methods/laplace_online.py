@@ -175,7 +175,7 @@ class OnlineLaplaceStep(Step):
         with record_head_inputs(network, self.head) as head_inputs:
             network(batch.inputs)
         features = batch.gather(head_inputs[-1])
-        self.curvature = self.own.filled(settings_of(loss))
+        self.curvature = self.own.with_defaults(settings_of(loss))
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
             scale, initial = self.options.likelihood_scale, self.options.initial_precision

@@ -119,7 +119,7 @@ class LaplaceMethod(Method):
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
         """The curvature, with open settings from a loss and what it has learned; none may stay open."""
-        curvature: Any = self.loss_curvature.filled({**settings_of(loss), **as_settings(learned or {})})
+        curvature: Any = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
         if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
             raise ValueError(
                 f"{type(curvature).__name__} needs a {missing[0]}, and the loss {type(loss).__name__} has none: give "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lam.hessians import Diagonal
 from lam.posteriors.base import Posterior, share_of
-from lam.posteriors.spread import Along, Spread
+from lam.posteriors.spread import AxisSpread, Spread
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DiagonalPosterior(Posterior):
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Variances Σ_j φ_j² σ²_ij + σ²_bi along the coordinates."""
         weight, bias = self.variance
-        return lambda features: Along(F.linear(features.square(), weight, bias))
+        return lambda features: AxisSpread(F.linear(features.square(), weight, bias))
 
     def log_det_precision(self, prior_precision: float) -> float:
         parts = [part.double() for part in self.curvature.relu() if part is not None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.hessians import Full
 from lam.hessians.structures.base import is_negative
 from lam.posteriors.base import Posterior, share_of
-from lam.posteriors.spread import Spread, Whole
+from lam.posteriors.spread import FullSpread, Spread
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FullPosterior(Posterior):
 
         def spread(features: Tensor) -> Spread:
             seen = torch.einsum("nf,dfk->ndk", self._inputs(features).double(), root)
-            return Whole(seen @ seen.mT)
+            return FullSpread(seen @ seen.mT)
 
         return spread
 

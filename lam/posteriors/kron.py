@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
 from lam.posteriors.base import Posterior, share_of
-from lam.posteriors.spread import Along, Spread
+from lam.posteriors.spread import AxisSpread, Spread
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class KronPosterior(Posterior):
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
         (U_B, U_A), variance = self.basis, self.variance
-        return lambda features: Along((self._inputs(features) @ U_A).square() @ variance.T, U_B)
+        return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
 
     def log_det_precision(self, prior_precision: float) -> float:
         return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.hessians.accumulate import Accumulator
-from lam.hessians.jacobians import jacobian, joined, parted, shape_of
+from lam.hessians.jacobians import flat_weights, jacobian, shape_of, unflat_weights
 from lam.hessians.last_layer import checked_partners
 from lam.hessians.outputs import check_feature_values, directions
 from lam.hessians.structures.base import is_negative
@@ -22,7 +22,7 @@ from lam.models.layers import head_output, linearised, own_weights, rows_at_once
 from lam.models.weights import plain_path
 from lam.pairs.pairs import targets_of
 from lam.posteriors.base import Posterior, Sampler, least_variance
-from lam.posteriors.spread import Whole
+from lam.posteriors.spread import FullSpread
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
@@ -99,7 +99,7 @@ class LayersPosterior(Posterior):
     @property
     def theta(self) -> Float[Tensor, " n"]:
         """The weights of all layers, flat."""
-        return torch.cat([joined(*layer) for layer in self._modules.values()])
+        return torch.cat([flat_weights(*layer) for layer in self._modules.values()])
 
     @cached_property
     def variances(self) -> list[Float[Tensor, " n"]]:
@@ -114,16 +114,16 @@ class LayersPosterior(Posterior):
             if basis is not None:
                 U_B, U_A = (axes.to(deviation) for axes in basis)
                 deviation = (U_B @ deviation.unflatten(1, (len(U_B), len(U_A))) @ U_A.T).flatten(1)
-            for name, weights in parted(*layer, joined(*layer) + deviation).items():
+            for name, weights in unflat_weights(*layer, flat_weights(*layer) + deviation).items():
                 sampled[f"{path}.{name}" if path else name] = weights
         return sampled
 
-    def output_spread(self) -> Callable[[Any], Whole]:
+    def output_spread(self) -> Callable[[Any], FullSpread]:
         """The function from inputs to the linearised covariances J Σ Jᵀ of their outputs."""
 
         @without_autocast()
-        def spread(inputs: Any) -> Whole:
-            return Whole(torch.cat([self._linearised(part, self.variances)[1] for part, _ in self._parts(inputs)]))
+        def spread(inputs: Any) -> FullSpread:
+            return FullSpread(torch.cat([self._linearised(part, self.variances)[1] for part, _ in self._parts(inputs)]))
 
         return spread
 
@@ -135,7 +135,7 @@ class LayersPosterior(Posterior):
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:
-            spreads = (Whole(self._linearised(part, variances)[1]) for part, _ in self._parts(features))
+            spreads = (FullSpread(self._linearised(part, variances)[1]) for part, _ in self._parts(features))
             return sum(float(spread.total.sum()) for spread in spreads)
 
         return total(negative) / max(total(self.variances), 1e-300)
@@ -199,7 +199,7 @@ class LayersPosterior(Posterior):
 
         def draw(inputs: Any) -> tuple[Tensor, Any, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
-            spread = Whole(covariance)
+            spread = FullSpread(covariance)
             samples: Any = f.double() + along
             if deviations is None:
                 samples = spread.samples(f, noise, least_variance(f), keep=keep)

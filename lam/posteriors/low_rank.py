@@ -11,14 +11,14 @@ from torch import Tensor
 from lam.hessians import LowRank
 from lam.hessians.structures.base import is_negative
 from lam.posteriors.base import Posterior, share_of
-from lam.posteriors.spread import Along, Spread
+from lam.posteriors.spread import AxisSpread, Spread
 
 
 @dataclass(frozen=True)
 class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
-    Along eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
+    AxisSpread eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
     d_i = s b_i δ + α, so that Woodbury's identity needs (J, J) matrices only. With the eigenvectors Q and
     eigenvalues σ of s b_i Lᵀ diag(1/d_i) L the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k),
     y = √(s b_i) Qᵀ Lᵀ (φ/d_i). In float64.
@@ -51,7 +51,7 @@ class LowRankPosterior(Posterior):
             inputs = self._inputs(features).double()
             known = [((inputs / diagonal[i]) @ factor @ scaled[i]).square().sum(1) for i in range(len(scaled))]
             variances = inputs.square() @ diagonal.reciprocal().T - torch.stack(known, 1)
-            return Along(variances.clamp(min=0), axes)
+            return AxisSpread(variances.clamp(min=0), axes)
 
         return spread
 

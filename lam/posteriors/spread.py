@@ -40,7 +40,7 @@ class Spread(ABC):
 
 
 @dataclass(frozen=True)
-class Along(Spread):
+class AxisSpread(Spread):
     """U diag(v) Uᵀ: variances along axes that all items share."""
 
     variances: Float[Tensor, "N D"]  # v
@@ -77,7 +77,7 @@ class Along(Spread):
 
 
 @dataclass(frozen=True)
-class Whole(Spread):
+class FullSpread(Spread):
     """Any covariances."""
 
     matrices: Float[Tensor, "N D D"]  # float64

@@ -18,7 +18,7 @@ from lam.hessians import (
     SupConCurvature,
     ggn_of_batch,
 )
-from lam.hessians.jacobians import Dense, Outer, is_matrix, jacobian, joined, parted
+from lam.hessians.jacobians import Dense, Outer, flat_weights, is_matrix, jacobian, unflat_weights
 from lam.hessians.outputs import directions
 from lam.models.layers import find_layers, linearised, own_weights
 from lam.pairs import Pairs
@@ -78,7 +78,7 @@ def test_the_diagonal_is_that_of_the_exact_ggn(network: Any, curvature: Curvatur
     for number, path in enumerate(paths):
         module, weights = layers_of(network, [path])[path]
         sums = ours.sums.split([rows * columns for rows, columns in ours.shapes], 1)[number]
-        for name, values in parted(module, weights, sums).items():
+        for name, values in unflat_weights(module, weights, sums).items():
             own = J[f"{path}.{name}"].reshape(N, D, -1)
             exact = torch.einsum("aip,atik,akp->tp", own, matrices, own)
             torch.testing.assert_close(
@@ -96,7 +96,7 @@ def test_the_last_layer_alone_is_the_last_layers_own(network: Any, curvature: Cu
     for own, several in ((Diagonal, LayersDiagonal), (Kron, LayersKron)):
         expected = ggn_of_batch(own.zeros(arguments[1], curvature, has_bias=bias is not None), *arguments)
         ours = of_layers(several, network, ["head"], curvature)
-        for name in own.summed:
+        for name in own.sum_fields:
             torch.testing.assert_close(getattr(ours, name), getattr(expected, name).reshape(getattr(ours, name).shape))
 
 
@@ -109,9 +109,9 @@ def test_what_is_formed_of_a_jacobian_is_formed_of_its_matrix(network: Any) -> N
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     for path, of in zip(paths, passes, strict=True):
-        ours, n = jacobian(of.module, of.weights, of.inputs, of.slopes), len(joined(of.module, of.weights))
+        ours, n = jacobian(of.module, of.weights, of.inputs, of.slopes), len(flat_weights(of.module, of.weights))
         unit = torch.eye(n, dtype=torch.float64)
-        columns = parted(of.module, of.weights, unit)
+        columns = unflat_weights(of.module, of.weights, unit)
         names = {name: J[f"{path}.{name}"].reshape(N, D, -1) for name in of.weights}
         own = sum(torch.einsum("aip,np->ain", names[name], columns[name].reshape(n, -1)) for name in names)
         assert isinstance(own, Tensor)
@@ -145,7 +145,7 @@ def test_in_float32_a_covariance_of_outputs_that_vary_together_has_no_negative_e
 
 def test_flat_weights_are_the_parameters(network: Any) -> None:
     for module, weights in layers_of(network, find_layers(network, images(), "all")).values():
-        for name, values in parted(module, weights, joined(module, weights)[None]).items():
+        for name, values in unflat_weights(module, weights, flat_weights(module, weights)[None]).items():
             assert torch.equal(values[0], weights[name])
 
 
@@ -201,7 +201,7 @@ def test_the_diagonal_is_backpacks(curvature: Curvature) -> None:
         own = [
             values.flatten()
             for (module, weights), part in zip(layers_of(network, paths).values(), parts, strict=True)
-            for values in parted(module, weights, part[None]).values()
+            for values in unflat_weights(module, weights, part[None]).values()
         ]
         torch.testing.assert_close(torch.cat(own), expected, rtol=1e-9, atol=1e-12)
 

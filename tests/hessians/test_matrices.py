@@ -25,7 +25,7 @@ from lam.hessians import (
     total_output_curvature,
 )
 from lam.hessians.losses.contrastive import FIXES, SPLITS
-from lam.hessians.losses.items import OfBatch
+from lam.hessians.losses.items import BatchItems
 from lam.hessians.losses.outer_products import positive_arccos, positive_part
 from lam.hessians.losses.softmax import SOFTMAX_SPLITS
 from lam.pairs import Pairs
@@ -94,7 +94,7 @@ def test_diagonal_total_and_diagonal_in_a_basis_are_those_of_the_matrices(curvat
     close: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(matrices, matrices.mT, **close)
     torch.testing.assert_close(curvature.diagonal(n, r, pairs), matrices.diagonal(dim1=2, dim2=3), **close)
-    ways = curvature.of_batch(n, r, pairs), OfBatch(curvature, n, r, pairs)
+    ways = curvature.of_batch(n, r, pairs), BatchItems(curvature, n, r, pairs)
     for items in ways:
         torch.testing.assert_close(items.total(), matrices.sum(0), **close)
     basis = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]

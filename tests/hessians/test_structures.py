@@ -94,7 +94,7 @@ def parts(request: pytest.FixtureRequest) -> list[Any]:
 
 def same_sums(one: Structure, other: Structure, rtol: float = 1e-12) -> None:
     assert one.counts == other.counts
-    for name in one.summed:
+    for name in one.sum_fields:
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=rtol, atol=rtol)
 
 

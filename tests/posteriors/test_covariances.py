@@ -12,7 +12,7 @@ from torch import Tensor
 from lam.hessians import ContrastiveCurvature, Ekfac, Full, Kron, SupConCurvature, ggn_of_batch
 from lam.pairs import Pairs
 from lam.posteriors import POSTERIORS, FullPosterior, KronPosterior, Posterior
-from lam.posteriors.spread import Along, Whole
+from lam.posteriors.spread import AxisSpread, FullSpread
 from tests.posteriors.test_laws import D, N, P, draw, make
 
 DTYPE = torch.float64
@@ -154,6 +154,6 @@ def test_a_full_posterior_keeps_the_priors_variance_along_the_weights_which_only
 def test_a_spread_has_at_least_the_least_variance():
     zero, least = torch.zeros(2, D, dtype=DTYPE), torch.tensor([[4.0], [9.0]], dtype=DTYPE)
     noise = draw(5, 1, D, seed=0)
-    for spread in (Along(zero), Along(zero, torch.eye(D, dtype=DTYPE)), Whole(torch.diag_embed(zero))):
+    for spread in (AxisSpread(zero), AxisSpread(zero, torch.eye(D, dtype=DTYPE)), FullSpread(torch.diag_embed(zero))):
         torch.testing.assert_close(spread.deviations(noise, least), noise * least.sqrt())
-    assert Along(zero + 2).covariance[0].tolist() == (2 * torch.eye(D)).tolist()
+    assert AxisSpread(zero + 2).covariance[0].tolist() == (2 * torch.eye(D)).tolist()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from lam.hessians import ContrastiveCurvature, ggn_of_batch
-from lam.hessians.jacobians import parted
+from lam.hessians.jacobians import unflat_weights
 from lam.models.layers import own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -47,7 +47,7 @@ def flat_jacobian(posterior: Any, inputs: Tensor) -> Tensor:
         module = posterior.network.get_submodule(path)
         weights = own_weights(module)
         n = sum(weight.numel() for weight in weights.values())
-        units = parted(module, weights, torch.eye(n, dtype=torch.float64))
+        units = unflat_weights(module, weights, torch.eye(n, dtype=torch.float64))
         own = [J[f"{path}.{name}"].flatten(2) @ units[name].reshape(n, -1).T for name in weights]
         columns.append(torch.stack(own).sum(0))
     return torch.cat(columns, 2)

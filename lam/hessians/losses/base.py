@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians.losses.items import ItemCurvature, OfBatch, OfItems
+from lam.hessians.losses.items import BatchItems, ItemCurvature, SliceableItems
 from lam.hessians.relations import Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
@@ -31,13 +31,13 @@ class Curvature(ABC):
     average: bool = True
     takes_candidates: ClassVar[bool] = False
 
-    def filled(self: Same, settings: Mapping[str, Any]) -> Same:
+    def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
         """The curvature with settings that are None taken from a mapping, such as a loss's settings."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
-    def check_filled(self) -> None:
-        """Require every setting; `filled` replaces those that are None.
+    def check_complete(self) -> None:
+        """Require every setting; `with_defaults` replaces those that are None.
 
         Raises:
             ValueError: naming the settings that are None.
@@ -87,7 +87,7 @@ class Curvature(ABC):
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
         """H_a of each item from the pairs of a batch; arguments as `diagonal`."""
-        return OfBatch(self, n, r, pairs)
+        return BatchItems(self, n, r, pairs)
 
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
@@ -110,7 +110,7 @@ class Curvature(ABC):
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
-    ) -> OfItems:
+    ) -> SliceableItems:
         """H_a of each item over every pair of a data set.
 
         Args:
@@ -144,7 +144,7 @@ class SummedByPartners(Curvature):
 
 
 def required(name: str, value: Any) -> Any:
-    """A setting that `Curvature.filled` may have left out; None is rejected."""
+    """A setting that `Curvature.with_defaults` may have left out; None is rejected."""
     if value is None:
         raise ValueError(f"{name} must be given, got None")
     return value

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lam.hessians.losses.base import SummedByPartners, required
-from lam.hessians.losses.items import OfItems
+from lam.hessians.losses.items import SliceableItems
 from lam.hessians.losses.outer_products import OuterProducts, arccos, positive_arccos, tangent
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.pairs import Pairs
@@ -97,7 +97,7 @@ class ContrastiveCurvature(SummedByPartners):
     def counts(self, pairs: Any) -> tuple[int, ...]:
         return (pairs.n_positives, pairs.n_negatives)[: len(self.terms)]
 
-    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "OfPartners":
+    def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> "PartnerItems":
         t = torch.stack(self._kinds(n, pairs)).to(n)
         return self._of(n, r, t.sum(2, keepdim=True), t @ n, pairs)
 
@@ -109,7 +109,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
-    ) -> "OfPartners":
+    ) -> "PartnerItems":
         """H_a of each item. Partners are summed by class or list if positive, in blocks of similarities if negative."""
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
@@ -117,13 +117,13 @@ class ContrastiveCurvature(SummedByPartners):
         count, partners = (torch.stack(part) for part in zip(*terms, strict=True))
         return self._of(n.double(), r.double(), count, partners, relation)
 
-    def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "OfPartners":
+    def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "PartnerItems":
         if self.fix == "projected":
             # One term: the negative pairs are scaled so that the division by n⁺ leaves them −w/n⁻ each.
             share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
             weight = self.negative_weight * share
             count, partners = (part[:1] - weight * part[1:] for part in (count, partners))
-        return OfPartners(self, n, r, count, partners)
+        return PartnerItems(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
         """Weights of the ordered pairs that have a curvature, positive and negative."""
@@ -133,7 +133,7 @@ class ContrastiveCurvature(SummedByPartners):
 
 
 @dataclass(frozen=True)
-class OfPartners(OfItems):
+class PartnerItems(SliceableItems):
     """The curvature in every item's output, from sums over its partners."""
 
     curvature: ContrastiveCurvature
@@ -142,7 +142,7 @@ class OfPartners(OfItems):
     count: Float[Tensor, "T N 1"]  # Σ_b t_ab
     partners: Float[Tensor, "T N D"]  # Σ_b t_ab n_b
 
-    def __getitem__(self, rows: slice) -> "OfPartners":
+    def __getitem__(self, rows: slice) -> "PartnerItems":
         count, partners = self.count[:, rows], self.partners[:, rows]
         return replace(self, n=self.n[rows], r=self.r[rows], count=count, partners=partners)
 

@@ -30,7 +30,7 @@ class ItemCurvature(ABC):
 
 
 @dataclass(frozen=True)
-class OfBatch(ItemCurvature):
+class BatchItems(ItemCurvature):
     """From a curvature that gives diagonals and matrices only."""
 
     curvature: Any
@@ -52,12 +52,12 @@ class OfBatch(ItemCurvature):
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
 
-class OfItems(ItemCurvature):
+class SliceableItems(ItemCurvature):
     """The curvature of items that can be taken some at a time."""
 
     n: Float[Tensor, "N D"]  # unit outputs of all items
     cost: str | None = None  # what forming it takes, in words, if it takes long
 
     @abstractmethod
-    def __getitem__(self, rows: slice) -> "OfItems":
+    def __getitem__(self, rows: slice) -> "SliceableItems":
         """Of some of the items."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lam.hessians.losses.base import SummedByPartners, required
 from lam.hessians.losses.contrastive import BLOCK_ELEMENTS, cross_sum
-from lam.hessians.losses.items import OfItems
+from lam.hessians.losses.items import SliceableItems
 from lam.hessians.losses.outer_products import arccos, positive_part
 from lam.hessians.relations import Related, cost_of
 from lam.pairs.candidates import Candidates
@@ -166,7 +166,7 @@ class SoftmaxCurvature(SummedByPartners):
 
 
 @dataclass(frozen=True)
-class Softmaxes(OfItems):
+class Softmaxes(SliceableItems):
     """The curvature in every item's output, block by block of the items and their candidates."""
 
     curvature: SoftmaxCurvature

@@ -36,18 +36,18 @@ class SummedCurvature(ABC):
         counts: n_t, what each term is averaged over. None for a running mean of h, which neither adds up nor forgets.
         curvature: of the loss, with the weights w_t.
         name: the structure's name in files.
-        summed: names of the fields that are sums over batches.
-        shared: names of the fields that two summands must have in common.
-        alike: how two fits come to share them, for errors.
-        described: names of the fields that are settings.
+        sum_fields: names of the fields that are sums over batches.
+        shared_fields: names of the fields that two summands must have in common.
+        shared_hint: how two fits come to share them, for errors.
+        setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums have a place for them.
     """
 
     name: ClassVar[str]
-    summed: ClassVar[tuple[str, ...]] = ("sums",)
-    shared: ClassVar[tuple[str, ...]] = ()
-    alike: ClassVar[str] = ""
-    described: ClassVar[tuple[str, ...]] = ()
+    sum_fields: ClassVar[tuple[str, ...]] = ("sums",)
+    shared_fields: ClassVar[tuple[str, ...]] = ()
+    shared_hint: ClassVar[str] = ""
+    setting_fields: ClassVar[tuple[str, ...]] = ()
     takes_cross_terms: ClassVar[bool] = False
 
     sums: Tensor
@@ -100,7 +100,7 @@ class SummedCurvature(ABC):
         Raises:
             ValueError: with possible causes.
         """
-        if not all(getattr(self, name).sum().isfinite() for name in self.summed):
+        if not all(getattr(self, name).sum().isfinite() for name in self.sum_fields):
             raise ValueError(
                 f"the curvature of {self.curvature} is not finite: features are too large, outputs or a temperature "
                 "too small, or a file is damaged"
@@ -125,7 +125,7 @@ class SummedCurvature(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """The sums and what they share, by name."""
-        return {name: getattr(self, name) for name in (*self.summed, *self.shared)}
+        return {name: getattr(self, name) for name in (*self.sum_fields, *self.shared_fields)}
 
     def settings(self) -> dict[str, Any]:
         """All else, as JSON.
@@ -134,7 +134,7 @@ class SummedCurvature(ABC):
             ValueError: if the loss's curvature is not registered.
         """
         counts = None if self.counts is None else list(self.counts)
-        own = {name: getattr(self, name) for name in self.described}
+        own = {name: getattr(self, name) for name in self.setting_fields}
         return {"counts": counts, **own, "loss": to_settings(self.curvature)}
 
     @classmethod
@@ -143,8 +143,8 @@ class SummedCurvature(ABC):
         counts = None if settings["counts"] is None else tuple(settings["counts"])
         if counts is not None and not all(isinstance(n, int) and n >= 0 for n in counts):
             raise ValueError(f"counts must be whole numbers of at least 0, got {list(counts)}")
-        own = {name: tensors[name] for name in (*cls.summed, *cls.shared)}
-        described = {name: settings[name] for name in cls.described}
+        own = {name: tensors[name] for name in (*cls.sum_fields, *cls.shared_fields)}
+        described = {name: settings[name] for name in cls.setting_fields}
         return cls(counts=counts, curvature=from_settings(settings["loss"]), **described, **own)
 
     def __add__(self: Same, other: Same) -> Same:
@@ -155,30 +155,32 @@ class SummedCurvature(ABC):
 
     def _combined(self: Same, other: Same, sign: int) -> Same:
         counts, others = self._counts, other._counts
-        left, right = (
-            (type(part).__name__, part.curvature, tuple(part.sums.shape), *(getattr(part, x) for x in part.described))
-            for part in (self, other)
-        )
-        if left != right:
-            got = f"{left[0]}{left[1:]} and {right[0]}{right[1:]}"
-            raise ValueError(f"only {left[0]}s of the same layer and settings add up, got {got}")
-        for name in self.shared:
+        kind, another_kind = type(self).__name__, type(other).__name__
+        if (kind, self._identity) != (another_kind, other._identity):
+            got = f"{kind}{self._identity} and {another_kind}{other._identity}"
+            raise ValueError(f"only {kind}s of the same layer and settings add up, got {got}")
+        for name in self.shared_fields:
             one, another = getattr(self, name), getattr(other, name)
             if not torch.equal(one, another):
                 shapes = f"of shapes {tuple(one.shape)} and {tuple(another.shape)}"
-                raise ValueError(f"only {left[0]}s with the same {name} add up, got them {shapes}: {self.alike}")
+                raise ValueError(f"only {kind}s with the same {name} add up, got them {shapes}: {self.shared_hint}")
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
             removed, total = (" and ".join(counted(part.curvature, part._counts)) for part in (other, self))
             raise ValueError(f"cannot take away {removed} from {total}: they were never added")
         sums = {
             name: torch.add(getattr(self, name).double(), getattr(other, name).double(), alpha=sign)
-            for name in self.summed
+            for name in self.sum_fields
         }
         return replace(self, counts=counts, **sums)
 
     def _mapped(self: Same, change: Callable[[Tensor], Tensor]) -> Same:
-        return replace(self, **{name: change(getattr(self, name)) for name in self.summed})
+        return replace(self, **{name: change(getattr(self, name)) for name in self.sum_fields})
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        """What two summands must have in common, besides `shared_fields`."""
+        return (self.curvature, tuple(self.sums.shape), *(getattr(self, name) for name in self.setting_fields))
 
     @property
     def _counts(self) -> tuple[int, ...]:
@@ -197,7 +199,7 @@ class Structure(SummedCurvature):
         has_bias: whether the last column belongs to the bias.
     """
 
-    described = ("has_bias",)
+    setting_fields = ("has_bias",)
 
     has_bias: bool
 

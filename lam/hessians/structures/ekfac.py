@@ -26,8 +26,8 @@ class Ekfac(Structure):
     """
 
     name = "ekfac"
-    shared = ("output_basis", "input_basis")
-    alike = 'each fit has a basis of its own, so fit with structure="kron", or accumulate both from one `empty()`'
+    shared_fields = ("output_basis", "input_basis")
+    shared_hint = 'each fit has a basis of its own, so fit with structure="kron", or accumulate both from one `empty()`'
 
     sums: Float[Tensor, "T D F"]
     output_basis: Float[Tensor, "D D"]

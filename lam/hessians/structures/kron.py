@@ -29,7 +29,7 @@ class Kron(Structure):
     """
 
     name = "kron"
-    summed = ("sums", "inputs", "n_items")
+    sum_fields = ("sums", "inputs", "n_items")
 
     sums: Float[Tensor, "T D D"]
     inputs: Float[Tensor, "F F"]

@@ -33,7 +33,7 @@ class LayersCurvature(SummedCurvature):
         shapes: rows U and columns F of each layer's weights; see `lam.hessians.jacobians`.
     """
 
-    described = ("shapes",)
+    setting_fields = ("shapes",)
     forms_jacobians: ClassVar[bool] = True
 
     shapes: tuple[tuple[int, int], ...]
@@ -177,7 +177,7 @@ class LayersKron(LayersCurvature):
 
     name = "kron"
     forms_jacobians = False
-    summed = ("sums", "inputs", "n_items")
+    sum_fields = ("sums", "inputs", "n_items")
 
     sums: Float[Tensor, "T n"]
     inputs: Float[Tensor, " m"]

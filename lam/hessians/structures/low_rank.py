@@ -34,9 +34,9 @@ class LowRank(Structure):
     """
 
     name = "low_rank"
-    summed = ("sums", "sketch", "squares", "n_items")
-    shared = ("probes",)
-    alike = "fit both with one rank"
+    sum_fields = ("sums", "sketch", "squares", "n_items")
+    shared_fields = ("probes",)
+    shared_hint = "fit both with one rank"
 
     sums: Float[Tensor, "T D D"]
     sketch: Float[Tensor, "F J"]

@@ -162,6 +162,7 @@ class SoftmaxCurvature(SummedByPartners):
         (N, D), size = n.shape, min(block_size, len(n))
         n_bytes = n.element_size() * (N * D + 10 * size**2) + 8 * 5 * size * D
         cost = cost_of(N * (N - 1), n_bytes)
+        # n keeps its type, as similarities are fast in it; r is float64, and with it the sums over many blocks.
         return Softmaxes(self, n, r.double(), 0, *self.similarity(n), relation.block, block_size, cost)
 
 
@@ -260,7 +261,7 @@ class Softmaxes(SliceableItems):
 
     def _diagonal(self) -> Float[Tensor, "N D"]:
         n, r = self.n.to(self.r), self.r
-        moments, _ = self._moments(lambda weights, g: g.new_zeros(()))
+        moments, _ = self._moments(lambda weights, g: g.new_zeros(()))  # a diagonal needs no product of g and g
         squares = projected_squares(n, moments.square, moments.along)
         diagonal = squares - 2 * projected(n, moments.first) * projected(n, moments.second)
         diagonal = diagonal.clamp(min=0) / r.square()  # a variance: negative by rounding only
@@ -339,6 +340,7 @@ class SupConCurvature(SoftmaxCurvature):
         return (pairs.n_matched,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
+        # log 0 = −∞ takes what is no candidate, such as the item itself, out of the sum
         return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
@@ -398,7 +400,7 @@ class AgainstNegatives:
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
         beta, gamma, odds = sums[:, :1], sums[:, 1:], block.z - normaliser
         q = exponential(odds, block.negative)
-        missed = block.positive * (-odds).sigmoid()
+        missed = block.positive * (-odds).sigmoid()  # π is a sigmoid: the positive pair against all negatives
         alpha = missed * odds.sigmoid()
         return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
 

@@ -28,6 +28,9 @@ Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
 """Maps features (N, P) to their outputs (N, D), samples of these (S, N, D) or the `MeanResultant` of samples that are
 not kept, and their total variances (N,)."""
 
+Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
+"""Weights and biases of S layers."""
+
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
@@ -106,9 +109,7 @@ class Posterior(ABC):
         return untuned if self.likelihood_scale is None else self.likelihood_scale
 
     @abstractmethod
-    def sample(
-        self, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         """Random whole last layers.
 
         Args:
@@ -327,7 +328,7 @@ class Posterior(ABC):
         """Features, with a column of ones for a bias."""
         return features if self.bias is None else F.pad(features, (0, 1), value=1.0)
 
-    def _layers(self, deviations: Float[Tensor, "S D F"]) -> tuple[Tensor, Tensor | None]:
+    def _layers(self, deviations: Float[Tensor, "S D F"]) -> Sampled:
         """Sampled weights and biases, from their deviations."""
         sampled = self.theta + deviations.to(self.theta)
         return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])

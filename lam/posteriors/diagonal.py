@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal
-from lam.posteriors.base import Posterior, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of
 from lam.posteriors.spread import AxisSpread, Spread
 
 
@@ -33,9 +33,7 @@ class DiagonalPosterior(Posterior):
         h, variance = self.curvature.weight, self.variance[0]
         return share_of(features.to(variance.dtype).square().mean(0) * variance, h < 0)
 
-    def sample(
-        self, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         variances = [variance for variance in self.variance if variance is not None]
         noise = self._noise(n_samples, [variance.shape for variance in variances], generator, self.weight.dtype)
         deviations = [of.mul_(variance.sqrt()) for of, variance in zip(noise, variances, strict=True)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Full
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of
 from lam.posteriors.spread import FullSpread, Spread
 
 
@@ -27,9 +27,7 @@ class FullPosterior(Posterior):
     def elements_per_item(self) -> int:
         return len(self.weight) * self.theta.numel()
 
-    def sample(
-        self, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         (noise,) = self._noise(n_samples, [self.theta.shape], generator, torch.float64)
         return self._layers((noise.flatten(1) @ self._root.T).view_as(noise))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of
 from lam.posteriors.spread import AxisSpread, Spread
 
 
@@ -37,9 +37,7 @@ class KronPosterior(Posterior):
         U_B, U_A = self.curvature.eigenbasis
         return U_B.to(self.weight.dtype), U_A.to(self.weight.dtype)
 
-    def sample(
-        self, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         """Random whole last layers θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
         U_B, U_A = self.basis
         (noise,) = self._noise(n_samples, [self.theta.shape], generator, self.weight.dtype)

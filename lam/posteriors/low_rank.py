@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import LowRank
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of
 from lam.posteriors.spread import AxisSpread, Spread
 
 
@@ -30,9 +30,7 @@ class LowRankPosterior(Posterior):
     def elements_per_item(self) -> int:
         return 2 * self.theta.shape[1]
 
-    def sample(
-        self, n_samples: int, *, generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]:
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         (noise,), factor = self._noise(n_samples, [self.theta.shape], generator, torch.float64), self.curvature.factor
         diagonal, (rotated, sigma) = self._diagonal, self._inner
         for i, z in enumerate(noise.unbind(1)):

@@ -56,7 +56,7 @@ def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **setting
 
 def contrastive_ggn_dataset(features: Tensor, weight: Tensor, labels: Tensor, margin: float) -> Diagonal:
     empty = Diagonal.zeros(weight, ContrastiveCurvature(margin), has_bias=False)
-    return ggn_of_dataset(empty, features, weight, None, labels=labels, progress=False)
+    return ggn_of_dataset(empty, features, weight, None, labels, progress=False)
 
 
 def layer(N: int, D: int, P: int, classes: int = 8) -> tuple[Tensor, Tensor, Tensor, Pairs]:

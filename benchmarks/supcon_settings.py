@@ -64,8 +64,8 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
             weight, curvature, has_bias=bias is not None
         )
         if whole:
-            options: Any = {"labels": labels[:WHOLE], "progress": False}
-            total, n_items = ggn_of_dataset(empty, features[:WHOLE], weight, bias, **options), WHOLE
+            data = features[:WHOLE], weight, bias, labels[:WHOLE]
+            total, n_items = ggn_of_dataset(empty, *data, progress=False), WHOLE
         else:
             batches = batches_of(features, labels, config.method.batch_size, config.seed)
             summing = LastLayerAccumulator(empty=empty, relation=encoder.relation, weight=weight, bias=bias)

@@ -25,14 +25,16 @@ def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **setting
     return diagonal_ggn(features, weight, bias, pairs, ContrastiveCurvature(**settings))
 
 
-def diagonal_ggn_dataset(features: Any, weight: Any, bias: Any, curvature: Curvature, **options: Any) -> Diagonal:
+def diagonal_ggn_dataset(
+    features: Any, weight: Any, bias: Any, curvature: Curvature, *, related: Any, **options: Any
+) -> Diagonal:
     """Diagonal GGN over every pair of a data set."""
     empty = Diagonal.zeros(weight, curvature, has_bias=bias is not None)
-    return ggn_of_dataset(empty, features, weight, bias, **options)
+    return ggn_of_dataset(empty, features, weight, bias, related, **options)
 
 
 def contrastive_ggn_dataset(features: Any, weight: Any, bias: Any, **settings: Any) -> Diagonal:
     """Diagonal GGN of the contrastive loss over every pair of a data set."""
-    names = ("labels", "neighbours", "block_size", "progress")
+    names = ("related", "block_size", "progress")
     options = {name: settings.pop(name) for name in names if name in settings}
     return diagonal_ggn_dataset(features, weight, bias, ContrastiveCurvature(**settings), **options)

@@ -125,10 +125,10 @@ def test_float32_sums_over_a_data_set_are_as_exact_as_the_similarities() -> None
     labels = torch.randint(0, 7, (3000,), generator=generator)
     features = torch.randn(7, 20, generator=generator)[labels] + torch.randn(3000, 20, generator=generator)
     weight, options = torch.randn(5, 20, generator=generator), {"margin": 2.0, "progress": False}
-    expected = contrastive_ggn_dataset(features.double(), weight.double(), None, labels=labels, **options)
+    expected = contrastive_ggn_dataset(features.double(), weight.double(), None, related=labels, **options)
     for size in (700, None):
         got = contrastive_ggn_dataset(
-            features.cuda(), weight.cuda(), None, labels=labels.cuda(), block_size=size, **options
+            features.cuda(), weight.cuda(), None, related=labels.cuda(), block_size=size, **options
         )
         scale = float(expected.sums.abs().max())
         torch.testing.assert_close(got.sums.cpu(), expected.sums, rtol=1e-5, atol=1e-6 * scale)

@@ -178,9 +178,10 @@ class LastLayerAccumulator(Accumulator):
         if not self.empty.curvature.in_blocks:
             pairs = self.relation.pairs(targets)
             return self._in_passes(lambda start: (ggn_of_batch(start.empty, *layer, pairs), 0))[0]
-        related = {"neighbours": self.relation.neighbours(targets)} if is_places else {"labels": targets}
-        options: Any = {**related, "progress": self.progress}
-        total = self._in_passes(lambda start: (ggn_of_dataset(start.empty, *layer, **options), 0))[0]
+        related = self.relation.neighbours(targets) if is_places else targets
+        total, _ = self._in_passes(
+            lambda start: (ggn_of_dataset(start.empty, *layer, related, progress=self.progress), 0)
+        )
         if 0 in total.counts and is_places:
             raise ValueError(f"all {len(features)} places are near each other: there is no negative pair")
         return total

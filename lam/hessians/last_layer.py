@@ -170,9 +170,8 @@ def ggn_of_dataset(
     features: Float[Tensor, "N P"],
     weight: Float[Tensor, "D P"],
     bias: Float[Tensor, " D"] | None,
+    related: Int[Tensor, " N"] | Neighbours,
     *,
-    labels: Int[Tensor, " N"] | None = None,
-    neighbours: Neighbours | None = None,
     block_size: int | None = None,
     progress: bool = True,
 ) -> Sums:
@@ -186,8 +185,7 @@ def ggn_of_dataset(
         features: (N, P) what enters the layer, on any device; some rows at a time go to the device of the weight.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        labels: (N,) one label an item; or
-        neighbours: which pairs are near; exactly one of the two.
+        related: (N,) one label an item, or the near pairs.
         block_size: items on a side of a block of similarities; `BLOCK_SIZE` by default.
         progress: show a progress bar, the number of pairs and the memory on standard error.
 
@@ -195,14 +193,16 @@ def ggn_of_dataset(
         The sums behind h, float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`, for a curvature that is formed within batches only, both or neither of labels
-            and neighbours, another number of labels than items, and no positive pair.
+        ValueError: as `ggn_of_batch`, for a curvature that is formed within batches only, another number of labels than
+            items, and no positive pair.
     """
     curvature = empty.curvature
     curvature.check_scope("dataset")
     check_at_least("block_size", block_size, 1)
     n, r = _all_outputs(features, weight, bias, curvature)
-    relation = _relation(len(n), labels, neighbours)
+    relation = NeighbourRelation(related) if isinstance(related, Neighbours) else LabelRelation(related)
+    if relation.size != len(n):
+        raise ValueError(f"there are {len(n)} items, but the labels or neighbours are of {relation.size}")
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
     block_size = block_size or BLOCK_SIZE.get(n.device.type, BLOCK_SIZE["cpu"])
@@ -214,15 +214,6 @@ def ggn_of_dataset(
     if curvature.has_cross_terms:
         total = replace(total, sums=total.sums + _cross_terms(relation, features, weight, bias, progress=progress))
     return replace(total, counts=curvature.counts(relation))
-
-
-def _relation(size: int, labels: Tensor | None, neighbours: Neighbours | None) -> Related:
-    if (labels is None) == (neighbours is None):
-        raise ValueError("give either labels or neighbours")
-    relation = NeighbourRelation(neighbours) if neighbours is not None else LabelRelation(labels)  # pyright: ignore
-    if relation.size != size:
-        raise ValueError(f"there are {size} items, but the labels or neighbours are of {relation.size}")
-    return relation
 
 
 def _all_outputs(features: Tensor, weight: Tensor, bias: Tensor | None, curvature: Curvature) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ def test_equals_one_batch_by_label_for_any_block_size(split, fix, bias, D):
     options = {"margin": 1.1, "split": split, "fix": fix, "negative_weight": 0.4}
     want = contrastive_ggn(features, weight, b, Pairs.by_label(labels), **options)
     for block_size in (1, 7, 53, 1000):
-        got = contrastive_ggn_dataset(features, weight, b, labels=labels, block_size=block_size, **options, **QUIET)
+        got = contrastive_ggn_dataset(features, weight, b, related=labels, block_size=block_size, **options, **QUIET)
         assert got.sums.dtype == torch.float64
         assert_same(got, want)
 
@@ -46,7 +46,7 @@ def test_equals_one_batch_by_position_for_any_block_size(split, fix):
     neighbours = Neighbours.by_distance(positions, 12.0, 25.0)
     for block_size in (1, 7, 60, 1000):
         got = contrastive_ggn_dataset(
-            features, weight, bias, neighbours=neighbours, block_size=block_size, **options, **QUIET
+            features, weight, bias, related=neighbours, block_size=block_size, **options, **QUIET
         )
         assert_same(got, want)
 
@@ -67,36 +67,36 @@ def test_a_softmax_over_a_data_set_equals_that_of_one_batch_for_any_block_size(c
     features, weight, bias, labels = make(N=12)
     if by_label:
         labels[-1] = 9  # an item without a positive pair
-        related: dict[str, Any] = {"labels": labels}
+        related: Any = labels
         pairs = Pairs.by_label(labels)
     else:
         positions = torch.rand(12, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 60
-        related = {"neighbours": Neighbours.by_distance(positions, 12.0, 25.0)}
+        related = Neighbours.by_distance(positions, 12.0, 25.0)
         pairs = Pairs.by_distance(positions, 12.0, 25.0)
     for structure in (Diagonal, Kron, Full):
         empty = structure.zeros(weight, curvature, has_bias=True)
         want = ggn_of_batch(empty, features, weight, bias, pairs)
         for block_size in (1, 5, 12, 1000):
-            got = ggn_of_dataset(empty, features, weight, bias, block_size=block_size, **related, **QUIET)
+            got = ggn_of_dataset(empty, features, weight, bias, related=related, block_size=block_size, **QUIET)
             assert_same(got, want)
     basis = Ekfac.in_basis_of(ggn_of_batch(Kron.zeros(weight, curvature, has_bias=True), features, weight, bias, pairs))
-    got = ggn_of_dataset(basis, features, weight, bias, block_size=5, **related, **QUIET)
+    got = ggn_of_dataset(basis, features, weight, bias, related=related, block_size=5, **QUIET)
     assert_same(got, ggn_of_batch(basis, features, weight, bias, pairs))
 
 
 def test_a_softmax_over_a_data_set_in_float32_says_what_it_takes(capsys):
     features, weight, bias, labels = make(N=300, D=8, P=20)
     curvature = SupConCurvature(0.1)
-    wide = diagonal_ggn_dataset(features, weight, bias, curvature, labels=labels, **QUIET)
+    wide = diagonal_ggn_dataset(features, weight, bias, curvature, related=labels, **QUIET)
     assert capsys.readouterr().err == ""
     layer = features.float(), weight.float(), bias.float()
-    narrow = diagonal_ggn_dataset(*layer, curvature, labels=labels, block_size=64)
+    narrow = diagonal_ggn_dataset(*layer, curvature, related=labels, block_size=64)
     assert_same(narrow, wide, rtol=1e-5)
     assert "89,700 pairs, 0 MiB" in capsys.readouterr().err
     with pytest.raises(ValueError, match='use pairs="batch" or fix="fixed"'):
-        diagonal_ggn_dataset(*layer, SupConCurvature(0.1, fix="full"), labels=labels)
+        diagonal_ggn_dataset(*layer, SupConCurvature(0.1, fix="full"), related=labels)
     with pytest.raises(ValueError, match="no positive pair among 300 items"):
-        diagonal_ggn_dataset(*layer, curvature, labels=torch.arange(300))
+        diagonal_ggn_dataset(*layer, curvature, related=torch.arange(300))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -106,17 +106,17 @@ def test_tight_classes_keep_their_digits_in_float32(split):
     features = torch.randn(3, 6, generator=generator)[labels] + 1e-3 * torch.randn(60, 6, generator=generator)
     options = {"margin": 1.0, "fix": "positive", "split": split}
     wide_layer = features.double(), weight.double(), bias.double()
-    wide = contrastive_ggn_dataset(*wide_layer, labels=labels, **options, **QUIET)
-    narrow = contrastive_ggn_dataset(features, weight, bias, labels=labels, **options, **QUIET)
+    wide = contrastive_ggn_dataset(*wide_layer, related=labels, **options, **QUIET)
+    narrow = contrastive_ggn_dataset(features, weight, bias, related=labels, **options, **QUIET)
     assert_same(narrow, wide, rtol=1e-5)
     assert_same(contrastive_ggn(features, weight, bias, Pairs.by_label(labels), **options), wide, rtol=1e-5)
 
 
 def test_every_entry_in_float32_is_within_1e5_of_float64():
     features, weight, bias, labels = make(N=300, D=8, P=20)
-    wide = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0, **QUIET)
+    wide = contrastive_ggn_dataset(features, weight, bias, related=labels, margin=1.0, **QUIET)
     narrow = contrastive_ggn_dataset(
-        features.float(), weight.float(), bias.float(), labels=labels, margin=1.0, block_size=64, **QUIET
+        features.float(), weight.float(), bias.float(), related=labels, margin=1.0, block_size=64, **QUIET
     )
     torch.testing.assert_close(narrow.sums[0], wide.sums[0], rtol=1e-5, atol=1e-5 * wide.sums[0].abs().max().item())
 
@@ -124,7 +124,7 @@ def test_every_entry_in_float32_is_within_1e5_of_float64():
 @pytest.mark.parametrize("fix", ["fixed", "positive"])
 def test_progress_shows_how_many_pairs_and_bytes_before_it_starts(fix, capsys):
     features, weight, bias, labels = make(N=30)
-    contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=1.0, fix=fix)
+    contrastive_ggn_dataset(features, weight, bias, related=labels, margin=1.0, fix=fix)
     positive = int((labels.bincount() * (labels.bincount() - 1)).sum()) // 2
     pairs = 435 if fix == "fixed" else positive
     assert f"{pairs} pairs, 0 MiB" in capsys.readouterr().err
@@ -142,9 +142,8 @@ def test_bytes_are_those_of_blocks_and_sums():
     ("change", "message"),
     [
         ({"fix": "full"}, 'use pairs="batch" or fix="fixed"'),
-        ({"labels": None}, "either labels or neighbours"),
-        ({"labels": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but the labels or neighbours are of 6"),
-        ({"labels": torch.arange(7)}, "no positive pair among 7 items"),
+        ({"related": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but the labels or neighbours are of 6"),
+        ({"related": torch.arange(7)}, "no positive pair among 7 items"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"features": torch.ones(1, 4)}, "at least 2 items"),
         ({"features": torch.cat([torch.ones(3, 4), torch.full((4, 4), float("nan"))])}, "got nan at item 3, feature 0"),
@@ -154,7 +153,7 @@ def test_bytes_are_those_of_blocks_and_sums():
 def test_bad_input_is_refused(change, message, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     features, weight, bias, labels = make(dtype=torch.float32)
-    arguments = {"features": features, "weight": weight, "bias": bias, "labels": labels, "margin": 1.0, **QUIET}
+    arguments = {"features": features, "weight": weight, "bias": bias, "related": labels, "margin": 1.0, **QUIET}
     with pytest.raises(ValueError, match=message):
         contrastive_ggn_dataset(**{**arguments, **change})
 

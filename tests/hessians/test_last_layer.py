@@ -201,7 +201,7 @@ def test_outputs_too_short_for_float32_are_named_and_float64_takes_them(features
     def h(features: Tensor, weight: Tensor) -> Tensor:
         options: dict[str, Any] = {"margin": 1.0, "fix": fix}
         if whole:
-            return contrastive_ggn_dataset(features, weight, None, labels=labels, progress=False, **options).h
+            return contrastive_ggn_dataset(features, weight, None, related=labels, progress=False, **options).h
         return contrastive_ggn(features, weight, None, Pairs.by_label(labels), **options).h
 
     short, thin = features_by * features, weight_by * weight

@@ -288,7 +288,7 @@ def test_of_a_data_set_it_is_that_of_one_batch(structure: Any, monkeypatch: pyte
     batch = ggn_of_batch(empty, features, weight, bias, Pairs.by_label(labels))
     for rows in (4096, 7):
         monkeypatch.setattr("lam.hessians.last_layer.ROWS", rows)
-        whole = ggn_of_dataset(empty, features, weight, bias, labels=labels, block_size=9, progress=False)
+        whole = ggn_of_dataset(empty, features, weight, bias, related=labels, block_size=9, progress=False)
         same_sums(whole, batch, rtol=1e-10)
 
 

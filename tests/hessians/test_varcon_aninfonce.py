@@ -96,7 +96,7 @@ def test_over_a_data_set_it_is_that_of_one_batch(curvature: Any):
     pairs = Pairs.by_label(labels)
     for structure, size in product((Kron, Full), (1, 7, 100)):
         empty = structure.zeros(weight, curvature, has_bias=True)
-        whole = ggn_of_dataset(empty, features, weight, bias, labels=labels, block_size=size, progress=False)
+        whole = ggn_of_dataset(empty, features, weight, bias, related=labels, block_size=size, progress=False)
         batch = ggn_of_batch(empty, features, weight, bias, pairs)
         torch.testing.assert_close(whole.h, batch.h, rtol=1e-10, atol=1e-12)
 
@@ -158,7 +158,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(ValueError, match=message):
             call()
     neighbours = Neighbours.by_distance(torch.rand(7, 2).double(), 0.5)
-    options: dict[str, Any] = {"neighbours": neighbours, "progress": False}
+    options: dict[str, Any] = {"related": neighbours, "progress": False}
     with pytest.raises(ValueError, match="varcon takes classes"):
         diagonal_ggn_dataset(features, weight, bias, VarConCurvature(0.1, 0.0), **options)
 

@@ -73,7 +73,7 @@ def test_curvature(split: Any, fix: Any) -> None:
     same(lambda: [contrastive_ggn(features, weight, bias, Pairs.by_label(labels), **options).h])
     if fix != "full":
         options["progress"] = False
-        same(lambda: [contrastive_ggn_dataset(features, weight, bias, labels=labels, **options).h])
+        same(lambda: [contrastive_ggn_dataset(features, weight, bias, related=labels, **options).h])
 
 
 def test_mined_curvature() -> None:
@@ -126,7 +126,7 @@ def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_aut
         summing = LastLayerAccumulator(empty=empty, relation=Relation(), weight=weight, bias=bias)
         expected = summing.accumulate(feature_batches)[0]
     else:
-        expected = contrastive_ggn_dataset(features, weight, bias, labels=labels, margin=0.7, progress=False)
+        expected = contrastive_ggn_dataset(features, weight, bias, related=labels, margin=0.7, progress=False)
     assert torch.equal(encoder.posterior.curvature.h, expected.h)
     torch.testing.assert_close(embeddings.kappa, encoder.posterior.predict(features).kappa, rtol=0, atol=0)
 

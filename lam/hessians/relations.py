@@ -12,22 +12,13 @@ from lam.pairs.pairs import check_label_vector
 
 
 class Related(ABC):
-    """Which of N items match.
+    """Which of N items match."""
 
-    Attributes:
-        size: N.
-        n_positives: how many ordered pairs are positive.
-        n_negatives: how many are negative.
-        n_matched: how many items have a positive pair.
-        order: (N,) the items in the order in which `exclude` cuts blocks.
-        labels: (N,) classes of the items, or None.
-    """
-
-    size: int
-    n_positives: int
-    n_negatives: int
-    n_matched: int
-    order: Int[Tensor, " N"]
+    size: int  # N
+    n_positives: int  # ordered positive pairs
+    n_negatives: int  # ordered negative pairs
+    n_matched: int  # items with a positive pair
+    order: Int[Tensor, " N"]  # the items in the order in which `exclude` cuts blocks
     labels: Int[Tensor, " N"] | None = None
 
     @abstractmethod

@@ -181,7 +181,7 @@ def _negative_partners(
     Each unordered pair of blocks is met once: similarities are symmetric.
     """
     ordered = n[relation.order]
-    picked = _summed_where(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
+    summed = _masked_sum(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
     total = n.new_zeros(len(n), n.shape[1] + 1, dtype=torch.float64)
     title = cost_of(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
@@ -192,15 +192,15 @@ def _negative_partners(
                 t = (ordered[rows] @ ordered[columns].T).gt_(cosine)
                 if not relation.exclude(t, rows, columns):
                     continue
-                total[rows] += picked(t, columns)
+                total[rows] += summed(t, columns)
                 if rows != columns:
-                    total[columns] += picked(t.T, rows)
+                    total[columns] += summed(t.T, rows)
     unsorted = torch.empty_like(total)
     unsorted[relation.order] = total
     return unsorted[:, -1:], unsorted[:, :-1]
 
 
-def _summed_where(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
+def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that adds up the vectors that each row of zeros and ones picks.
 
     On tensor cores float32 vectors become three addends in bfloat16, several times as fast. Nothing is lost: the

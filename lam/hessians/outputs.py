@@ -82,12 +82,17 @@ def check_features(features: Tensor, weight: Tensor) -> None:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
         )
+    check_kinds(features, weight)
+    check_feature_values(features)
+
+
+def check_kinds(features: Tensor, weight: Tensor) -> None:
+    """Reject features and weights of integers, or without values."""
     for name, tensor in (("features", features), ("weight", weight)):
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating type, got {tensor.dtype}: convert them, .to(torch.float32)")
         if tensor.is_meta:
             raise ValueError(f"{name} must have values, got a tensor on the meta device, which has a shape alone")
-    check_feature_values(features)
 
 
 def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:

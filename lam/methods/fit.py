@@ -22,7 +22,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.encoders.seen import REMEMBERED, item_hashes, spread
 from lam.hessians.accumulate import LastLayerAccumulator
-from lam.hessians.outputs import check_feature_values, check_features, check_sphere
+from lam.hessians.outputs import check_feature_values, check_kinds, check_sphere
 from lam.hessians.structures.layers import LayersCurvature
 from lam.inputs import AnyPreprocessing
 from lam.methods.added_head import train_layer
@@ -186,10 +186,8 @@ def fit_features(
     check_seed(seed)
     options = _chosen(options, margin)
     relation = replace(options.relation, scope="dataset")
+    check_kinds(features, weight)
     labels = targets_of(features, labels)
-    if relation.positive_within is None:
-        check_labels(labels)  # before features are read
-    check_features(features, weight)
     weight, bias = detached_copies(weight, bias)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
     settings = options.prior_precision, options.likelihood_scale, seed

@@ -26,7 +26,7 @@ from tests.helpers import unchecked
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
-            "formed within batches only: use pairs",
+            'use pairs="batch" or fix="fixed"',
         ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),

@@ -26,7 +26,7 @@ from tests.helpers import unchecked
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},
-            'use pairs="batch" or fix="fixed"',
+            'fix must be fixed with pairs="dataset", got full',
         ),
         (None, {"prior_precision": 0.0}, "prior_precision must be positive"),
         ([], {}, "the loader gave no batch"),

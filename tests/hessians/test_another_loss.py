@@ -104,7 +104,7 @@ def test_over_a_data_set_it_takes_features_that_are_held_at_once():
     inputs, labels = make_batches(1, N=40)[0]
     alone = lam.fit_features(inputs, labels, torch.randn(3, 6), options=lam.Laplace(curvature=SOFTMAX))
     assert alone.posterior.curvature.counts == (40,)
-    with pytest.raises(ValueError, match='SoftmaxCurvature.* use pairs="batch"'):
+    with pytest.raises(ValueError, match="pairs must be batch for SoftmaxCurvature"):
         fit([(inputs, labels)], pairs="dataset")
 
 

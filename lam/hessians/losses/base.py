@@ -124,9 +124,12 @@ class Curvature(ABC):
 
     def check_scope(self, scope: Scope) -> None:
         """Reject pairs over a whole data set for a curvature that is formed within batches only."""
-        if scope == "dataset" and not self.in_blocks:
-            fixed = ' or fix="fixed"' if self.has_cross_terms else ""
-            raise ValueError(f'{self} is formed within batches only: use pairs="batch"{fixed}')
+        if scope == "batch" or self.in_blocks:
+            return
+        fix = getattr(self, "fix", None)
+        if self.has_cross_terms and fix is not None:
+            raise ValueError(f'fix must be fixed with pairs="dataset", got {fix}: or use pairs="batch"')
+        raise ValueError(f'pairs must be batch for {type(self).__name__}, formed within batches only, got "{scope}"')
 
 
 class SummedByPartners(Curvature):

@@ -43,7 +43,12 @@ class Ekfac(Structure):
 
     @classmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:
-        return {"sums": (T, D, F), "output_basis": (D, D), "input_basis": (F, F)}
+        return {"sums": (T, D, F)}
+
+    @classmethod
+    def n_bytes(cls, T: int, D: int, F: int) -> int:
+        """Memory of the sums of T terms and of the bases."""
+        return super().n_bytes(T, D, F) + 8 * (D * D + F * F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Ekfac":
         """Two matmuls, after the diagonals of the rotated H_a."""

@@ -93,15 +93,12 @@ class SearchDecisions(Decisions):
 def decision_codes(
     flagged: Bool[Tensor, " Q"], statistic: Float[Tensor, " Q"], *, accept_above: float
 ) -> Int64[Tensor, " Q"]:
-    """Abstain for a flagged query; else match where the statistic is above the threshold, or unknown.
+    """(Q,) positions in `DECISIONS`: abstain if flagged, else match for a statistic above the threshold, or unknown.
 
     Args:
         flagged: (Q,) queries that cannot be judged.
         statistic: (Q,) of the first hits; −∞ where there is none.
         accept_above: an equal statistic is not accepted.
-
-    Returns:
-        (Q,) positions in `DECISIONS`.
 
     Raises:
         ValueError: for NaN, or another length.

@@ -192,7 +192,8 @@ class Calibration:
     ) -> SearchDecisions:
         """Answer each query: abstain where it is flagged, match where its first hit is accepted, else unknown.
 
-        A first hit is accepted where the accept statistic is above the threshold.
+        A first hit is accepted where the accept statistic is above the threshold. Answers are on the device of the
+        hits.
 
         Args:
             hits: of the queries, 50 or more for each (`N_HITS`), or all that the gallery holds.
@@ -203,9 +204,6 @@ class Calibration:
             gallery_size: of the index now; None where it has not changed since the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, −κ for κ. It does not apply where another flag replaces `flag`.
-
-        Returns:
-            One answer a query, on the device of the hits.
 
         Raises:
             ValueError: for hits and queries that differ in number, another dimension, labels or features of another
@@ -300,14 +298,12 @@ class Calibration:
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        They hold for the gallery of the calibration, if it is a random sample of what comes in.
+        They hold for the gallery of the calibration, if it is a random sample of what comes in. None without `unseen`,
+        or where the first hit has no label.
 
         Args:
             first: (Q,) cosines of the first hits.
             labels: Q labels of the first hits; empty for an unlabelled or missing hit.
-
-        Returns:
-            Both p-values of each query; None without `unseen`, or where the first hit has no label.
         """
         if self.unseen is None:
             return [None] * len(labels)
@@ -389,19 +385,12 @@ def query_scores(
 
 
 def label_key(label: str) -> int:
-    """A label as a number: 63 bits of its SHA-256.
-
-    Example:
-        >>> label_key("cat") == label_key("cat"), label_key("cat") == label_key("dog")
-        (True, False)
-    """
+    """A label as a number: 63 bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1
 
 
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
     """Cosine of each query's credible cap, which holds a share `level` of its von Mises-Fisher distribution.
-
-    Hits within the cap are what the query may be, as far as κ knows.
 
     Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
 

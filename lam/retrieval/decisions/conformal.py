@@ -176,13 +176,10 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """Share of the calibration scores, the new one included, that are as high: small means unusual.
+        """(Q,) shares of the calibration scores, the new one included, that are as high: small means unusual.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1), with classes the count in shares as in `rate`. For
-        exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α) where p ≤ α.
-
-        Returns:
-            (Q,) values in (0, 1], float64, on the device of the scores.
+        exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α) where p ≤ α. float64, on the device of the scores.
 
         Raises:
             ValueError: for NaN, with its index.

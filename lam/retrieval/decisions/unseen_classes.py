@@ -74,7 +74,7 @@ class UnseenClasses:
         return (int(self.is_single.sum()) + 1) / (len(self.labels) + 1)
 
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
-        """p-values of "this item is of a new class": small means that its class is in the gallery.
+        """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
         p = (1 + A)/(M + 1) with A the number of the M single items that are as near to another item as the new one is
         to the gallery, with the new item counted as another item: those with a `left_out` of at least the score, and
@@ -86,9 +86,6 @@ class UnseenClasses:
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
             nearest: (Q,) position of that item in the gallery, from 0.
-
-        Returns:
-            (Q,) values in (0, 1], float64, on the device of the scores.
 
         Raises:
             ValueError: for NaN, another length, or a position outside the gallery.
@@ -106,7 +103,7 @@ class UnseenClasses:
         return ((1 + as_near).double() / (1 + len(self._single))).to(scores.device)
 
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """p-values of "this item is of a class in the gallery": small means that it is of no class there.
+        """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means of no class there.
 
         p = (1 + A + s)/(R + 1 + s) with A the number of the R items of classes of two or more that are as far from any
         other item as the new one is from the gallery. The new item may be the second of a class of one, whose first
@@ -115,9 +112,6 @@ class UnseenClasses:
 
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
-
-        Returns:
-            (Q,) values in (0, 1], float64, on the device of the scores.
 
         Raises:
             ValueError: for NaN.

@@ -84,14 +84,11 @@ def sampled_nearest(
 ) -> Int64[Tensor, "S Q"]:
     """Every query's nearest neighbour by cosine under each of S sampled networks.
 
-    Exact; a tie is broken in any way, but the same every time.
+    (S, Q) indices into the gallery, exact; a tie is broken in any way, but the same every time.
 
     Args:
         samples: (S, Q, D) the queries under each network; finite, non-zero.
         gallery_samples: (S, N, D) the gallery under the same networks; by default the queries, each without itself.
-
-    Returns:
-        (S, Q) indices into the gallery.
 
     Raises:
         ValueError: for no candidate, other dimensions or numbers of samples, or a row that is not finite or zero.

@@ -356,15 +356,9 @@ def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hit
     """The items of highest cosine for each query, as a Flat `Index` finds them, without a copy of their vectors.
 
     Args:
-        items: N ≥ 1 items, in float32 as an index holds them; they are not checked.
-        queries: Q of the same dimension.
+        items: N ≥ 1 items, in float32 as an index holds them; they are not checked. Ids of hits are their rows.
+        queries: Q of the same dimension; arguments and errors otherwise as for `Index.search`.
         k: number of hits, at least 1.
-
-    Returns:
-        min(k, N) hits a query; their ids are rows of `items`.
-
-    Raises:
-        ValueError: for k below 1, another dimension, or a query that is no unit vector.
     """
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()

@@ -103,9 +103,6 @@ def relevant_ranks(
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
         matches: which gallery items are relevant to the queries at given positions; a query never matches itself.
 
-    Returns:
-        Ranks, on the CPU.
-
     Raises:
         ValueError: for an empty gallery, another dimension, or a row that is not finite or all zero.
 

@@ -74,7 +74,7 @@ class Searches:
 
 
 def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
-    """Search exactly for the best match and the best of the rest.
+    """Search exactly for the best match and the best of the rest; results are on the CPU.
 
     Vectors and cosines are rounded to float32 as `lam.retrieval.Index` stores them, so that thresholds mean the same.
 
@@ -82,9 +82,6 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
         matches: which gallery items match the queries at given positions; a query never matches itself.
-
-    Returns:
-        Results with scores in float32, on the CPU.
 
     Raises:
         ValueError: for a gallery without a candidate, another dimension, or a row that is not finite or all zero.

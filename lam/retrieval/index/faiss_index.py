@@ -79,7 +79,7 @@ class Index:
     @property
     def ids(self) -> Int64[Tensor, " N"]:
         """(N,) the ids, in the order in which they were added."""
-        return torch.from_numpy(self._store.column("ids").copy())
+        return torch.from_numpy(self._store.column("ids"))
 
     @property
     def holds_removed(self) -> bool:
@@ -103,9 +103,8 @@ class Index:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
             raise ValueError(f"train the index before items are added: it holds {len(self)}; make a new one instead")
-        if self._faiss is None:
-            return
-        faiss_calls.train(self._faiss, vectors)
+        if self._faiss is not None:
+            faiss_calls.train(self._faiss, vectors)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items: all of them, or none where an error is raised.

@@ -92,7 +92,7 @@ def fit(
         ('2', torch.Size([48]))
     """
     check_seed(seed)
-    options = _chosen(options, margin)
+    options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation, curvature, structure = options.head, options.relation, options.loss_curvature, options.structure
     dataset = getattr(loader, "dataset", None)
@@ -105,20 +105,21 @@ def fit(
     first, batches = distributed.shard(loader)
     if first is None:
         raise ValueError("the loader gave no batch")
-    batches = tqdm(batches, total=_number_of(loader), desc="fitting", unit="batch", disable=not progress)
+    probe = split_batch(first)[0]
+    batches = tqdm(batches, total=_n_batches(loader), desc="fitting", unit="batch", disable=not progress)
     if head in ("identity", "train"):
         path = ADDED
-        output = at_least_float32(probe_output(network, split_batch(first)[0]))
+        output = at_least_float32(probe_output(network, probe))
         _hint_at_logits("", output.shape[1], labels)
         options.structure_options.check(options.added_layer(head, output.shape[1]), curvature)  # before training
         features = _features(network, ADDED, output.dtype, batches)
         if head == "identity":
             weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None
         else:
-            layer, features = _trained_layer(features, output.device, options, seed=seed, progress=progress)
+            layer, features = _train_layer(features, output.device, options, seed=seed, progress=progress)
             weight, bias = detached_copies(layer.weight, layer.bias)
     else:
-        path = find_head(network, split_batch(first)[0], head)
+        path = find_head(network, probe, head)
         layer: Any = network.get_submodule(path)
         _hint_at_logits(path, layer.out_features, labels)
         with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
@@ -129,10 +130,9 @@ def fit(
         "relation": relation,
         "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
         "ood_score": "knn" if _is_identity(weight, bias) else "kappa",
-        "trained_on": item_hashes(split_batch(first)[0])[:REMEMBERED],
+        "trained_on": item_hashes(probe)[:REMEMBERED],
     }
     if options.layers != "last":
-        probe = split_batch(first)[0]
         where: Any = {"network": network, "head": path, "layers": find_layers(network, probe, options.layers)}
         empty, cost = empty_layers_curvature(options, probe, n_items=count_items(probe), **where)
         _LOG.info("curvature of %s", cost)
@@ -144,9 +144,8 @@ def fit(
         posterior = LAYERS_POSTERIORS[structure](weight, bias, *curvature, *settings, **where)
         return LayersEncoder(network, path, posterior, **common)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
-    return BayesianEncoder(
-        network, path, POSTERIORS[structure](weight, bias, *summing.fit(features), *settings), **common
-    )
+    posterior = POSTERIORS[structure](weight, bias, *summing.fit(features), *settings)
+    return BayesianEncoder(network, path, posterior, **common)
 
 
 def fit_features(
@@ -184,16 +183,14 @@ def fit_features(
         torch.Size([1, 3])
     """
     check_seed(seed)
-    options = _chosen(options, margin)
+    options = _settings_of(options, margin)
     relation = replace(options.relation, scope="dataset")
     check_kinds(features, weight)
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
-    settings = options.prior_precision, options.likelihood_scale, seed
-    posterior = POSTERIORS[options.structure](
-        weight, bias, summing.over_pairs(features, labels), len(features), *settings
-    )
+    settings: Any = len(features), options.prior_precision, options.likelihood_scale, seed
+    posterior = POSTERIORS[options.structure](weight, bias, summing.over_pairs(features, labels), *settings)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
 
@@ -242,7 +239,7 @@ def empty_layers_curvature(
     return empty, f"{cost}; later {sampled:,} bytes for each network that is sampled"
 
 
-def _chosen(options: Laplace | None, margin: float | None) -> Laplace:
+def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
     """The given settings, or those of a margin alone."""
     if options is not None and margin is not None:
         raise ValueError(f"margin is a field of the options: give Laplace(margin={margin!r}, ...) alone")
@@ -251,7 +248,7 @@ def _chosen(options: Laplace | None, margin: float | None) -> Laplace:
     return options
 
 
-def _number_of(loader: Any) -> int | None:
+def _n_batches(loader: Any) -> int | None:
     """How many batches this process gets, if the loader knows."""
     try:
         return ceil(len(loader) / distributed.world_size())
@@ -291,7 +288,7 @@ def _features(
         yield features, targets
 
 
-def _trained_layer(
+def _train_layer(
     features: Iterable[tuple[Tensor, Any]], device: torch.device, options: Laplace, *, seed: int, progress: bool
 ) -> tuple[nn.Linear, Iterable[tuple[Tensor, Any]]]:
     """A layer trained on features, and batches of these with their targets."""

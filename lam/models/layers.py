@@ -69,13 +69,8 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
-    if isinstance(layers, str) and layers != "all":
+    if layers != "all" and (isinstance(layers, str) or not layers or not set(layers) <= weighted.keys()):
         raise ValueError(f'layers must be "last", "all" or a list of paths among {known}, got {layers!r}')
-    unknown = [] if isinstance(layers, str) else [path for path in layers if path not in weighted]
-    if unknown or not layers:
-        what = f"layers {', '.join(map(repr, unknown))} are none of the network's with weights"
-        what = what if unknown else "a posterior over layers needs at least one, got none"
-        raise ValueError(f'{what}: give "last", "all" or a list among {known}')
     paths = [path for path in weighted if layers == "all" or path in layers]
     problems = _problems(network, probe, paths)
     if problems:

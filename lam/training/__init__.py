@@ -136,15 +136,10 @@ def check_data(dataset: Any, training: Training) -> None:
     if training.per_class is None:
         return
     available, needed = len(classes_of(dataset)), training.batch_size // training.per_class
-    if available == 0:
-        raise ValueError(
-            "per_class draws from classes, or groups of places, of at least 2 items, and the data have none: leave it "
-            "out, or give data in which items match"
-        )
     if available < needed:
         raise ValueError(
-            f"a batch needs batch_size / per_class = {needed} classes, and the data have {available} of at least 2 "
-            "items: lower batch_size or raise per_class"
+            f"a batch needs batch_size / per_class = {needed} classes, or groups of places, and the data have "
+            f"{available} of at least 2 items: lower batch_size, raise per_class, or leave it out"
         )
 
 

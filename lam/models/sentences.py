@@ -99,7 +99,7 @@ def from_sentence_transformers(
         sha256: expected hash of the frozen weights; None for any.
     """
     check_head(head, layers, dropout)
-    network = _loaded(architecture, local=sha256 is not None)
+    network = _load(architecture, local=sha256 is not None)
     if layers is None:
         layers = "all" if head == "train" and _n_layers(network) else "last"
     frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
@@ -133,7 +133,7 @@ def _with_every_layer(network: Any, name: str) -> Any:
     return type(network)(modules=[*network, every], device="cpu", **prompts)
 
 
-def _loaded(name: str, *, local: bool) -> Any:
+def _load(name: str, *, local: bool) -> Any:
     """The network of sentence-transformers with this name; with `local`, from files of this machine alone."""
     try:
         from sentence_transformers import SentenceTransformer

@@ -66,7 +66,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
         _discard(path)
     unfinished.replace(path)
     sync_folder(folder)
-    present = _numbered(folder)
+    present = _checkpoints(folder)
     place = present.index(path)
     for other in (*present[: max(place - 1, 0)], *present[place + 1 :]):
         _discard(other)
@@ -83,7 +83,7 @@ def load(folder: str | Path) -> Checkpoint | None:
         CorruptFileError: where there are checkpoints and none of them is whole.
         ValueError: for a checkpoint of another format.
     """
-    paths = _numbered(Path(folder))
+    paths = _checkpoints(Path(folder))
     for path in reversed(paths):
         try:
             verify(path, FORMAT.required)
@@ -96,7 +96,7 @@ def load(folder: str | Path) -> Checkpoint | None:
     return None
 
 
-def _numbered(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
     return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]

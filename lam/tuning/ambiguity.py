@@ -72,7 +72,7 @@ class ConcentrationHead(TensorRecord):
         directions = Components(self.direction_centre, self.direction_axes)
         inputs = (head_inputs(own, directions, features, mean) - self.input_mean) / self.input_scale
         weights = self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
-        return _bounded(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *weights).mean(0))
+        return _clamp(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *weights).mean(0))
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def log_kappa(
     return (hidden @ output_weight[..., None])[..., 0] + output_bias[:, None]
 
 
-def _bounded(logs: Tensor) -> Tensor:
+def _clamp(logs: Tensor) -> Tensor:
     return logs.exp().clamp(*KAPPA_RANGE)
 
 
@@ -352,7 +352,7 @@ def _learn_head(
     inputs = (inputs - centre) / scale
     weights = _train(inputs, cosine, count, folds, mean.shape[1], generator)
     head = ConcentrationHead(own.centre, own.axes, directions.centre, directions.axes, centre, scale, *weights)
-    kappa = _bounded(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
+    kappa = _clamp(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
     return head, kappa[folds, torch.arange(len(folds), device=folds.device)]
 
 
@@ -380,7 +380,7 @@ def _train(
     for step in range(_STEPS + 1):
         if step % _EVERY == 0:
             with torch.no_grad():
-                kappa = _bounded(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
+                kappa = _clamp(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
                 losses = match_loss(kappa, cosine.expand(FOLDS, -1), count * own, dimension)
             better = losses < best
             best = torch.where(better, losses, best)
@@ -388,7 +388,7 @@ def _train(
                 kept_one[better] = weight.detach()[better]
         chosen = [part[torch.randperm(len(part), generator=generator)[:size].to(device)] for part in others]
         rows = torch.stack(chosen)
-        kappa = _bounded(log_kappa(inputs[rows], *weights))
+        kappa = _clamp(log_kappa(inputs[rows], *weights))
         loss = match_loss(kappa, cosine[rows], count[rows], dimension).sum() / (dimension - 1)
         optimizer.zero_grad()
         loss.backward()

@@ -248,7 +248,7 @@ class _Tuner:
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
-        while grid and self._is_capped(grid[-1]):  # there κ no longer orders items, and rises with s
+        while grid and self._kappa_is_capped(grid[-1]):  # there κ no longer orders items, and rises with s
             grid.pop()
         if not grid:
             raise ValueError(
@@ -281,7 +281,7 @@ class _Tuner:
         scores, ece = self.evaluated[exponent]
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
-    def _is_capped(self, exponent: float) -> bool:
+    def _kappa_is_capped(self, exponent: float) -> bool:
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples)
         return any(bool((predict(batch).kappa >= KAPPA_RANGE[1]).any()) for batch in self.batches)
 

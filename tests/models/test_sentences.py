@@ -48,7 +48,7 @@ def inputs(*texts: str) -> Tensor:
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Frozen:
     made = Frozen()
-    monkeypatch.setattr(sentences, "_loaded", lambda name, **_: made)
+    monkeypatch.setattr(sentences, "_load", lambda name, **_: made)
     return made
 
 
@@ -87,7 +87,7 @@ def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
 
 def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = models.build("sentence-transformers:NAME", dimension=4).recipe
-    monkeypatch.setattr(sentences, "_loaded", lambda name, **_: Frozen(seed=1))
+    monkeypatch.setattr(sentences, "_load", lambda name, **_: Frozen(seed=1))
     with pytest.raises(ValueError, match="sentence-transformers:NAME has other weights than the network that was"):
         models.build(**recipe)
 
@@ -128,7 +128,7 @@ def test_every_layer_is_the_mean_of_its_tokens_without_what_fills_the_batch() ->
 
 
 def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "_loaded", lambda name, **_: [nn.Identity()])
+    monkeypatch.setattr(sentences, "_load", lambda name, **_: [nn.Identity()])
     with pytest.raises(ValueError, match="sentence-transformers:NAME is no transformer of several layers: give layers"):
         from_sentence_transformers("NAME", dimension=4, layers="all")
     with pytest.raises(ValueError, match="layers='all' is for a head that learns from them: give head='train'"):

@@ -18,9 +18,9 @@ from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.training import Minibatch, Step
 from lam.training.batches import Batches
-from tests.training.test_training import Images, Interrupted, _one_thread, fit, network, same
+from tests.training.test_training import Images, Interrupted, fit, network, same
 
-__all__ = ["_one_thread"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = [1, 2, 3, 5, 8, 21]  # of the classes: 40 items
 UNEVEN = torch.arange(6).repeat_interleave(torch.tensor(SIZES))[torch.randperm(40, generator=torch.Generator())]

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from lam.gallery.enrolment import SourceImage
 from lam.gallery.item import file_id
+from lam.utils.checks import first_of
 from lam.utils.tables import Table, is_no_label
-
-_SHOWN = 5
 
 
 def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceImage]:
@@ -34,9 +33,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
     if missing := [
         f"{file} ({table.unit} {line})" for file, line in zip(files, table.lines, strict=True) if not file.is_file()
     ]:
-        more = ", ..." if len(missing) > _SHOWN else ""
-        named = ", ".join(missing[:_SHOWN])
-        raise ValueError(f"{path}: {len(missing)} of {len(files)} images do not exist: {named}{more}")
+        raise ValueError(f"{path}: {len(missing)} of {len(files)} images do not exist: {first_of(missing)}")
     return [_image(table, row, file) for row, file in enumerate(files)]
 
 

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,8 +136,8 @@ def test_an_ensemble_is_the_sum_over_its_members() -> None:
     torch.testing.assert_close(ensemble.of_members(x, pairs), member(x, pairs[0]) + member(x, pairs[1]))
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("as_in_production")
+def test_what_cannot_be_is_refused() -> None:
     for loss, message in (
         (lambda: VarCon(0.0), "temperature must be positive and finite, got 0"),
         (lambda: VarCon(0.1, 0.1), "epsilon must lie within ±temperature, 0.1, got 0.1"),

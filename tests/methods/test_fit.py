@@ -2,7 +2,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,6 +99,7 @@ def test_pairs_are_not_mined_over_a_whole_data_set():
         Relation("dataset", miner="hard")
 
 
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -116,10 +116,7 @@ def test_pairs_are_not_mined_over_a_whole_data_set():
         ({"curvature": VarConCurvature()}, "VarConCurvature must have temperature and epsilon, got None"),
     ],
 )
-def test_a_setting_outside_its_range_is_refused_before_a_batch(
-    monkeypatch: pytest.MonkeyPatch, layers: str, settings: Any, message: str
-):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+def test_a_setting_outside_its_range_is_refused_before_a_batch(layers: str, settings: Any, message: str):
     taken = []
 
     def batches() -> Any:
@@ -135,9 +132,9 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(
     assert not taken
 
 
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("method", [LaplacePosthoc, LaplaceOnline])
-def test_methods_refuse_a_prior_that_is_none_before_they_train(monkeypatch: pytest.MonkeyPatch, method: Any):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+def test_methods_refuse_a_prior_that_is_none_before_they_train(method: Any):
     for value, reason in ((None, "got None: without a prior"), (1e-40, "at least 1e-30, got 1e-40"), (0, "got 0")):
         with pytest.raises(ValueError, match=f"prior_precision must be .*{reason}"):
             method(prior_precision=value)

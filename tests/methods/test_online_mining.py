@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,8 +143,8 @@ def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
 
 
-def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in production
+@pytest.mark.usefixtures("as_in_production")
+def test_bad_options_are_refused() -> None:
     with pytest.raises(
         ValueError, match="hessian_miner must be one of all, violating, easy, semihard, hard.*got 'best'"
     ):

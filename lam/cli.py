@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,22 @@ DEMOS = {
     "images": ("spots", "laplace_posthoc"),
 }
 _DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # three, as in the paper, know drawn digits less well
+_DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # the demo's 289 held-out digits are enough for these
 RUNS = ("run", "demo", "sweep")
+CONFIGURED = (*RUNS, "experiment")
+"""The commands that take settings as options, such as `--training.epochs=5`."""
 FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
-_DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # which the demo's 289 held-out digits are enough for
-STOPPED, READER_GONE = 130, 141  # as shells have it for SIGINT and SIGPIPE
+"""The options without a value."""
+STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGPIPE
 HEADLINES = {
     "retrieval": ("recall@1", "map@5"),
     "is the first hit right?": ("ausc", "ece"),
     "is it out of distribution?": ("auroc", "auprc"),
 }
-"""The metrics that commands print; `metrics.json` and the report have all of them."""
+"""The metrics that commands print; `metrics.json` and the report hold all of them."""
 _NO_STRANGERS = (
     "not measured: how strangers are told from known queries, as no outsiders are named (--data.ood) and no classes "
-    "were set aside and searched for (--data.strangers)"
+    "were held out and searched for (--data.strangers)"
 )
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam
@@ -45,56 +48,59 @@ _EXAMPLES = """examples:
   lam demo images                              the same on photographs that ship with scikit-learn
   lam run fashionmnist laplace_posthoc --data.root=DIR
   lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
-  lam run mine.yaml                            settings of your own; `--print` shows what they come to
+  lam run mine.yaml                            your own settings; `--print` shows all of them
   lam sweep fashionmnist laplace_online --seeds 5      mean and standard deviation over seeds
-  lam compare RUN RUN RUN -o comparison        all methods in one picture of each kind, and a table
+  lam compare RUN RUN RUN -o comparison        several methods in one set of plots, and a table
   lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
-                                               the one above it, where it is the only run there
+                                               the folder above it if that holds no other run
   lam index RUN FOLDER
   lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
   lam search RUN IMAGE -k 5
   lam run texts laplace_posthoc --data.root=FILE   a table with columns text and label, or question and answer
   lam search RUN --text "where is my card?"
-  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at stated error rates
-  lam experiment posterior-recovery --set dimension=10 learning_rate=1e-4
-  lam serve RUN --port 8000                    searches and decisions over HTTP, for this machine alone without a key"""
+  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at given error rates
+  lam experiment posterior-recovery --dimension=10 --learning_rate=1e-4
+  lam serve RUN --port 8000                    searches and decisions over HTTP; other machines need a key"""
 
 _SETTINGS = """\
-Any setting can be given as an option, such as --training.epochs=5 or --output=DIR, and stands above the
-file. The folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep, unless --output says otherwise;
-started again with the same settings, a run continues.
+Any setting can be an option, such as --training.epochs=5 or --output=DIR; it replaces the setting of the file. The
+default folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep. A run that is started again with the same
+settings continues.
 
-settings, their defaults (and what they may be):"""
+settings, their defaults (and allowed values):"""
+_EXPERIMENT_SETTINGS = """\
+Any setting can be an option, such as --dimension=10; it replaces the setting of the file.
+
+settings, their defaults (and allowed values):"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 for success, 1 for an error that is said in one line, 2 for wrong usage."""
+    """Run the command line: 0 for success, 1 for an error, printed in one line, 2 for wrong usage."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: not every terminal has every name of a file
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a terminal may lack letters of a file name
     try:
         try:
             words = list(sys.argv[1:] if arguments is None else arguments)
-            with block_hangups() if words[:1] == ["serve"] else nullcontext():  # what it imports takes a second
+            with block_hangups() if words[:1] == ["serve"] else nullcontext():  # its imports take a second
                 return _execute(words)
         finally:
-            print(end="", flush=True)  # while a reader that has gone can still be told from other errors
+            print(end="", flush=True)  # here a broken pipe can still be told from other errors
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which Python flushes again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
         return READER_GONE
 
 
 def _execute(arguments: list[str]) -> int:
-    if arguments and arguments[0] in RUNS:
-        arguments = _attach_values(arguments)
-    parsed, rest = _parser().parse_known_args(arguments)
-    if parsed.command in RUNS:  # argparse takes a setting that has a space in it for a word of the configuration
+    takes_settings = bool(arguments) and arguments[0] in CONFIGURED
+    parsed, rest = _parser().parse_known_args(_attach_values(arguments) if takes_settings else arguments)
+    if takes_settings:  # argparse takes a setting with a space in it for a positional argument
         rest += [word for word in parsed.config if word.startswith("--")]
         parsed.config = [word for word in parsed.config if not word.startswith("--")]
         if not parsed.config and parsed.command != "demo":
             _parser().error("say what to run, such as digits laplace_posthoc")
     if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
         parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
-    if rest and parsed.command not in RUNS:
+    if rest and not takes_settings:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, category, *_, **__: _complain(
@@ -118,7 +124,7 @@ def _execute(arguments: list[str]) -> int:
 
 
 def _attach_values(arguments: list[str]) -> list[str]:
-    """Write `--name value` as `--name=value`, so that no value is taken for the configuration."""
+    """Write `--name value` as `--name=value`, so that argparse takes no value for a positional argument."""
     joined: list[str] = []
     for argument in arguments:
         last = joined[-1] if joined else ""
@@ -140,7 +146,7 @@ def _config(parsed: argparse.Namespace, overrides: list[str]) -> Any:
 
     limit = [] if parsed.limit is None else [f"--data.limit={parsed.limit}"]
     skip = ["--data.skip_damaged=true"] if parsed.skip_damaged else []
-    words = [*parsed.config, *(["--paper"] if parsed.paper else [])]
+    words = [*parsed.config, *(["--paper"] if getattr(parsed, "paper", False) else [])]
     return load_config(words, [*overrides, *limit, *skip], allow_missing=parsed.allow_missing)
 
 
@@ -156,7 +162,7 @@ def _run_or_print(parsed: argparse.Namespace, overrides: list[str]) -> None:
 def _run(parsed: argparse.Namespace, overrides: list[str]) -> Path:
     config = _config(parsed, overrides)
     from lam.runs.folder import METRICS
-    from lam.runs.run import run  # slow to import: mistakes in settings are told before
+    from lam.runs.run import run  # slow to import, so wrong settings are reported first
 
     result = run(config, progress=not parsed.quiet)
     if distributed.is_rank_zero():
@@ -173,7 +179,7 @@ def _number(value: Any) -> str:
 
 
 def _print_metrics(texts: Mapping[str, str]) -> None:
-    """Print the headlines among metrics by flat key, in groups: of each OOD set, by the encoder's own score alone."""
+    """Print the headline metrics of the encoder's own score, by flat key, in groups."""
     from lam.retrieval.metrics.registry import Key
 
     keys = [Key.parse(key) for key in texts]
@@ -203,8 +209,8 @@ def _demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
         except ValueError as error:
             _complain(f"warning: not calibrated: {error}; `lam calibrate {folder}` takes other targets")
             return
-    promised = calibration.facts["false_accepts"]
-    print(f"calibrated: false accepts {_DEMO_TARGETS['far']:.0%} ({promised}), false flags {_DEMO_TARGETS['ood']:.0%}")
+    far, ood = (f"{100 * _DEMO_TARGETS[name]:g} %" for name in ("far", "ood"))
+    print(f"Calibrated. False accepts: at most {far} {calibration.facts['false_accepts']}. False flags: at most {ood}.")
     program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
     print(f"a page to try it: {program} serve {folder}")
 
@@ -264,7 +270,7 @@ def _embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
-    """What to do with image files that cannot be read: they are listed beside the output, or else named."""
+    """How to treat unreadable image files: a list of them is written beside the output, if there is one."""
     from lam.gallery.damaged import DamagedFiles
 
     if output is None:
@@ -274,21 +280,16 @@ def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
 
 
 def _columns(words: Sequence[str] | None) -> Any:
-    """The columns that NAME=COLUMN say; None where there are none."""
-    from dataclasses import fields
-
+    """The columns that `NAME=COLUMN` words name; None without words."""
     from lam.datasets.texts import Columns
 
     if words is None:
         return None
     known = [field.name for field in fields(Columns)]
-    columns: dict[str, str] = {}
-    for name, _, column in (word.partition("=") for word in words):
-        if name not in known or not column or name in columns:
-            raise ValueError(
-                f"columns must be NAME=COLUMN, each NAME once of {', '.join(known)}, got {' '.join(words)}"
-            )
-        columns[name] = column
+    pairs = [word.partition("=") for word in words]
+    columns = {name: column for name, _, column in pairs}
+    if len(columns) < len(words) or not columns.keys() <= set(known) or not all(columns.values()):
+        raise ValueError(f"columns must be NAME=COLUMN, each NAME once of {', '.join(known)}, got {' '.join(words)}")
     return Columns(**columns)
 
 
@@ -310,8 +311,8 @@ def _index(parsed: argparse.Namespace, _: list[str]) -> None:
         progress=not parsed.quiet,
     )
     if enrolled.uncertain:
-        skipped_or_kept = "skipped" if parsed.skip_uncertain else "kept"
-        print(f"uncertain, kappa below the flag, {skipped_or_kept}: {len(enrolled.uncertain)}")
+        fate = "skipped" if parsed.skip_uncertain else "kept"
+        print(f"uncertain, kappa below the flag, {fate}: {len(enrolled.uncertain)}")
         for path, kappa in enrolled.uncertain:
             print(f"{kappa:10.4g}  {path}")
     is_text = any(item.text is not None for item in enrolled.items)
@@ -352,7 +353,7 @@ def _search(parsed: argparse.Namespace, _: list[str]) -> None:
                 _show_answer(result, row)
                 if not is_alone:
                     print(flush=True)
-    finally:  # beside damaged files the others were searched for
+    finally:  # damaged files end the search after all others are found
         for reason in damaged.reasons.values() if parsed.output is None else ():
             _complain(f"warning: {reason}")
         if parsed.output is not None and results:
@@ -384,31 +385,21 @@ def _show_answer(result: Any, row: int) -> None:
 
 
 def _printable(said: object) -> str:
-    """One line in which what a terminal would obey, or read backwards, is escaped."""
+    """One line of text with control and direction characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said))
 
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.density_ratio import SHARE
-    from lam.retrieval.decisions.flags import needs_reference
-    from lam.runs.calibrate import CalibrationOptions, calibrate_run, current_calibration
-    from lam.runs.calibration_report import described
+    from lam.runs.calibrate import CalibrationOptions, calibrate_run, repeat_choices
+    from lam.runs.calibration_report import describe_calibration
 
-    previous = current_calibration(parsed.run)
-    flag = previous.facts.get("asked_flag") if parsed.flag is None and previous is not None else parsed.flag
-    if parsed.flag is None and flag is not None and parsed.reference == 0 and needs_reference(flag):
-        _complain(f"warning: flag {flag} compares with training features, and --reference 0 asks for none: kappa flags")
-        flag = None
-    accept = previous.facts.get("asked_accept") if parsed.accept is None and previous is not None else parsed.accept
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
     rates["wrong"] = parsed.target_wrong
-    if previous is not None:
-        for name in previous.facts.get("asked_rates", rates):
-            rates[name] = getattr(previous.targets, name) if rates[name] is None else rates[name]
     options = CalibrationOptions(
-        targets={name: rate for name, rate in rates.items() if rate is not None and (name, rate) != ("wrong", 0)},
-        flag=flag,
-        accept=accept,
+        targets={name: rate for name, rate in rates.items() if rate is not None},
+        flag=parsed.flag,
+        accept=parsed.accept,
         gallery=parsed.gallery,
         folder=parsed.folder,
         strangers=parsed.strangers,
@@ -419,8 +410,8 @@ def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
         reference=parsed.reference,
         damaged=_damaged(parsed, parsed.run),
     )
-    calibration = calibrate_run(parsed.run, options, progress=not parsed.quiet)
-    print("\n".join(described(calibration)))
+    calibration = calibrate_run(parsed.run, repeat_choices(parsed.run, options), progress=not parsed.quiet)
+    print("\n".join(describe_calibration(calibration)))
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
 
@@ -434,8 +425,8 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
 
     if len(parsed.index) > 1:
         raise ValueError(
-            f"give --index once, got {', '.join(parsed.index)}: flat or hnsw is for the service's own index; a Milvus "
-            "collection has the structure that it was made with"
+            f"give --index once, got {', '.join(parsed.index)}: flat and hnsw are structures of the service's own "
+            "index; a Milvus collection keeps its structure"
         )
     settings = ServiceSettings(keep_queries=parsed.keep_queries)
     serve(
@@ -449,13 +440,14 @@ def _serve(parsed: argparse.Namespace, _: list[str]) -> None:
     )
 
 
-def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
+def _experiment(parsed: argparse.Namespace, overrides: list[str]) -> None:
     from tqdm import tqdm
 
-    from lam.experiments import conduct, configured
+    from lam.experiments import conduct, load_experiment
     from lam.experiments.base import cell_text
 
-    experiment = configured(parsed.name, parsed.set)
+    name, *more = parsed.config
+    experiment = load_experiment(name, [*more, *overrides])
     folder = Path(parsed.output or Path("experiments") / experiment.name)
     with tqdm(disable=parsed.quiet, unit="batch") as bar:
 
@@ -471,14 +463,36 @@ def _experiment(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A command; the help of those that run a configuration lists the settings, which are looked up only then."""
+    """A command; the help of one with settings lists them, which takes slow imports."""
 
     def format_help(self) -> str:
-        if self.get_default("do") in (_run_or_print, _demo, _sweep):
+        do = self.get_default("do")
+        if do is _experiment:
+            from lam.experiments import describe_settings
+
+            self.epilog = f"{_EXPERIMENT_SETTINGS}\n{describe_settings()}"
+        elif do in (_run_or_print, _demo, _sweep):
             from lam.runs.config_files import describe_settings
 
             self.epilog = f"{_SETTINGS}\n{describe_settings()}"
         return super().format_help()
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "run": {"help": "the folder of a finished run"},
+    "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each part"},
+    "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
+    "--skip-damaged": {"action": "store_true", "help": "leave out unreadable images; a CSV file lists them"},
+    "--paper": {"action": "store_true", "help": "the authors' settings on these data"},
+    "--columns": {
+        "nargs": "+",
+        "metavar": "NAME=COLUMN",
+        "help": "columns of a table of texts: text, label, question, answer (default: the run's columns, or these "
+        "names)",
+    },
+}
+"""Arguments of several commands."""
+_DATA = ("--limit", "--allow-missing", "--skip-damaged")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -489,186 +503,165 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lam {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
 
-    def command(name: str, do: Any, help: str) -> argparse.ArgumentParser:
+    def command(name: str, do: Any, help: str, *shared: str) -> Any:
+        """Add a command with some shared arguments; what it returns adds its own."""
         added = commands.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
-        added.add_argument("--quiet", action="store_true", help="show no progress")
         added.set_defaults(do=do)
-        return added
-
-    def with_columns(of: argparse.ArgumentParser) -> None:
-        of.add_argument(
-            "--columns",
-            nargs="+",
-            metavar="NAME=COLUMN",
-            help="columns of a table of texts: text, label, question, answer (default: the run's, or of these names)",
-        )
-
-    def with_damaged(of: argparse.ArgumentParser) -> None:
-        of.add_argument(
-            "--skip-damaged", action="store_true", help="leave out images that cannot be read; a CSV file lists them"
-        )
-
-    def configured(name: str, do: Any, help: str) -> argparse.ArgumentParser:
-        added = command(name, do, help)
-        added.add_argument("--limit", metavar="N", help="short for --data.limit: at most N items of each part")
-        added.add_argument("--allow-missing", action="store_true", help="leave out listed images that do not exist")
-        with_damaged(added)
-        return added
+        added.add_argument("--quiet", action="store_true", help="show no progress")
+        for argument in shared:
+            added.add_argument(argument, **_SHARED[argument])
+        return added.add_argument
 
     what = "DATA METHOD, such as digits laplace_posthoc; a YAML file; or the folder of a run, to continue it"
-    run = configured("run", _run_or_print, "Run a configuration: train, fit the posterior, tune, evaluate, report.")
-    run.add_argument("config", nargs="+", help=what)
-    run.add_argument("--print", action="store_true", help="show all settings as a YAML file, and do no more")
-    demo = configured(
-        "demo", _demo, "Run digits, sentences or photographs that ship with other packages, and calibrate."
+    add = command(
+        "run",
+        _run_or_print,
+        "Run a configuration: train, fit the posterior, tune, evaluate, report.",
+        *_DATA,
+        "--paper",
     )
-    demo.add_argument("config", metavar="demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
-    demo.set_defaults(paper=False)
-    sweep = configured("sweep", _sweep, "Run a configuration from several seeds: mean and standard deviation.")
-    sweep.add_argument("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
-    for command_of_data in (run, sweep):
-        command_of_data.add_argument("--paper", action="store_true", help="the authors' settings on these data")
-    sweep.add_argument("--seeds", type=int, default=5, help="how many, from the configuration's on (default: 5)")
-    compare = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help="the folders of finished runs, two to 24")
-    compare.add_argument(
-        "-o", "--output", default="comparison", help="the folder to write, or replace (default: comparison)"
+    add("config", nargs="+", help=what)
+    add("--print", action="store_true", help="print all settings as YAML and stop")
+
+    add = command("demo", _demo, "Run and calibrate digits, sentences or photographs that other packages ship.", *_DATA)
+    add("config", metavar="demo", nargs="*", help=f"one of {', '.join(DEMOS)} (default: digits)")
+
+    add = command(
+        "sweep",
+        _sweep,
+        "Run a configuration with several seeds: mean and standard deviation.",
+        *_DATA,
+        "--paper",
     )
-    embed = command(
+    add("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
+    add("--seeds", type=int, default=5, help="number of seeds, the first is the configuration's (default: 5)")
+
+    add = command("compare", _compare, "Draw finished runs on the same data together, with a table.")
+    add("runs", nargs="+", metavar="RUN", help="the folders of two to 24 finished runs")
+    add("-o", "--output", default="comparison", help="the folder to write or replace (default: comparison)")
+
+    add = command(
         "embed",
         _embed,
-        "Embed the images of a folder, or texts: an .npz file with mean, kappa, variance and, calibrated, a flag.",
+        "Embed images or texts: an .npz file with mean, kappa, variance and, of a calibrated run, a flag.",
+        *("run", "--columns", "--skip-damaged"),
     )
-    embed.add_argument("run", help="the folder of a finished run")
-    embed.add_argument("folder", help="images, in class sub-folders or not; of a run on texts, a table of them")
-    with_columns(embed)
-    embed.add_argument(
-        "-o", "--output", required=True, help="the .npz file to write; torchrun's processes add -i-of-n to its name"
+    add("folder", help="images, in class sub-folders or not; for a run on texts a table of them")
+    add("-o", "--output", required=True, help="the .npz file to write; each process of torchrun adds -i-of-n")
+    add("--shard", metavar="i/n", help="only every n-th image, starting at the i-th (default: all)")
+
+    add = command(
+        "index",
+        _index,
+        "Replace a run's gallery by images, texts or embeddings.",
+        *("run", "--columns", "--skip-damaged"),
     )
-    with_damaged(embed)
-    embed.add_argument("--shard", metavar="i/n", help="only every n-th image, from the i-th on (default: all)")
-    index = command("index", _index, "Fill a run's gallery anew: with images or texts, or what is embedded already.")
-    index.add_argument("run", help="the folder of a finished run")
-    index.add_argument("folder", nargs="?", help="images, in class sub-folders or not; or as --list, of a run on texts")
-    index.add_argument(
+    add("folder", nargs="?", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
+    add(
         "--list",
         "--csv",
         dest="listed",
         metavar="FILE",
-        help="a table (CSV, JSON, .xlsx, Parquet) with path, or of a run on texts text, or question and answer, and if "
-        "wanted id, label and any others",
+        help="a table (CSV, JSON, .xlsx, Parquet) with a column path, or for a run on texts text, or question and "
+        "answer; optional are id, label and any others",
     )
-    with_columns(index)
-    index.add_argument("--embeddings", metavar="FILE", nargs="+", help="what `lam embed` wrote, all shards")
-    with_damaged(index)
-    index.add_argument("--fuse", action="store_true", help="one entry for the images of one id, or else label")
-    index.add_argument("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
-    index.add_argument("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
-    search = command("search", _search, "Search a run's gallery for images or texts.")
-    search.add_argument("run", help="the folder of a finished run")
-    search.add_argument("image", nargs="*", help="image files, or folders of them")
-    search.add_argument("--text", action="append", default=[], help="a text, of a run on texts; may be repeated")
-    search.add_argument("--file", help="a table of many texts: column text or question, or the run's")
-    with_damaged(search)
-    search.add_argument("-o", "--output", metavar="FILE", help="write .csv, a line a hit, or .json, an entry an image")
-    search.add_argument("-k", type=int, default=5, help="how many hits (default: 5)")
-    calibrate = command("calibrate", _calibrate, "Learn thresholds at stated error rates, and P(correct).")
-    calibrate.add_argument("run", help="the folder of a finished run")
-    calibrate.add_argument(
-        "--target-far",
-        type=float,
-        help="false accepts (default: as asked for last, or else 0.001, or the least that the data can promise)",
+    add("--embeddings", metavar="FILE", nargs="+", help="the output of `lam embed`, all shards")
+    add("--fuse", action="store_true", help="one entry for the images of one id, or else of one label")
+    add("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
+    add("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
+
+    add = command("search", _search, "Search a run's gallery for images or texts.", "run", "--skip-damaged")
+    add("image", nargs="*", help="image files, or folders of them")
+    add("--text", action="append", default=[], help="a text, for a run on texts; may be repeated")
+    add("--file", help="a table of texts: column text or question, or the run's column")
+    add("-o", "--output", metavar="FILE", help="write .csv, one line per hit, or .json, one entry per image")
+    add("-k", type=int, default=5, help="number of hits (default: 5)")
+
+    add = command(
+        "calibrate",
+        _calibrate,
+        "Learn thresholds at given error rates, and P(correct).",
+        *("run", "--columns", "--skip-damaged"),
     )
-    calibrate.add_argument(
-        "--target-ood", type=float, help="false flags (default: likewise, or else 0.05, or the least)"
-    )
-    calibrate.add_argument("--target-miss", type=float, help="of conformal sets (default: likewise, or else 0.05)")
-    calibrate.add_argument(
+    least = "the rate of the last calibration, or else {}, or the least that the data allow"
+    add("--target-far", type=float, help=f"bound on false accepts (default: {least.format(0.001)})")
+    add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
+    add("--target-miss", type=float, help="bound on misses of conformal sets (default: likewise, or else 0.05)")
+    add(
         "--target-wrong",
         type=float,
-        help="of the answers, what share may be wrong (default: as asked for last, or else none is promised; 0: none)",
+        help="bound on the share of wrong answers among those given (default: likewise, or else none; 0: none)",
     )
-    calibrate.add_argument(
+    add(
         "--flag",
         metavar="SCORE",
-        help="to abstain by: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
+        help="abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
         "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
-        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, several as one (default: the one "
-        "asked for last, or what tells strangers best in cross-validation)",
+        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, several as one (default: the flag "
+        "last asked for, or else the best in cross-validation)",
     )
-    calibrate.add_argument(
+    add(
         "--accept",
         metavar="SCORE",
-        help="to answer by: probability, that the first hit is right, or a score such as cosine (default: the one "
-        "asked for last, or else probability, unless a single score does better in cross-validation)",
+        help="answer by this score: probability, that the first hit is right, or one such as cosine (default: the "
+        "score last asked for, or else probability, unless another is better in cross-validation)",
     )
-    calibrate.add_argument(
+    add(
         "--gallery",
         choices=("held-out", "index"),
-        help="what is searched: the run's gallery, or a part of the held-out data (default: the gallery, unless it "
-        "holds none of their classes)",
+        help="search the run's gallery (index) or a part of the held-out data (default: index, unless it holds none of "
+        "their classes)",
     )
-    calibrate.add_argument(
-        "--folder", help="fresh images, or a table of texts, to calibrate on (default: the run's validation split)"
-    )
-    calibrate.add_argument(
-        "--strangers", metavar="FOLDER", help="images or texts without a match, to promise false accepts of"
-    )
-    calibrate.add_argument(
+    add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
+    add("--strangers", metavar="FOLDER", help="images or texts without a match, for a bound on their false accepts")
+    add(
         "--unlabelled",
         metavar="FOLDER",
-        help="queries as they come, strangers among them, to learn P(known) from; `live`: those that the service kept",
+        help="queries as they come, strangers among them, to learn P(known) from; `live`: the queries that `lam serve` "
+        "kept",
     )
-    calibrate.add_argument(
+    add(
         "--share-of-strangers",
         type=float,
-        help="without a match, among the queries to come, where --unlabelled does not tell it (default: 0.5)",
+        help="the share of future queries without a match, unless --unlabelled tells it (default: 0.5)",
     )
-    with_columns(calibrate)
-    with_damaged(calibrate)
-    calibrate.add_argument("--data-root", help="where the run's data are, if they have moved")
-    calibrate.add_argument(
-        "--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)"
-    )
-    experiment = command(
+    add("--data-root", help="the folder of the run's data, if they have moved")
+    add("--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)")
+
+    add = command(
         "experiment",
         _experiment,
-        "Try losses where the truth is known, or by the papers' own tables; a table and a page.",
+        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page.",
     )
-    experiment.add_argument(
-        "name",
+    add(
+        "config",
+        metavar="NAME",
+        nargs="+",
         help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration, or a YAML file with "
         "such a name and settings",
     )
-    experiment.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings, such as dimension=10 (lam.experiments)"
-    )
-    experiment.add_argument("-o", "--output", help="the folder to write (default: experiments/NAME)")
-    serve = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.")
-    serve.add_argument("run", help="the folder of a finished run")
-    serve.add_argument("--port", type=int, default=8000, help="(default: 8000)")
-    serve.add_argument("--host", default="127.0.0.1", help="another than this machine needs $LAM_API_KEY")
-    serve.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
-    serve.add_argument(
-        "--behind-proxy",
-        action="store_true",
-        help="all requests come from a proxy: no cap on connections of one address",
-    )
-    serve.add_argument(
+    add("-o", "--output", help="the folder to write (default: experiments/NAME)")
+
+    add = command("serve", _serve, "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.", "run")
+    add("--port", type=int, default=8000, help="(default: 8000)")
+    add("--host", default="127.0.0.1", help="any other than this machine needs $LAM_API_KEY")
+    add("--device", default="cpu", help="where the network runs (default: cpu)")
+    add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
+    add(
         "--keep-queries",
         type=int,
         metavar="N",
-        help="keep the embeddings of N queries, drawn from all, in the run's folder, to calibrate on (default: none)",
+        help="keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)",
     )
-    serve.add_argument("--drop-corrupt", action="store_true", help="go on without stored items that were altered")
-    serve.add_argument(
+    add("--drop-corrupt", action="store_true", help="start without stored items that were altered")
+    add(
         "--index",
         metavar="flat|hnsw|ADDRESS",
         action="append",
         default=[],
-        help="search exactly, or faster along a graph that may miss a neighbour, of which the start says how many it "
-        "finds; or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or what `lam index "
-        "--factory` named)",
+        help="search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints how "
+        "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
+        "`lam index --factory` named)",
     )
     return parser
 

@@ -61,8 +61,10 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     monkeypatch.setattr("lam.cli._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
     assert main(command) == 0
     *_, calibrated, page = capsys.readouterr().out.splitlines()
-    promise = "of classes like those it was trained on; strangers are not promised"
-    assert calibrated == f"calibrated: false accepts 10% ({promise}), false flags 10%"
+    assert calibrated.startswith(
+        "Calibrated. False accepts: at most 10 % for known classes; no bound for unseen classes"
+    )
+    assert "False flags: at most 10 %" in calibrated
     assert page == f"a page to try it: lam serve {run_copy}"
     assert Run(run_copy).calibration.flag == "combined"
 
@@ -76,7 +78,7 @@ def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
     run = tmp_path / "run"
     assert main(["demo", "text", "--quiet", f"--output={run}", "--data.limit=150", "--training.epochs=1"]) == 0
     *_, calibrated, page = capsys.readouterr().out.splitlines()
-    assert calibrated.startswith("calibrated: false accepts ")
+    assert calibrated.startswith("Calibrated. False accepts: ")
     assert page == f"a page to try it: lam serve {run}"
     assert main(["search", str(run), "--text", "Return the absolute value of a number.", "-k", "3"]) == 0
     query, decision, *rest = capsys.readouterr().out.splitlines()
@@ -100,7 +102,7 @@ def test_the_demo_of_images_needs_no_file_and_finds_the_spot(
     printed = capsys.readouterr()
     *_, calibrated, page = printed.out.splitlines()
     assert page == f"a page to try it: lam serve {run}", printed.err
-    assert calibrated.startswith("calibrated: false accepts ")
+    assert calibrated.startswith("Calibrated. False accepts: ")
     assert main(["search", str(run), str(run / "samples" / "1.jpeg"), "-k", "3"]) == 0
     query, decision, *_, header, one, two, three = capsys.readouterr().out.splitlines()
     assert query.startswith("query: kappa ")

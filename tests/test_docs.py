@@ -5,6 +5,7 @@ import importlib
 import re
 import shlex
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from lam.cli import RUNS, _parser
+from lam.experiments import EXPERIMENTS
 from lam.runs.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +47,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         for word in words:
             name = word.partition("=")[0]
             if name.startswith("-") and not (command in RUNS and "." in name):
-                settings = {f"--{field}" for field in RunConfig.__dataclass_fields__} if command in RUNS else set()
+                records = [RunConfig] if command in RUNS else EXPERIMENTS.values() if command == "experiment" else []
+                settings = {f"--{field.name}" for record in records for field in fields(record)}
                 assert name in known[command] | settings, f"lam {command} {name}"
 
 

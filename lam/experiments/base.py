@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -67,6 +67,8 @@ class Experiment(ABC):
 
     seed: int = 0
     accelerator: Accelerator = "auto"
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""

@@ -1,22 +1,20 @@
 """`lam calibrate`: from a run's folder to the thresholds and probabilities behind its answers.
 
-Calibrated is on the run's validation split, never on its test split; or, better, on a folder of fresh images. The
-validation split has chosen the epoch and tuned the likelihood scale of the run, so that it is exchangeable with new
-data only nearly: two numbers were fitted to it and not the network, but a promise in the strict sense needs the fresh
-folder.
+A run is calibrated on its validation split, never on its test split, or on a folder of fresh images. The validation
+split has chosen the epoch and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound
+needs the fresh folder.
 
-The gallery is by default the run's, as that is what will be searched, with what was added while serving: its items are
-found and not judged, and none of the queries may be among them. Where it holds nothing that matches the data, as with
-other classes, or where there are positions and no labels, the held-out data are parted into queries and a gallery. To
-search them each without itself would spare that, but two items are then often each other's nearest non-match and bring
-one score twice: over 200 partings of FashionMNIST a target of 0.001 came out at 0.0019.
+By default the queries search the run's gallery, with the items that were added while serving. Where the gallery holds
+no match, or the data have positions and no labels, one half of the held-out data searches the other half. A search of
+each item among all others would avoid the split, but two items are then often each other's nearest non-match and count
+one score twice: over 200 splits of FashionMNIST a target of 0.001 came out at 0.0019.
 """
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Columns
-from lam.encoders.base import Encoder
+from lam.encoders.base import Prediction
 from lam.encoders.seen import HashedBatches
 from lam.gallery.damaged import DamagedFiles
 from lam.gallery.embed import read_items
@@ -45,11 +43,13 @@ from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibration_gallery import (
     HELD_OUT,
     INDEX,
+    Searchable,
     half_of,
     holds_none_of,
     stored_items,
     stored_items_with_half,
 )
+from lam.runs.calibration_report import bounded_queries, query_mixture
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run, columns_of
@@ -64,16 +64,8 @@ LIVE = "live"
 Gallery = Literal["index", "held-out"]
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""Items of the largest gallery that is compared with itself, to tell items of classes that it does not hold."""
-_SAME = 1e-5  # between two embeddings of one input, in batches of other sizes
-
-
-def current_calibration(run: str | Path) -> Calibration | None:
-    """The calibration of a run; None where it has none that can be read and is of its encoder."""
-    try:
-        return Run(run).calibration
-    except ValueError:
-        return None
+"""The most items of a gallery that is compared with itself, to detect new classes."""
+_SAME = 1e-5  # distance between two embeddings of one input in batches of different sizes
 
 
 @dataclass(frozen=True)
@@ -81,35 +73,32 @@ class CalibrationOptions:
     """How a run is calibrated.
 
     Attributes:
-        targets: the error rates asked for, all of them or some by name. In place of a usual one that nobody asked for
-            and that the data are too few to promise, the least that they can is promised, with a warning.
-        flag: the score by which queries shall be flagged, of `lam.retrieval.decisions.flags.FLAGS`; by default the one
-            that tells strangers from known queries best, by cross-validation.
-        accept: what decides on a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
-            unless a single score does better, by cross-validation.
-        gallery: `index` searches the run's gallery, without items that have no label, whose number is among the facts;
-            `held-out` searches one half of the held-out data. The default is `index`. Where a run held whole classes
-            out, its gallery has no validation class: then one half of the held-out data takes the place of as many of
-            its items, and a note says so.
-        folder: fresh images in class sub-folders to calibrate on, instead of the validation split; of a run on texts
-            a table of them, with labels or with answers.
-        strangers: a folder, or such a file, of what has no match in the gallery, and of which false accepts are then
-            promised. By default they are promised of the classes that the run set aside, where these are enough for the
-            target; else of images like the others, whose matches are taken out of the gallery. P(known) and the flag
-            learn from them, or from the classes that were set aside, however few; where there are none, from the
-            queries as if their classes had never been seen.
-        unlabelled: a folder, or such a file, of queries as they come, known ones and strangers: P(known) is learnt from
-            these in their place, unless they may hold no stranger, or nothing else. `live`: those that `lam serve
-            --keep-queries` kept. What is stored, or was trained on, is left out, with a warning.
-        share_of_strangers: the share of queries without a match among those to come, where no unlabelled ones tell it.
-        columns: of these files; by default those that the run was trained on, or else those of usual names.
-        data_root: where the run's data are, if they have moved.
+        targets: error rates, all of them or some by name. A default rate that too few data can bound is raised to the
+            least possible one, with a warning.
+        flag: the score that flags queries, of `lam.retrieval.decisions.flags.FLAGS`; by default the one that separates
+            strangers from known queries best in cross-validation.
+        accept: the score that accepts a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default
+            `probability`, unless a single score does better in cross-validation.
+        gallery: `index` (default) searches the labelled items of the run's gallery; `held-out` searches one half of the
+            held-out data. Where a run held whole classes out, its gallery holds no validation class: by default one
+            half of the held-out data then replaces as many of its items, with a note.
+        folder: fresh images in class sub-folders to calibrate on, instead of the validation split; for a run on texts
+            a table with labels or answers.
+        strangers: a folder or table of queries without a match; the bound on false accepts then holds for their like.
+            By default it holds for the classes that the run held out, if they are enough for the target, or else for
+            queries like the others, with their matches taken out of the gallery. P(known) and the flag learn from
+            these strangers, from the held-out classes however few, or from the queries as if their classes were new.
+        unlabelled: a folder or table of queries as they come, known ones and strangers, to learn P(known) from, or
+            `live`, the queries that `lam serve --keep-queries` kept. Stored and training items among them are left out,
+            with a warning. They do not count if they may all be known or all be strangers.
+        share_of_strangers: the share of future queries without a match, unless unlabelled queries tell it.
+        columns: of these tables; by default the run's columns, or else the usual names.
+        data_root: the folder of the run's data, if they have moved.
         reference: how many training items distances compare with; 0 for none.
-        damaged: what to do with image files of these folders that cannot be read; refused by default.
+        damaged: how to treat unreadable image files of these folders; rejected by default.
 
     Raises:
-        ValueError: for a choice or a number that is not allowed, or a score that compares with training items, of
-            which there are to be none.
+        ValueError: for a choice or number out of range, or a score that needs a reference without one.
     """
 
     targets: Targets | Mapping[str, float] = field(default_factory=dict)
@@ -139,95 +128,71 @@ class CalibrationOptions:
                     f"{name} {by!r} compares with training features: leave out reference=0, or choose 'kappa'"
                 )
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The error rates that were asked for, by name."""
+        return asdict(self.targets) if isinstance(self.targets, Targets) else dict(self.targets)
+
+
+def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
+    """Options with the rates, flag and score of the run's last calibration, where these name none.
+
+    A rate `wrong` of 0 withdraws the last one. Without a reference, a flag that needs one is left out with a warning.
+    """
+    try:
+        previous = Run(run).calibration
+    except ValueError:  # a calibration of another encoder does not count, a broken run fails when it is calibrated
+        previous = None
+    rates, flag, accept = options.rates, options.flag, options.accept
+    if previous is not None:
+        facts = previous.facts
+        rates = {name: getattr(previous.targets, name) for name in facts["asked_rates"]} | rates
+        flag, accept = flag or facts["asked_flag"], accept or facts["asked_accept"]
+        if options.flag is None and flag is not None and options.reference == 0 and needs_reference(flag):
+            flag = None
+            warnings.warn(
+                f"flag {facts['asked_flag']} compares with training features, and reference 0 leaves none: the flag is "
+                "chosen anew",
+                stacklevel=2,
+            )
+    if rates.get("wrong") == 0:
+        del rates["wrong"]
+    return replace(options, targets=rates, flag=flag, accept=accept)
+
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
-    """Calibrate a finished run and keep the result in its folder.
+    """Calibrate a finished run and save the result in its folder.
 
     Args:
         run: the run's folder.
-        options: by default all as they are there.
+        options: all defaults by default.
         progress: show a progress bar on standard error.
 
     Returns:
         The calibration that was saved.
 
     Raises:
-        ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to
-            promise a target that was asked for, saying how many it needs; for a flag without the features that it
-            needs; for damaged files; or for stored items none of which matches any query.
+        ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to bound
+            a target rate, with the number it needs; for a flag without its features; for damaged files; or for a
+            gallery without a match of any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
-    options = CalibrationOptions() if options is None else options
-    folder, strangers, unlabelled = options.folder, options.strangers, options.unlabelled
-    gallery, reference = options.gallery, options.reference
-    opened = Run(run)
-    encoder = opened.encoder
-    data_root = options.data_root
-    config = opened.configured([] if data_root is None else [f"--data.root={data_root}"])
-    splits = None if folder is not None and reference == 0 else _splits(opened.folder, config)
-    columns = columns_of(opened, options.columns)
-    asked = None if columns is None else Columns(columns.query)  # what is foreign or unknown has no answer
-    images = _held_out(encoder, options, splits, columns)
-    stands_in = gallery is None and folder is None and holds_none_of(opened, images)
-    gallery = HELD_OUT if stands_in else gallery or INDEX
-    if gallery != HELD_OUT:
-        images = images.queries
-    remembered = HashedBatches(loader_of(images, EMBEDDING_BATCH))
-    prediction = encoder.predict(remembered, progress=progress)
-    known = None
-    if splits is not None and reference:
-        known = reference_features(encoder, splits.train, reference, seed=config.seed)
-    if stands_in:
-        searched = stored_items_with_half(opened.gallery, images, prediction.embeddings, config.seed)
-    elif gallery == HELD_OUT:
-        searched = half_of(encoder, images, prediction.embeddings, config)
-    else:
-        searched = stored_items(opened.gallery, images)
-    items, relevance, labels = searched.items, searched.relevance, searched.labels
-    if seen := remembered.among(encoder.trained_on, relevance.queries.tolist()):
-        warnings.warn(
-            f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are among those calibrated "
-            "on: what is promised does not hold of others; calibrate on a --folder of items that it was not trained on",
-            stacklevel=2,
-        )
-    queries = prediction.embeddings[relevance.queries]
-    searches, verifier = _search(queries, items, relevance, config.seed)
-    is_item = _find_themselves(queries.mean, items.mean, searches)
-    if n_same := int((searches.correct & is_item).sum()):
-        warnings.warn(
-            f"{n_same} of {len(searches)} queries have the very embedding of an item: where the gallery holds the "
-            "queries themselves, nothing that is promised holds; calibrate on a --folder of others",
-            stacklevel=2,
-        )
-    targets = options.targets
-    asked_rates = asdict(targets) if isinstance(targets, Targets) else dict(targets)
-    targets, gallery_labels = Targets(**asked_rates), relevance.labels_of_hits(torch.arange(len(items))[None])
-    gallery_labels = None if gallery_labels is None else gallery_labels[0]
-    outside, promised_of = None, None
-    if strangers is not None:
-        unknown = read_items(encoder, strangers, asked, damaged=options.damaged).queries
-        outside = promised_of = _outside(encoder, unknown, items.mean, gallery_labels, progress)
-    n_strangers = int(searches.non_mated.isfinite().sum()) if outside is None else len(outside.cosines)
-    targets = _promised(targets, asked_rates, {"far": n_strangers, "ood": len(queries)})
-    n_set_aside = 0
-    if strangers is None and splits is not None and splits.strangers is not None:
-        outside = _outside(encoder, splits.strangers, items.mean, gallery_labels, progress, labels)
-        n_set_aside = len(splits.strangers.labels.unique())
-        promised_of = outside if n_set_aside >= needed(targets.far) else None
-    mixture = None
-    if unlabelled is not None:
-        n_trained_on = 0 if splits is None else len(splits.train)
-        mixture = _mixture(opened, options, asked, items.mean, known, n_trained_on, progress)
-    right = searches.correct[searches.has_mate]
-    with opened.lock():
+    inputs = _Inputs(Run(run), CalibrationOptions() if options is None else options, progress)
+    known = _search_known(inputs)
+    strangers = _search_strangers(inputs, known)
+    targets = _attainable_targets(inputs.options, known, strangers)
+    mixture = _search_unlabelled(inputs, known)
+    items, labels, options = known.items, known.searchable.labels, inputs.options
+    is_whole = known.searchable.is_stored and not known.searchable.without_label
+    with inputs.run.lock():
         data = CalibrationData(
-            searches,
-            queries,
-            features=prediction.features[relevance.queries],
-            classes=None if splits is None else _numbers(images, relevance, splits.train),
-            gallery_labels=gallery_labels,
-            reference=known,
-            strangers=outside,
+            known.searches,
+            known.queries.embeddings,
+            features=known.queries.features,
+            classes=None if inputs.splits is None else _numbers(known.images, known.relevance, inputs.splits.train),
+            gallery_labels=known.gallery_labels,
+            reference=known.reference,
+            strangers=strangers.found,
             mixture=mixture,
         )
         calibration = calibrate(
@@ -236,50 +201,250 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
                 targets,
                 options.flag,
                 options.accept,
-                of_strangers=promised_of is not None,
+                of_strangers=strangers.can_bound(targets.far),
                 share=options.share_of_strangers,
             ),
-            key=opened.fingerprint,
-            verifier=verifier,
-            unseen=_unseen(opened, items, labels or ()) if searched.is_stored and not searched.without_label else None,
-            facts={
-                "data": VALIDATION if folder is None else str(folder),
-                "asked_flag": options.flag,
-                "asked_accept": options.accept,
-                "asked_rates": sorted(asked_rates),
-                "gallery": gallery,
-                "strangers": None if strangers is None else str(strangers),
-                "false_accepts": _promised_of(opened, folder, strangers, n_set_aside, targets.far),
-                "answers_wrong": None
-                if targets.wrong is None
-                else _stream(len(searches), len(right), outside, strangers),
-                "without_label": searched.without_label,
-                "unlabelled": None if unlabelled is None else str(unlabelled),
-                "n_unlabelled": 0 if mixture is None else len(mixture.cosines),
-                "n_strangers": 0 if outside is None else len(outside.cosines),
-                "queries": len(searches),
-                "queries_with_match": len(right),
-                "first_hit_right": float(right.double().mean()),
-            },
+            key=inputs.run.fingerprint,
+            verifier=known.verifier,
+            unseen=_unseen(inputs.run, items, labels or ()) if is_whole else None,
+            facts=_facts(inputs, known, strangers, mixture, targets),
         )
-        flag = calibration.flag
-        scores = calibration.detector.conformal_scores(flag).scores
-        if len(scores) > 1 and scores[0] == scores[-1]:
-            warnings.warn(
-                f"{flag} is the same, {float(scores[0]):.6g}, of all {len(scores)} calibration queries, as votes are "
-                "where every item has a label of its own: it tells no query from another; flag by another score",
-                stacklevel=2,
-            )
-        save_calibration(opened.folder, calibration)
-        plot = opened.folder / "plots" / "probability.png"
+        _warn_of_constant_flag(calibration)
+        save_calibration(inputs.run.folder, calibration)
         plot_reliability(
-            plot, calibration.reliability, confidence="P(the first hit is right, if the gallery holds a match)"
+            inputs.run.folder / "plots" / "probability.png",
+            calibration.reliability,
+            confidence="P(the first hit is right, if the gallery holds a match)",
         )
     return calibration
 
 
-def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str, int]) -> Targets:
-    """The targets; rates that nobody asked for are raised to the least that so many calibration scores can promise."""
+class _Inputs:
+    """A run, the options of its calibration, and the data that they name.
+
+    Attributes:
+        config: of the run, with the data where they are now.
+        splits: of the run; None if fresh images and no reference need none.
+        columns: of tables of texts.
+    """
+
+    def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
+        self.run, self.options, self.progress = run, options, progress
+        self.encoder = run.encoder
+        self.config = run.configured([] if options.data_root is None else [f"--data.root={options.data_root}"])
+        self.splits: Splits | None = None
+        if options.folder is None or options.reference:
+            self.splits = _splits(run.folder, self.config)
+        self.columns = columns_of(run, options.columns)
+
+    def held_out(self) -> Dataset:
+        """The labelled data to calibrate on."""
+        folder = self.options.folder
+        if folder is None and self.splits is not None:
+            return self.splits.validation
+        return read_items(self.encoder, str(folder), self.columns, labelled=True, damaged=self.options.damaged)
+
+    def queries(self, folder: str | Path) -> Dataset:
+        """Queries of a folder or table, without answers."""
+        columns = None if self.columns is None else Columns(self.columns.query)
+        return read_items(self.encoder, folder, columns, damaged=self.options.damaged).queries
+
+    def predict(self, items: Dataset) -> Prediction:
+        """Embeddings and features of items."""
+        return self.encoder.predict(loader_of(items, EMBEDDING_BATCH), progress=self.progress)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Labelled queries, and what they find.
+
+    Attributes:
+        images: the data that the queries are part of.
+        queries: their embeddings and features.
+        searchable: the gallery, and which of its items match.
+        gallery: its name among the options.
+        searches: the hits of the queries.
+        verifier: what pairs of one and of different classes tell; None without both.
+        reference: training items to compare with.
+    """
+
+    images: Dataset
+    queries: Prediction
+    searchable: Searchable
+    gallery: str
+    searches: Searches
+    verifier: Verifier | None
+    reference: Reference | None
+
+    @property
+    def items(self) -> Embeddings:
+        """The embeddings of the gallery."""
+        return self.searchable.items
+
+    @property
+    def relevance(self) -> Relevance:
+        """Which items match each query."""
+        return self.searchable.relevance
+
+    @property
+    def gallery_labels(self) -> Tensor | None:
+        """(G,) labels of the gallery; None of positions."""
+        labels = self.relevance.labels_of_hits(torch.arange(len(self.items))[None])
+        return None if labels is None else labels[0]
+
+
+@dataclass(frozen=True)
+class _Strangers:
+    """Queries without a match, and what they find.
+
+    Attributes:
+        found: their hits; None without strangers.
+        n_classes: how many classes of the run they are, which it held out; 0 for strangers of a folder.
+    """
+
+    found: OtherQueries | None
+    n_classes: int = 0
+
+    def __len__(self) -> int:
+        return 0 if self.found is None else len(self.found.cosines)
+
+    def can_bound(self, far: float) -> bool:
+        """Whether they bound false accepts at this rate; items of one class are alike, so held-out classes count."""
+        return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
+
+
+def _search_known(inputs: _Inputs) -> _Known:
+    """Search the gallery for the labelled queries; warn of queries that were trained on or that find themselves."""
+    run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
+    images = inputs.held_out()
+    replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
+    gallery = HELD_OUT if replaces_half else options.gallery or INDEX
+    if gallery != HELD_OUT:
+        images = images.queries
+    hashed = HashedBatches(loader_of(images, EMBEDDING_BATCH))
+    prediction = encoder.predict(hashed, progress=inputs.progress)
+    reference = None
+    if inputs.splits is not None and options.reference:
+        reference = reference_features(encoder, inputs.splits.train, options.reference, seed=config.seed)
+    if replaces_half:
+        searchable = stored_items_with_half(run.gallery, images, prediction.embeddings, config.seed)
+    elif gallery == HELD_OUT:
+        searchable = half_of(encoder, images, prediction.embeddings, config)
+    else:
+        searchable = stored_items(run.gallery, images)
+    rows = searchable.relevance.queries
+    if seen := hashed.among(encoder.trained_on, rows.tolist()):
+        warnings.warn(
+            f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are calibrated on: no "
+            "bound holds for other items; calibrate on a --folder of items that it was not trained on",
+            stacklevel=3,
+        )
+    queries = prediction.embeddings[rows]
+    searches, verifier = _search(queries, searchable.items, searchable.relevance, config.seed)
+    is_item = _find_themselves(queries.mean, searchable.items.mean, searches)
+    if n_same := int((searches.correct & is_item).sum()):
+        warnings.warn(
+            f"{n_same} of {len(searches)} queries have the very embedding of an item: no bound holds where the gallery "
+            "contains the queries themselves; calibrate on a --folder of others",
+            stacklevel=3,
+        )
+    found = Prediction(prediction.features[rows], queries)
+    return _Known(images, found, searchable, gallery, searches, verifier, reference)
+
+
+def _search_strangers(inputs: _Inputs, known: _Known) -> _Strangers:
+    """Search the gallery for the strangers of a folder, or else for the classes that the run held out."""
+    if inputs.options.strangers is not None:
+        queries = inputs.queries(inputs.options.strangers)
+        found, is_itself = _search_without_match(inputs, known, queries)
+        if n_same := int(is_itself.sum()):
+            warnings.warn(
+                f"{n_same} of {len(queries)} strangers have the very embedding of an item: items of the gallery are no "
+                "strangers, and a threshold above them accepts nothing; give --strangers without a match there",
+                stacklevel=3,
+            )
+        return _Strangers(found)
+    if inputs.splits is None or inputs.splits.strangers is None:
+        return _Strangers(None)
+    queries = inputs.splits.strangers
+    found, _ = _search_without_match(inputs, known, queries, known.searchable.labels)
+    return _Strangers(found, len(queries.labels.unique()))
+
+
+def _search_without_match(
+    inputs: _Inputs, known: _Known, queries: Dataset, labels: tuple[str, ...] | None = None
+) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
+    """What strangers find, and which of them find themselves; items with a label of their classes are left out.
+
+    Args:
+        queries: the strangers.
+        labels: of the items, if the gallery may hold items of the strangers' classes.
+    """
+    prediction = inputs.predict(queries)
+    mean, items = prediction.embeddings.mean, known.items.mean
+    kept = torch.arange(len(items))
+    if labels is not None:
+        classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
+        kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
+    if len(kept) == 0:
+        raise ValueError("the gallery holds items of the held-out classes alone: index items of known classes")
+    searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
+    found = OtherQueries(
+        prediction.embeddings,
+        searches.cosines,
+        None if known.gallery_labels is None else known.gallery_labels[kept[searches.hits]],
+        prediction.features,
+        None if labels is None else queries.labels,
+    )
+    return found, _find_themselves(mean, items[kept], searches)
+
+
+def _search_unlabelled(inputs: _Inputs, known: _Known) -> OtherQueries | None:
+    """Search the gallery for unlabelled queries, without those that are stored or were trained on.
+
+    These look more known than any future query, so that future queries would look like strangers. None without
+    unlabelled queries, if none is left, or if the reference is too small to find the training items among them.
+    """
+    if inputs.options.unlabelled is None:
+        return None
+    if str(inputs.options.unlabelled) == LIVE:
+        embeddings, features = live_queries(inputs.run)
+    else:
+        prediction = inputs.predict(inputs.queries(inputs.options.unlabelled))
+        embeddings, features = prediction.embeddings, prediction.features
+    items, reference = known.items.mean, known.reference
+    searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
+    is_stored = _find_themselves(embeddings.mean, items, searches)
+    is_trained_on = torch.zeros_like(is_stored)
+    if reference is not None:
+        is_trained_on = (knn_distance(features, reference, k=1) < _SAME**2 / 2).to(is_stored)
+    rest = (~(is_stored | is_trained_on)).nonzero().flatten()
+    if len(rest) == len(embeddings):
+        return OtherQueries(embeddings, searches.cosines, features=features)
+    n_others = (0 if inputs.splits is None else len(inputs.splits.train)) - len(reference or ())
+    may_hide = reference is not None and n_others > 0 and bool(is_trained_on.any())
+    outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
+    if may_hide:
+        outcome = f"P(known) is not learnt from them, as more may be among {n_others} other training items"
+    elif len(rest) == 0:
+        outcome = "P(known) is not learnt from them"
+    warnings.warn(
+        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the very embedding of a stored item and "
+        f"{int(is_trained_on.sum())} the features of a training item, which look more known than queries to come: "
+        f"{outcome}; give --unlabelled queries that are neither stored nor trained on",
+        stacklevel=3,
+    )
+    if len(rest) == 0 or may_hide:
+        return None
+    return OtherQueries(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
+
+
+def _attainable_targets(options: CalibrationOptions, known: _Known, strangers: _Strangers) -> Targets:
+    """The targets; default rates are raised to the least that the number of calibration scores can bound."""
+    asked = options.rates
+    targets = Targets(**asked)
+    n_without_match = int(known.searches.non_mated.isfinite().sum())
+    counts = {"far": n_without_match if options.strangers is None else len(strangers), "ood": len(known.searches)}
     few = {name: n for name, n in counts.items() if name not in asked and 0 < n < needed(getattr(targets, name))}
     least = {name: least_rate(n) for name, n in few.items()}
     if few:
@@ -288,53 +453,56 @@ def _promised(targets: Targets, asked: Mapping[str, float], counts: Mapping[str,
             f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} scores, there are {n})"
             for name, n in few.items()
         )
-        options = " or ".join(f"--target-{name}" for name in few)
+        choice = " or ".join(f"--target-{name}" for name in few)
         warnings.warn(
-            f"few calibration data raise the promised rates: {raised}; give more data, or choose a rate with {options}",
+            f"few calibration data raise the promised rates: {raised}; give more data, or choose a rate with {choice}",
             stacklevel=3,
         )
     return replace(targets, **least)
 
 
-def _promised_of(
-    run: Run,
-    folder: str | Path | None,
-    strangers: str | Path | None,
-    n_set_aside: int,
-    target: float,
-) -> str:
-    """Of whom the false-accept rate is promised; of people or products never trained on it can be many times that."""
-    if strangers is not None:
-        return f"of strangers like those in {strangers}"
-    if n_set_aside >= needed(target):
-        return f"of a random item of a class never trained on, like the {n_set_aside} classes set aside"
-    known = "it was trained on; strangers" if run.config.network.head == "train" else "it was calibrated on; others"
-    known = known if folder is None else f"in {folder}; other strangers"
-    what = "questions" if run.has_answers else run.gallery_kind
-    sentence = f"of {what} like those {known} are not promised"
-    if not n_set_aside:
-        return sentence
-    least = least_rate(n_set_aside)
-    return f"{sentence}: {n_set_aside} classes set aside can promise {least:g} or more (--target-far {least:g})"
-
-
-def _stream(asked: int, with_match: int, outside: OtherQueries | None, strangers: str | Path | None) -> str:
-    """Of which queries the share of wrong answers is promised."""
-    given = 0 if outside is None else len(outside.cosines)
-    without = asked - with_match + given
-    share = f"{without / (asked + given):.2g} of them" if without else "none of them"
-    share = f"{share} without a match in the gallery"
-    if given == 0:
-        return f"of queries like those calibrated on, {share}"
-    whom = "of the classes set aside" if strangers is None else f"like those in {strangers}"
-    return f"of queries like those calibrated on and strangers {whom}, {share}"
+def _facts(
+    inputs: _Inputs, known: _Known, strangers: _Strangers, mixture: OtherQueries | None, targets: Targets
+) -> dict[str, Any]:
+    """What a calibration was learnt from, and for whom its bounds hold, for people to read."""
+    options, run = inputs.options, inputs.run
+    right = known.searches.correct[known.searches.has_mate]
+    paths = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
+    paths = {name: None if path is None else str(path) for name, path in paths.items()}
+    n_queries = len(known.searches)
+    return {
+        "data": paths["folder"] or VALIDATION,
+        "asked_flag": options.flag,
+        "asked_accept": options.accept,
+        "asked_rates": sorted(options.rates),
+        "gallery": known.gallery,
+        "strangers": paths["strangers"],
+        "false_accepts": bounded_queries(
+            "questions" if run.has_answers else run.gallery_kind,
+            folder=paths["folder"],
+            strangers=paths["strangers"],
+            is_trained=run.config.network.head == "train",
+            n_classes=strangers.n_classes,
+            far=targets.far,
+        ),
+        "answers_wrong": None
+        if targets.wrong is None
+        else query_mixture(n_queries, n_queries - len(right), len(strangers), paths["strangers"]),
+        "without_label": known.searchable.without_label,
+        "unlabelled": paths["unlabelled"],
+        "n_unlabelled": 0 if mixture is None else len(mixture.cosines),
+        "n_strangers": len(strangers),
+        "queries": n_queries,
+        "queries_with_match": len(right),
+        "first_hit_right": float(right.double().mean()),
+    }
 
 
 def _unseen(run: Run, items: Embeddings, labels: tuple[str, ...]) -> UnseenClasses | None:
-    """What tells items of classes that the gallery does not hold, from the gallery compared with itself.
+    """The detector of new classes, from the gallery compared with itself.
 
-    None where nothing could be told, or what is searched for is of another kind than items are: without a class of one
-    item, of answers to questions, of fused items, and beyond `UNSEEN` items.
+    None without a class of one item, for answers to questions or fused items, which differ from queries, and beyond
+    `UNSEEN` items.
     """
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
         return None
@@ -342,125 +510,41 @@ def _unseen(run: Run, items: Embeddings, labels: tuple[str, ...]) -> UnseenClass
     if not (keys.unique(return_counts=True)[1] == 1).any():
         return None
     hits = search_flat(items, items, 2)
-    is_itself = hits.ids[:, 0] == torch.arange(len(items))  # not where another has the very same embedding
+    is_itself = hits.ids[:, 0] == torch.arange(len(items))  # not if another item has the very same embedding
     return UnseenClasses(keys, torch.where(is_itself, hits.scores[:, 1], hits.scores[:, 0])[order].double())
 
 
-def _outside(
-    encoder: Encoder,
-    queries: Dataset,
-    items: Tensor,
-    gallery_labels: Tensor | None,
-    progress: bool,
-    labels: tuple[str, ...] | None = None,
-) -> OtherQueries:
-    """What queries without a match find. Of classes set aside the gallery, with these labels, may hold some items: they
-    are left out."""
-    prediction = encoder.predict(loader_of(queries, EMBEDDING_BATCH), progress=progress)
-    mean = prediction.embeddings.mean
-    numbers = {} if labels is None else {queries.classes[number]: number for number in queries.labels.unique().tolist()}
-    is_foreign = torch.tensor([name not in numbers for name in labels or [""] * len(items)])
-    kept = is_foreign.nonzero().flatten()
-    if len(kept) == 0:
-        raise ValueError("the gallery holds items of the classes set aside alone: index items of known classes")
-    searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
-    if labels is None and (n_same := int(_find_themselves(mean, items, searches).sum())):
-        warnings.warn(
-            f"{n_same} of {len(mean)} strangers have the very embedding of an item: what the gallery holds is no "
-            "stranger, and a threshold above it accepts nothing; give --strangers that have no match in the gallery",
-            stacklevel=3,
-        )
-    return OtherQueries(
-        prediction.embeddings,
-        searches.cosines,
-        None if gallery_labels is None else gallery_labels[kept[searches.hits]],
-        prediction.features,
-        None if labels is None else queries.labels,
-    )
-
-
 def _numbers(images: Dataset, relevance: Relevance, known: Dataset) -> Tensor | None:
-    """Classes of the queries in the numbering of the data trained on, −1 for others; None where there are none."""
+    """(Q,) classes of the queries, numbered as in the training data, −1 for others; None for positions."""
     if images.targets.ndim > 1 or known.targets.ndim > 1:
         return None
     places = {name: number for number, name in enumerate(known.classes)}
     return torch.tensor([places.get(images.classes[label], -1) for label in images.labels[relevance.queries].tolist()])
 
 
-def _mixture(
-    run: Run,
-    options: CalibrationOptions,
-    columns: Columns | None,
-    items: Tensor,
-    known: Reference | None,
-    n_trained_on: int,
-    progress: bool,
-) -> OtherQueries | None:
-    """What P(known) is learnt from, of queries of which nobody says what they are.
-
-    What is stored or was trained on looks more known than any query to come, and would make strangers of these: it is
-    left out. None where nothing is left, or where training items may be that none of the known ones tells.
-    """
-    source = str(options.unlabelled)
-    if source == LIVE:
-        embeddings, features = live_queries(run)
-    else:
-        loader = loader_of(read_items(run.encoder, source, columns, damaged=options.damaged).queries, EMBEDDING_BATCH)
-        prediction = run.encoder.predict(loader, progress=progress)
-        embeddings, features = prediction.embeddings, prediction.features
-    searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
-    is_stored = _find_themselves(embeddings.mean, items, searches)
-    is_trained_on = torch.zeros_like(is_stored)
-    if known is not None:
-        is_trained_on = (knn_distance(features, known, k=1) < _SAME**2 / 2).to(is_stored)
-    rest = (~(is_stored | is_trained_on)).nonzero().flatten()
-    if len(rest) == len(embeddings):
-        return OtherQueries(embeddings, searches.cosines, features=features)
-    is_told = known is None or len(known) >= n_trained_on or not is_trained_on.any()
-    learnt = f"they are left out, and P(known) is learnt from the other {len(rest)}"
-    if not is_told:
-        learnt = f"P(known) is not learnt from them, as more may be of {n_trained_on - len(known or ())} others"
-    elif len(rest) == 0:
-        learnt = "P(known) is not learnt from them"
-    warnings.warn(
-        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the very embedding of a stored item and "
-        f"{int(is_trained_on.sum())} the features of a training item, which look more known than queries to come: "
-        f"{learnt}; give --unlabelled queries that are neither stored nor trained on",
-        stacklevel=3,
-    )
-    if len(rest) == 0 or not is_told:
-        return None
-    return OtherQueries(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
-
-
 def _splits(run: Path, config: RunConfig) -> Splits:
+    """The splits of a run, which must not have changed."""
     config.data.ood = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Note)  # which the run said when it read the same data
+        warnings.simplefilter("ignore", Note)  # the run showed these notes when it read the same data
         splits, _ = load_data(config.data, left_out(run, config.data.root), root_option="or give --data-root DIR")
     if changed := changed_parts(run, splits.parts()):
         raise ValueError(
-            f"the data are not those of the run in {run} ({', '.join(changed)} changed): what it was trained on might "
-            "be calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
+            f"the data are not those of the run in {run} ({', '.join(changed)} changed), so training items might be "
+            "calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
         )
     return splits
 
 
-def _held_out(encoder: Encoder, options: CalibrationOptions, splits: Splits | None, columns: Columns | None) -> Dataset:
-    if options.folder is None and splits is not None:
-        return splits.validation
-    return read_items(encoder, str(options.folder), columns, labelled=True, damaged=options.damaged)
-
-
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Which queries have the embedding of an item, as in a gallery that was filled with the file that they are of."""
+    """Which queries have the embedding of an item: the gallery was filled with the same file."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 
 def _search(
     queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
-    """What the queries find, and what pairs say, where there are pairs of both kinds."""
+    """The hits of the queries, and what pairs of one and of different classes tell, if there are both."""
     searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
     pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
@@ -469,3 +553,13 @@ def _search(
     one, other = queries[pairs.queries], items[pairs.items]
     cosine = (one.mean.double() * other.mean.double()).sum(1)
     return searches, Verifier.of(cosine, one.kappa.double(), other.kappa.double(), pairs.same)
+
+
+def _warn_of_constant_flag(calibration: Calibration) -> None:
+    scores = calibration.detector.conformal_scores(calibration.flag).scores
+    if len(scores) > 1 and scores[0] == scores[-1]:
+        warnings.warn(
+            f"{calibration.flag} is the same, {float(scores[0]):.6g}, of all {len(scores)} calibration queries, as "
+            "votes are where every item has its own label, so it separates no queries; flag by another score",
+            stacklevel=3,
+        )

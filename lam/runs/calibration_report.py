@@ -5,27 +5,27 @@ from collections.abc import Iterator
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.acceptance import PROBABILITY
 from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.conformal import LEVEL
+from lam.retrieval.decisions.conformal import LEVEL, least_rate, needed
 
 _SHOWN_SCORES = 5
 
 
-def described(calibration: Calibration) -> Iterator[str]:
-    """What the calibration of a run promises and was learnt from, in lines."""
+def describe_calibration(calibration: Calibration) -> Iterator[str]:
+    """The bounds of a calibration and its evidence, in lines."""
     facts, targets = calibration.facts, calibration.targets
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     if calibration.is_stale(calibration.gallery_size + facts["without_label"]):
-        yield "         those are searched too, and so many that no rate is known: answers are marked stale; label them"
+        yield "         those are searched too, and are too many for any bound: answers are marked stale; label them"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     yield f"match: {_decides(calibration)}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
     if "strangers_accepted" in facts:
         share, low, high = facts["strangers_accepted"]
-        classes = f"of the {facts['strangers_set_aside']} classes set aside"
+        classes = f"of the {facts['strangers_set_aside']} held-out classes"
         yield f"       {classes} {share:.4g} are accepted, 95 % interval {low:.4g} to {high:.4g}"
-    yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered, and rightly"
+    yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered correctly"
     if targets.wrong is not None:
         yield f"answers: at most {targets.wrong:g} of those answered are wrong, with confidence {LEVEL:g}"
         yield f"       {facts['answers_wrong']}; a higher statistic must not be wrong more often"
@@ -37,7 +37,7 @@ def described(calibration: Calibration) -> Iterator[str]:
         yield f"       AUROC of strangers against known queries, cross-validated: {shown}, ..."
     ece, chance = calibration.reliability.expected_error, calibration.reliability.error_by_chance
     yield f"P(right | known), that the first hit is right if the gallery holds a match: cross-validated ECE {ece:.4f}"
-    yield f"       a calibrated probability stays below {chance:.4f} on so many, in 95 of 100 draws"
+    yield f"       a calibrated probability stays below {chance:.4f} in 95 of 100 draws of this size"
     yield f"       from {_worth(calibration)}"
     yield f"P(known), that the gallery holds a match: {_known_from(calibration)}"
     reference = calibration.reference
@@ -46,7 +46,7 @@ def described(calibration: Calibration) -> Iterator[str]:
         yield f"       compared with {len(reference)} training items, {size}"
     if calibration.unseen is not None:
         single, share = int(calibration.unseen.is_single.sum()), calibration.unseen.share_of_new
-        yield f"new classes: {single} classes have one item; at most {share:.3g} of new items are of a class not here"
+        yield f"new classes: {single} classes have one item; at most {share:.3g} of new items are of a new class"
         yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
@@ -55,25 +55,69 @@ def described(calibration: Calibration) -> Iterator[str]:
         yield f"hits: if the gallery holds a match, one is among the first {calibration.depth} with probability {share}"
 
 
+def bounded_queries(
+    what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
+) -> str:
+    """The queries for which the bound on false accepts holds; strangers may exceed it many times.
+
+    Args:
+        what: the kind of queries: `classes`, `identities` or `questions`.
+        folder: of fresh images; None for the validation split.
+        strangers: the folder of strangers, if any.
+        is_trained: whether the network was trained on the run's data.
+        n_classes: the number of held-out classes.
+        far: the bound.
+    """
+    if strangers is not None:
+        return f"for strangers like those in {strangers}"
+    if n_classes >= needed(far):
+        return f"for a random item of an unseen class, like the {n_classes} held-out classes"
+    sentence = f"for known {what}; no bound for unseen {what}"
+    if folder is not None or not is_trained or what == "questions":  # every question is a new one
+        source = f"in {folder}" if folder is not None else "trained on" if is_trained else "calibrated on"
+        sentence = f"for {what} like those {source}; no bound for others"
+    if not n_classes:
+        return sentence
+    least = least_rate(n_classes)
+    return f"{sentence}: {n_classes} held-out classes can bound {least:g} or more (--target-far {least:g})"
+
+
+def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
+    """The queries for which the bound on wrong answers holds.
+
+    Args:
+        n_queries: how many labelled queries there are.
+        n_without_match: how many of them have no match.
+        n_strangers: how many strangers there are beside them.
+        strangers: the folder of the strangers; None for held-out classes.
+    """
+    without = n_without_match + n_strangers
+    share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
+    whom = ""
+    if n_strangers:
+        whom = f" and strangers {'of held-out classes' if strangers is None else f'like those in {strangers}'}"
+    return f"for queries like those calibrated on{whom}, {share} without a match in the gallery"
+
+
 def _decides(calibration: Calibration) -> str:
-    """What a first hit is accepted by, and from where on."""
+    """The statistic that accepts a first hit, and its threshold."""
     if calibration.accept == PROBABILITY:
         return f"P(known) · P(right | known) above {calibration.accept_above:.9g}"
     return f"{statistic_name(calibration.accept)} above {calibration.accept_above:.9g}"
 
 
 def statistic_name(accept: str) -> str:
-    """What decides, in words: the higher, the better the first hit."""
+    """The statistic that accepts, in words: the higher, the better the first hit."""
     return {PROBABILITY: "the probability", "cosine": "the cosine"}.get(accept, f"−{accept}")
 
 
 def without_match(share: float) -> str:
-    """A share of queries that have no match, as the subject of a sentence."""
+    """The share of queries without a match, as the subject of a sentence."""
     return "half of all queries" if share == 0.5 else f"{share:.3g} of all queries"
 
 
 def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: int) -> Iterator[str]:
-    """What a decision that is no abstention rests on: each number with its event and its condition, in lines."""
+    """The numbers behind an answer, each with its event and its condition, in lines."""
     known, right = float(decisions.p_known[row]), float(decisions.right_if_known[row])
     statistic, above = float(decisions.statistic[row]), float(decisions.accept_above[row])
     yield f"if the gallery holds it, the first hit is right: {right:.2f}"
@@ -87,7 +131,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
 
 
 def looks_as_good(share: float) -> str:
-    """How often a search without a match looks as good as this one."""
+    """How often a search without a match has a first hit as good as this one."""
     if share >= 1:
         return "every search without a match looks as good"
     often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"
@@ -95,7 +139,7 @@ def looks_as_good(share: float) -> str:
 
 
 def _known_from(calibration: Calibration) -> str:
-    """What P(known) is learnt from."""
+    """The evidence for P(known)."""
     facts, contrast, usual = calibration.facts, calibration.match_probability.contrast, "from how unusual a query is"
     if contrast is None:
         return usual
@@ -114,7 +158,7 @@ def _known_from(calibration: Calibration) -> str:
 
 
 def _worth(calibration: Calibration) -> str:
-    """Which scores P(correct) is learnt from, and how much the first of them are worth."""
+    """The scores that P(correct) is learnt from, and the weights of the first ones."""
     worth, facts = calibration.match_probability.right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])

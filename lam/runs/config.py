@@ -6,7 +6,7 @@ The options of a method are described in `lam.methods`; files and the command li
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,10 +24,12 @@ from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
 from lam.utils.checks import check_at_least, check_positive
+from lam.utils.settings import validated
 
 Duplicates = Literal["keep", "drop", "refuse"]
 
 METHOD = "method"
+COMMAND = "lam run"
 UNSEEN = "unseen"
 """In keys of metrics: of classes that were set aside before training."""
 
@@ -236,12 +238,11 @@ class RunConfig:
         Raises:
             ValueError: naming every setting that is unknown, missing, of another type or outside its range.
         """
-        settings = _at_home(settings)
         name, options = named_method(settings.get(METHOD))
         if name is None:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
-        method = _validated(methods.find(name), options, f"{METHOD}.")
-        config = _validated(RunConfig, {**settings, METHOD: method})
+        method = validated(methods.find(name), options, COMMAND, prefix=f"{METHOD}.")
+        config = validated(RunConfig, {**settings, METHOD: method}, COMMAND)
         _make_absolute(config)
         _read_as_pretrained(config)
         return config
@@ -354,36 +355,3 @@ def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str | None):
         raise ValueError(f"{METHOD} must be a name, or a mapping with a name and options, got {section!r}")
     return options.get("name"), {option: value for option, value in options.items() if option != "name"}
-
-
-def _at_home(settings: Any) -> Any:
-    """Settings with the home folder in place of a leading ~, which a shell leaves where it follows an equals sign."""
-    if isinstance(settings, Mapping):
-        return {name: _at_home(value) for name, value in settings.items()}
-    if isinstance(settings, list):
-        return [_at_home(value) for value in settings]
-    return str(Path(settings).expanduser()) if isinstance(settings, str) and settings.startswith("~/") else settings
-
-
-def _validated(kind: Any, settings: Mapping[str, Any], prefix: str = "") -> Any:
-    from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
-
-    try:
-        return TypeAdapter(kind).validate_python(settings)
-    except ValidationError as error:
-        problems = [_described(problem, prefix) for problem in error.errors(include_url=False)]
-    raise ValueError("; ".join(problems))
-
-
-def _described(problem: Mapping[str, Any], prefix: str) -> str:
-    """A problem in the words of the check that failed, or else of pydantic."""
-    kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
-    if kind == "unexpected_keyword_argument":
-        return f"there is no setting {place}; `lam run --help` lists the settings"
-    if kind == "value_error":
-        return f"{place.removesuffix('.')}.{problem['ctx']['error']}"
-    sections: dict[str, Any] = {each.name: each.type for each in fields(RunConfig)}
-    if kind == "dataclass_type" and place in sections:
-        first = fields(sections[place])[0].name
-        return f"{place} holds settings: give one of them, such as {place}.{first}, got {problem['input']!r}"
-    return f"{place}: {problem['msg']}" + ("" if kind == "missing" else f", got {problem['input']!r}")

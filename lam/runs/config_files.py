@@ -21,24 +21,20 @@ What the settings are is `lam.runs.config`.
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
-
-import yaml
+from typing import Any, Literal
 
 from lam import datasets, methods, models
 from lam.datasets.texts import FORMS
-from lam.runs.config import METHOD, RunConfig, named_method
+from lam.runs.config import COMMAND, METHOD, RunConfig, named_method
 from lam.runs.folder import CONFIG
 from lam.utils.files import read_yaml
+from lam.utils.settings import align, describe, parse_setting, unknown_setting
 
 EXTENDS, SECTIONS, NETWORKS, PAPER = "extends", "methods", "networks", "--paper"
 SHIPPED = Path(str(files("lam") / "configs"))
-
-_LIST = "`lam run --help` lists the settings"
 
 
 def load_config(
@@ -77,20 +73,9 @@ def load_config(
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
-    """The name and the value of `--NAME=VALUE`: text where a setting is text, or else as YAML has it."""
-    name, equals, value = override.removeprefix("--").partition("=")
-    if not override.startswith("--"):
-        raise ValueError(f"there is no setting {override}; {_LIST}")
-    if not equals:
-        raise ValueError(f"{name} needs a value, such as --{name}=...")
-    setting = dict(_settings(RunConfig)).get(name)
-    if setting is not None and setting.type in (str, str | None) and value not in ("", "null"):
-        return name, value
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name}: {value} is not valid YAML: {' '.join(str(error).split())}") from None
-    return name, [_outsiders(parsed)] if name == "data.ood" and isinstance(parsed, str) else parsed
+    """The name and the value of `--NAME=VALUE`; the name of one OOD set stands for a list of it."""
+    name, value = parse_setting(override, RunConfig, COMMAND)
+    return name, [_outsiders(value)] if name == "data.ood" and isinstance(value, str) else value
 
 
 def _outsiders(name: str) -> dict[str, str]:
@@ -136,7 +121,7 @@ def _set(content: dict[str, Any], name: str, value: Any) -> None:
     for part in above:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise ValueError(f"there is no setting {name}: {part} holds no others; {_LIST}")
+            raise ValueError(f"there is no setting {name}: {part} holds no others")
     content[last] = value
 
 
@@ -175,7 +160,7 @@ def _content(
     """
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
-        raise ValueError(f"there is no setting {rest[1]}; {_LIST}")
+        raise ValueError(unknown_setting(rest[1], COMMAND))
     method = method or (rest[0] if rest else None)
     if method is not None:
         methods.find(method)
@@ -299,30 +284,9 @@ def _merge_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def describe_settings() -> str:
-    """Every setting with its default and, where they are few, the values allowed: one a line."""
-    rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})")]
-    rows += [(name, _default(setting)) for name, setting in _settings(RunConfig)]
+    """Every setting of a run with its default and, where they are few, the allowed values: one a line."""
+    rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})"), *describe(RunConfig)]
     for name, method in methods.METHODS.items():
-        rows += [(f"of {name}:", "")] * bool(fields(method))
-        rows += [(option, _default(setting)) for option, setting in _settings(method, f"{METHOD}.")]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {default}".rstrip() for name, default in rows)
-
-
-def _settings(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    for setting in fields(record):
-        if setting.type is methods.Method:
-            continue
-        if is_dataclass(setting.type):
-            yield from _settings(setting.type, f"{prefix}{setting.name}.")
-        else:
-            yield f"{prefix}{setting.name}", setting
-
-
-def _default(setting: Field[Any]) -> str:
-    if setting.default is not MISSING:
-        value = "none" if setting.default is None else str(setting.default)
-    else:
-        value = "required" if setting.default_factory is MISSING else "empty"
-    known = get_args(setting.type) if get_origin(setting.type) is Literal else setting.metadata.get("known", ())
-    return value + (f"  ({', '.join(known)})" if known else "")
+        if options := describe(method, f"{METHOD}."):
+            rows += [(f"of {name}:", ""), *options]
+    return align(rows)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lam.cli import main
 from lam.encoders.base import Prediction
-from lam.experiments import EXPERIMENTS, conduct, configured
+from lam.experiments import EXPERIMENTS, conduct, load_experiment
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
 from lam.experiments.base import SECONDS, Plot, _picture
@@ -72,13 +72,13 @@ def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: s
 
 
 def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    settings = [f"{name}={value}" for name, value in (SHORT["posterior-recovery"] | {"losses": "[elk]"}).items()]
+    settings = [f"--{name}={value}" for name, value in (SHORT["posterior-recovery"] | {"losses": "[elk]"}).items()]
     folder = str(tmp_path / "out")
-    assert main(["experiment", "posterior-recovery", "--quiet", "-o", folder, "--set", *settings]) == 0
+    assert main(["experiment", "posterior-recovery", "--quiet", "-o", folder, *settings]) == 0
     printed = capsys.readouterr().out
     assert "loss elk  RMSE of μ" in printed
     assert f"report: {folder}/report.html" in printed
-    assert main(["experiment", "posterior-recovery", "--set", "dimension=1"]) == 1
+    assert main(["experiment", "posterior-recovery", "--dimension=1"]) == 1
     assert "dimension must be at least 2, got 1" in capsys.readouterr().err
 
 
@@ -86,34 +86,34 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
     ("words", "message"),
     [
         ("nothing", "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents, var"),
-        ("posterior-recovery depth=3", "no setting depth of posterior-recovery; known are seed, accelerator, dim"),
-        ("posterior-recovery dimension", "dimension needs a value"),
-        ("posterior-recovery dimension=1", "dimension must be at least 2, got 1"),
-        ("posterior-recovery losses=[nice]", "'elk' or 'hib', got 'nice'"),
-        ("posterior-recovery n_batches=abc", "a valid integer, .* got 'abc'"),
-        ("posterior-recovery losses=[]", "losses must be at least one of mc_infonce, elk, hib, got none"),
-        ("posterior-recovery ambiguity=[32,16]", "1 < least < largest, got 32.0 and 16.0"),
-        ("aninfonce-latents dimension=5", "dimension must be even, .* got 5"),
-        ("aninfonce-latents content=0", "content must be positive and finite, got 0"),
-        ("aninfonce-latents ways=3", "ways must be 1 or 2, got 3"),
-        ("aninfonce-latents n_hard=-1", "n_hard must be at least 0, got -1"),
-        ("aninfonce-latents hard_from=6000", "hard_from must be below n_batches, 6000, got 6000"),
-        ("aninfonce-latents others=false", "give n_hard"),
-        ("aninfonce-latents others=false n_hard=3 hard=5", "hard must be below initial, 5, .* got 5"),
-        ("varcon-accuracy batch_sizes=[]", "batch_sizes must be at least one size, got none"),
-        ("varcon-accuracy few=[1]", "few must be at least 2, got 1"),
-        ("varcon-accuracy losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),
-        ("varcon-accuracy temperature=0", "temperature must be positive and finite, got 0"),
-        ("explicit-concentration bases=[]", "bases must be at least one of simclr, simsiam, byol, sw"),
-        ("explicit-concentration weight=-1", "weight must be positive and finite, got -1"),
-        ("explicit-concentration limit=3", "limit must be at least 40, got 3"),
-        ("explicit-concentration data=cars", "data: .* 'folder', got 'cars'"),
+        ("posterior-recovery --depth=3", "there is no setting depth; `lam experiment --help` lists"),
+        ("posterior-recovery --dimension", "dimension needs a value"),
+        ("posterior-recovery --dimension=1", "dimension must be at least 2, got 1"),
+        ("posterior-recovery --losses=[nice]", "'elk' or 'hib', got 'nice'"),
+        ("posterior-recovery --n_batches=abc", "a valid integer, .* got 'abc'"),
+        ("posterior-recovery --losses=[]", "losses must be at least one of mc_infonce, elk, hib, got none"),
+        ("posterior-recovery --ambiguity=[32,16]", "1 < least < largest, got 32.0 and 16.0"),
+        ("aninfonce-latents --dimension=5", "dimension must be even, .* got 5"),
+        ("aninfonce-latents --content=0", "content must be positive and finite, got 0"),
+        ("aninfonce-latents --ways=3", "ways must be 1 or 2, got 3"),
+        ("aninfonce-latents --n_hard=-1", "n_hard must be at least 0, got -1"),
+        ("aninfonce-latents --hard_from=6000", "hard_from must be below n_batches, 6000, got 6000"),
+        ("aninfonce-latents --others=false", "give n_hard"),
+        ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard must be below initial, 5, .* got 5"),
+        ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
+        ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),
+        ("varcon-accuracy --losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),
+        ("varcon-accuracy --temperature=0", "temperature must be positive and finite, got 0"),
+        ("explicit-concentration --bases=[]", "bases must be at least one of simclr, simsiam, byol, sw"),
+        ("explicit-concentration --weight=-1", "weight must be positive and finite, got -1"),
+        ("explicit-concentration --limit=3", "limit must be at least 40, got 3"),
+        ("explicit-concentration --data=cars", "data: .* 'folder', got 'cars'"),
     ],
 )
 def test_settings_that_cannot_be_are_named(words: str, message: str) -> None:
     name, *settings = words.split()
     with pytest.raises(ValueError, match=message):
-        configured(name, settings)
+        load_experiment(name, settings)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
@@ -350,18 +350,18 @@ def test_a_file_has_the_name_and_settings_and_the_command_sets_others_above_them
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("name: posterior-recovery\ndimension: 10\nlosses: [elk]\nseed: 1\n")
-    experiment = configured(str(file), ["seed=3"])
+    experiment = load_experiment(str(file), ["--seed=3"])
     assert experiment == PosteriorRecovery(dimension=10, losses=("elk",), seed=3)
     for text, message in (
         ("name: nothing", "there is no experiment 'nothing'; known are .*, or a YAML file with a name"),
         ("dimension: 10", "there is no experiment 'None'"),
-        ("name: posterior-recovery\ndepth: 3", "there is no setting depth of posterior-recovery"),
+        ("name: posterior-recovery\ndepth: 3", "there is no setting depth"),
         ("posterior-recovery", "must hold the name of an experiment and its settings, got 'posterior-recovery'"),
         ("[1", "mine.yaml is not valid YAML"),
     ):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
-            configured(str(file))
+            load_experiment(str(file))
 
 
 def test_axes_say_what_they_are() -> None:
@@ -382,7 +382,7 @@ def test_outputs_are_unit_vectors_or_as_the_encoder_gives_them() -> None:
 
 
 def test_settings_are_read_as_yaml() -> None:
-    experiment = configured("posterior-recovery", ["dimension=10", "ambiguity=[64, 128]", "seed=3"])
+    experiment = load_experiment("posterior-recovery", ["--dimension=10", "--ambiguity=[64, 128]", "--seed=3"])
     assert isinstance(experiment, PosteriorRecovery)
     assert (experiment.dimension, experiment.ambiguity, experiment.seed) == (10, (64.0, 128.0), 3)
 
@@ -445,7 +445,7 @@ def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         for number in range(10):
             Image.new("RGB", (48, 40 + number), (shade, number, 0)).save(tmp_path / name / f"{number}.png")
-    experiment = configured("explicit-concentration", ["data=folder", f"root={tmp_path}", "n_corrupted=2"])
+    experiment = load_experiment("explicit-concentration", ["--data=folder", f"--root={tmp_path}", "--n_corrupted=2"])
     assert isinstance(experiment, ExplicitConcentration)
     train, test = experiment.parts()
     assert (train.classes, train.shape, len(test)) == (("cats", "dogs"), (3, 32, 32), 4)

@@ -69,7 +69,7 @@ def test_false_accepts_are_promised_of_classes_never_trained_on(
     printed = capsys.readouterr().out
     run = Run(run_with_strangers)
     calibration, strangers = run.calibration, load_data(run.config.data)[0].strangers
-    promise = "of a random item of a class never trained on, like the 3 classes set aside"
+    promise = "for a random item of an unseen class, like the 3 held-out classes"
     assert calibration.facts["false_accepts"] == promise
     assert promise in printed
     embeddings = run.encoder.embed(torch.utils.data.DataLoader(strangers, 100))
@@ -92,11 +92,10 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(
     printed, calibration = capsys.readouterr().out, Run(run_with_strangers).calibration
     assert calibration.false_accepts.classes is None
     assert calibration.facts["false_accepts"] == (
-        "of classes like those it was trained on; strangers are not promised: 3 classes set aside can promise 0.25 or "
-        "more (--target-far 0.25)"
+        "for known classes; no bound for unseen classes: 3 held-out classes can bound 0.25 or more (--target-far 0.25)"
     )
     assert calibration.facts["false_accepts"] in printed
-    shown = re.search(r"of the 3 classes set aside ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)
+    shown = re.search(r"of the 3 held-out classes ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)
     share, low, high = map(float, shown.groups())
     assert low <= share <= high
     assert calibration.facts["strangers_accepted"] == pytest.approx([share, low, high], rel=1e-3)

@@ -431,8 +431,8 @@ def test_a_refusal_is_seen_wherever_the_page_is_scrolled_to(page: Browser, addre
 
 @needs_chromium
 def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
-    facts = {"false_accepts": "of questions like those it was calibrated on; others are not promised"}
-    facts["answers_wrong"] = "of queries like those calibrated on, none of them without a match in the gallery"
+    facts = {"false_accepts": "for questions like those calibrated on; no bound for others"}
+    facts["answers_wrong"] = "for queries like those calibrated on, none of them without a match in the gallery"
     script = """
       (async () => {
         const { promiseOf } = await import('/words.js');
@@ -540,7 +540,7 @@ def test_the_keyboard_moves_a_threshold_and_the_decision(page: Browser, address:
     in_force = promised[calibration["threshold"]["accept_above"]]
     assert in_force <= 0.1
     assert f"{100 * in_force:.2g}\xa0%" in page.text("#accept-rate")
-    assert page.text("#accept-promise") == "of classes like those it was trained on; strangers are not promised"
+    assert page.text("#accept-promise") == "for known classes; no bound for unseen classes"
     assert page.text("#accept-label") == "Answer where the probability is above"
     recall = {row["threshold"]: row["recall"] for row in calibration["false_accept"]}
     stands = float(page.text("#accept-recall").split("\xa0")[0])

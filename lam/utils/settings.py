@@ -1,0 +1,112 @@
+"""Settings on the command line, `--NAME=VALUE`, and the records they fill, with errors that a user can act on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+
+def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Every setting of a dataclass by its dotted name, those of its sections included."""
+    for setting in fields(record):
+        if is_dataclass(setting.type):
+            yield from settings_of(setting.type, f"{prefix}{setting.name}.")
+        else:
+            yield f"{prefix}{setting.name}", setting
+
+
+def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
+    """The name and value of `--NAME=VALUE`: text where the setting is text, or else YAML.
+
+    Args:
+        argument: as on the command line.
+        record: the dataclass that has the setting.
+        command: whose `--help` lists the settings.
+
+    Raises:
+        ValueError: for an argument without a name, a value or valid YAML.
+    """
+    name, equals, value = argument.removeprefix("--").partition("=")
+    if not argument.startswith("--"):
+        raise ValueError(unknown_setting(argument, command))
+    if not equals:
+        raise ValueError(f"{name} needs a value, such as --{name}=...")
+    setting = dict(settings_of(record)).get(name)
+    if setting is not None and setting.type in (str, str | None) and value not in ("", "null"):
+        return name, value
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: {value} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def unknown_setting(name: str, command: str) -> str:
+    """The error message for a setting that does not exist."""
+    return f"there is no setting {name}; `{command} --help` lists the settings"
+
+
+def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix: str = "") -> Any:
+    """A dataclass filled from settings, with the home folder in place of a leading `~/`.
+
+    Args:
+        record: the dataclass.
+        settings: by name, sections as mappings.
+        command: whose `--help` lists the settings.
+        prefix: of the names in errors, such as `method.`.
+
+    Raises:
+        ValueError: naming every setting that is unknown, missing, of another type or outside its range.
+    """
+    from pydantic import TypeAdapter, ValidationError  # a quarter of a second to import
+
+    try:
+        return TypeAdapter(record).validate_python(_expand_home(settings))
+    except ValidationError as error:
+        problems = [_describe_problem(each, record, command, prefix) for each in error.errors(include_url=False)]
+    raise ValueError("; ".join(problems))
+
+
+def describe(record: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """The name of each setting, with its default and, where they are few, the allowed values."""
+    return [(name, _describe_default(setting)) for name, setting in settings_of(record, prefix)]
+
+
+def align(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and descriptions as the lines of a help text."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {description}".rstrip() for name, description in rows)
+
+
+def _describe_default(setting: Field[Any]) -> str:
+    if setting.default is not MISSING:
+        value = "none" if setting.default is None else str(setting.default)
+    else:
+        value = "required" if setting.default_factory is MISSING else "empty"
+    known = get_args(setting.type) if get_origin(setting.type) is Literal else setting.metadata.get("known", ())
+    return value + (f"  ({', '.join(map(str, known))})" if known else "")
+
+
+def _expand_home(settings: Any) -> Any:
+    """Expand a leading `~/` in every text: a shell leaves it where it follows an equals sign."""
+    if isinstance(settings, Mapping):
+        return {name: _expand_home(value) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_expand_home(value) for value in settings]
+    return str(Path(settings).expanduser()) if isinstance(settings, str) and settings.startswith("~/") else settings
+
+
+def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, prefix: str) -> str:
+    """A problem in the words of the record's own check, or else of pydantic."""
+    kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
+    if kind == "unexpected_keyword_argument":
+        return unknown_setting(place, command)
+    if kind == "value_error":
+        section = place.removesuffix(".")
+        return f"{section}.{problem['ctx']['error']}" if section else str(problem["ctx"]["error"])
+    sections: dict[str, Any] = {f"{prefix}{each.name}": each.type for each in fields(record)}
+    if kind == "dataclass_type" and place in sections:
+        first = fields(sections[place])[0].name
+        return f"{place} holds settings: give one of them, such as {place}.{first}, got {problem['input']!r}"
+    return f"{place}: {problem['msg']}" + ("" if kind == "missing" else f", got {problem['input']!r}")

@@ -1,7 +1,5 @@
 """Damaged image files: one pass finds all of them, lists them with reasons, and fails or leaves them out."""
 
-import csv
-import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from tqdm import tqdm
 
 from lam.datasets import Dataset
 from lam.inputs.preprocessing import Preprocessing
-from lam.utils.files import write_text
+from lam.utils.files import read_csv, write_csv
 from lam.utils.notes import Note
 
 BATCH = 64
@@ -146,19 +144,13 @@ def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
 
 def write_damaged(damaged: Mapping[Path, str], listed: Path) -> None:
     """Write paths and reasons as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([("path", "reason"), *((path, reason) for path, reason in damaged.items())])
     listed.parent.mkdir(parents=True, exist_ok=True)
-    write_text(listed, text.getvalue())
+    write_csv(listed, ("path", "reason"), ({"path": path, "reason": reason} for path, reason in damaged.items()))
 
 
 def read_damaged(listed: Path) -> frozenset[str]:
-    """The paths of such a list; empty without a list."""
-    if not listed.is_file():
-        return frozenset()
-    with listed.open(newline="", encoding="utf-8") as lines:
-        return frozenset(row["path"] for row in csv.DictReader(lines))
+    """The paths in a list of damaged files; none without a list."""
+    return frozenset(row["path"] for row in read_csv(listed))
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:

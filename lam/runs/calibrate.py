@@ -182,14 +182,14 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
     strangers = _search_strangers(inputs, known)
     targets = _attainable_targets(inputs.options, known, strangers)
     mixture = _search_unlabelled(inputs, known)
-    items, labels, options = known.items, known.searchable.labels, inputs.options
-    is_whole = known.searchable.is_stored and not known.searchable.without_label
+    options, gallery = inputs.options, known.searchable
+    is_whole = gallery.is_stored and not gallery.without_label
     with inputs.run.lock():
         data = CalibrationData(
             known.searches,
             known.queries.embeddings,
             features=known.queries.features,
-            classes=None if inputs.splits is None else _numbers(known.images, known.relevance, inputs.splits.train),
+            classes=None if inputs.splits is None else _classes(known, inputs.splits.train),
             gallery_labels=known.gallery_labels,
             reference=known.reference,
             strangers=strangers.found,
@@ -206,7 +206,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             ),
             key=inputs.run.fingerprint,
             verifier=known.verifier,
-            unseen=_unseen(inputs.run, items, labels or ()) if is_whole else None,
+            unseen=_unseen(inputs.run, gallery) if is_whole else None,
             facts=_facts(inputs, known, strangers, mixture, targets),
         )
         _warn_of_constant_flag(calibration)
@@ -277,19 +277,9 @@ class _Known:
     reference: Reference | None
 
     @property
-    def items(self) -> Embeddings:
-        """The embeddings of the gallery."""
-        return self.searchable.items
-
-    @property
-    def relevance(self) -> Relevance:
-        """Which items match each query."""
-        return self.searchable.relevance
-
-    @property
     def gallery_labels(self) -> Tensor | None:
-        """(G,) labels of the gallery; None of positions."""
-        labels = self.relevance.labels_of_hits(torch.arange(len(self.items))[None])
+        """(G,) labels of the gallery; None for positions."""
+        labels = self.searchable.relevance.labels_of_hits(torch.arange(len(self.searchable.items))[None])
         return None if labels is None else labels[0]
 
 
@@ -381,7 +371,7 @@ def _search_without_match(
         labels: of the items, if the gallery may hold items of the strangers' classes.
     """
     prediction = inputs.predict(queries)
-    mean, items = prediction.embeddings.mean, known.items.mean
+    mean, items = prediction.embeddings.mean, known.searchable.items.mean
     kept = torch.arange(len(items))
     if labels is not None:
         classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
@@ -412,7 +402,7 @@ def _search_unlabelled(inputs: _Inputs, known: _Known) -> OtherQueries | None:
     else:
         prediction = inputs.predict(inputs.queries(inputs.options.unlabelled))
         embeddings, features = prediction.embeddings, prediction.features
-    items, reference = known.items.mean, known.reference
+    items, reference = known.searchable.items.mean, known.reference
     searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
     is_stored = _find_themselves(embeddings.mean, items, searches)
     is_trained_on = torch.zeros_like(is_stored)
@@ -498,15 +488,16 @@ def _facts(
     }
 
 
-def _unseen(run: Run, items: Embeddings, labels: tuple[str, ...]) -> UnseenClasses | None:
+def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     """The detector of new classes, from the gallery compared with itself.
 
     None without a class of one item, for answers to questions or fused items, which differ from queries, and beyond
     `UNSEEN` items.
     """
+    items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
         return None
-    keys, order = torch.tensor([label_key(label) for label in labels]).sort()
+    keys, order = torch.tensor([label_key(label) for label in gallery.labels or ()]).sort()
     if not (keys.unique(return_counts=True)[1] == 1).any():
         return None
     hits = search_flat(items, items, 2)
@@ -514,12 +505,14 @@ def _unseen(run: Run, items: Embeddings, labels: tuple[str, ...]) -> UnseenClass
     return UnseenClasses(keys, torch.where(is_itself, hits.scores[:, 1], hits.scores[:, 0])[order].double())
 
 
-def _numbers(images: Dataset, relevance: Relevance, known: Dataset) -> Tensor | None:
+def _classes(known: _Known, train: Dataset) -> Tensor | None:
     """(Q,) classes of the queries, numbered as in the training data, −1 for others; None for positions."""
-    if images.targets.ndim > 1 or known.targets.ndim > 1:
+    images = known.images
+    if images.targets.ndim > 1 or train.targets.ndim > 1:
         return None
-    places = {name: number for number, name in enumerate(known.classes)}
-    return torch.tensor([places.get(images.classes[label], -1) for label in images.labels[relevance.queries].tolist()])
+    numbers = {name: number for number, name in enumerate(train.classes)}
+    labels = images.labels[known.searchable.relevance.queries].tolist()
+    return torch.tensor([numbers.get(images.classes[label], -1) for label in labels])
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:

@@ -1,8 +1,7 @@
-"""What the queries of a calibration search: the items of the run, one half of the held-out data, or both.
+"""The gallery of a calibration: the items of the run, one half of the held-out data, or both.
 
-A gallery that holds none of the held-out classes, as of a run that held whole classes out, cannot be searched for them.
-Then one half of the held-out data takes the place of as many of its items, so that it keeps the size on which the rates
-depend.
+If a run held whole classes out, its gallery has no match for its held-out data. One half of these then replaces as many
+items, so that the gallery keeps its size, on which error rates depend.
 """
 
 import warnings
@@ -27,14 +26,14 @@ INDEX, HELD_OUT = "index", "held-out"
 
 @dataclass(frozen=True)
 class Searchable:
-    """Items that queries search, and which of them match.
+    """A gallery of G items, and which of them match each query.
 
     Attributes:
-        items: their embeddings, of G items.
+        items: (G,) their embeddings.
         relevance: which images are queries, and which items match each.
-        labels: of the items; None of one half of the held-out data.
-        is_stored: whether the items are those of the run alone.
-        without_label: how many stored items have no label and are left out.
+        labels: of the items; None for one half of the held-out data.
+        is_stored: whether all items are the run's.
+        without_label: how many stored items are left out for lack of a label.
     """
 
     items: Embeddings
@@ -45,7 +44,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether the gallery holds other classes of the run alone, while these images have matches among each other."""
+    """Whether the gallery holds only other classes of the run, while these images match each other."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -55,7 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data, which the other half searches, or the gallery that the data have.
+    """One half of the held-out data as the other half's gallery, or the data's own gallery.
 
     Raises:
         ValueError: for fewer than two images.
@@ -71,10 +70,10 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
 
 
 def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
-    """The items of the run, for which every image is a query.
+    """The items of the run as the gallery of all images.
 
     Raises:
-        ValueError: for images with positions, or a gallery without items, labels or a label of the images.
+        ValueError: for images with positions, or a gallery without items, without labels or without a match.
     """
     stored, labels, without_label = _labelled(gallery)
     relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
@@ -82,7 +81,7 @@ def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
 
 
 def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The items of the run, with one half of the held-out data in place of as many; a note says how many.
+    """The items of the run, some of them replaced by one half of the held-out data, with a note.
 
     Raises:
         ValueError: as `stored_items`.
@@ -93,8 +92,8 @@ def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embed
     kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
     warnings.warn(
         f"the gallery holds none of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
-        f"{len(images)} items take the place of as many of its {len(labels)}; to promise rates of your own classes, "
-        "index their items and calibrate on a --folder of others",
+        f"{len(images)} items replace as many of its {len(labels)}; for bounds on your own classes, index their items "
+        "and calibrate on a --folder of others",
         Note,
         stacklevel=3,
     )
@@ -106,13 +105,13 @@ def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embed
 
 
 def _comparable(embeddings: Embeddings) -> Embeddings:
-    """Directions and κ alone, which stored items and queries both have."""
+    """Directions and κ alone: stored items have no more."""
     ones = torch.ones_like(embeddings.kappa)
     return Embeddings(embeddings.mean, embeddings.kappa, ones, ones)
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, the labels, and how many items have none: nobody can say whether finding those is wrong."""
+    """Items with a label, the labels, and how many items have none: their hits cannot be judged."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]
@@ -125,7 +124,7 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
 
 
 def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
-    """Of images, some of them queries, and of stored items with these labels."""
+    """Which images and stored items match each query."""
     if images.targets.ndim > 1:
         raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}
@@ -142,7 +141,7 @@ def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, 
 
 
 def _drawn(images: Dataset, size: int, seed: int) -> Bool[Tensor, " N"]:
-    """A random choice of so many items, each class in proportion."""
+    """A random choice of `size` items, each class in proportion."""
     drawn = torch.zeros(len(images), dtype=torch.bool)
     drawn[stratified_split(images.labels, (size,), seed=seed)[0]] = True
     return drawn

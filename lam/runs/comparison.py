@@ -1,4 +1,4 @@
-"""Finished runs side by side: one table, and one picture of each kind with a curve for every run.
+"""Finished runs side by side: one table, and one plot of each kind with a curve for every run.
 
     comparison.csv, comparison.json   every metric of every run
     figures.png                       retrieval, OOD detection and calibration as bars
@@ -7,8 +7,6 @@
 Source: Warburg et al. (2023), figures 5 (OOD detection and retrieval), 6 (ROC), 7 (calibration), 10 (sparsification).
 """
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.registry import describe, needs_posterior, shown_in
 from lam.runs.curves import CURVES, Curves
 from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
-from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_json, write_text
+from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_csv, write_json
 
 FIGURES = shown_in("table")
 """What the table shows; the files hold every metric."""
@@ -32,10 +30,10 @@ class ComparedRun:
     """A finished run among others.
 
     Attributes:
-        name: its method, or, where two runs have the same, its folder.
-        folder: where it is.
-        method: which system.
-        metrics: flat names and values; None where a metric is undefined, those of κ too where all κ are the same.
+        name: its method, or its folder if two runs share a method.
+        folder: of the run.
+        method: its name.
+        metrics: by flat key; None if undefined, as are metrics of κ if all κ are equal.
         curves: the arrays behind its curves.
     """
 
@@ -48,12 +46,12 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that were compared.
+    """A comparison of runs.
 
     Attributes:
-        folder: where table and pictures are.
+        folder: of table and plots.
         runs: in the order given.
-        written: the files of table and pictures.
+        written: the files of table and plots.
     """
 
     folder: Path
@@ -76,15 +74,15 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     """Draw the curves of finished runs together and write their metrics into one table.
 
     Args:
-        folders: of at least two runs, which were evaluated on the same images.
-        output: a folder for what is written: a new one, or that of an earlier comparison, which is replaced.
+        folders: of at least two runs on the same data.
+        output: the folder to write: a new one, or an earlier comparison to replace.
 
     Returns:
         The runs, and the files that were written.
 
     Raises:
-        ValueError: for fewer than two runs or more than a picture tells apart, a run given twice, one that is not
-            finished or keeps no curves, runs that were evaluated on different data, or an output with other files.
+        ValueError: for fewer than two runs or more than a plot has room for, a run given twice, one that is not
+            finished or keeps no curves, runs on different data, or an output folder with other files.
         CorruptFileError: naming the file of a run that is missing, truncated or altered.
     """
     runs, output = [Path(folder) for folder in folders], Path(output)
@@ -113,7 +111,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Path]) -> None:
-    """Refuse runs whose figures are of different images, or of different right answers."""
+    """Reject runs on different images, or with different right answers."""
     first, *others = map(_evaluated_on, runs)
     for run, other in zip(runs[1:], others, strict=True):
         different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
@@ -129,7 +127,7 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
     parts = {name: part for name, part in data["parts"].items() if name not in ("train", "validation")}
     config = _config(run)
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
-    main_set = titles[0] if titles else None  # of which metrics have no suffix
+    main_set = titles[0] if titles else None  # its metrics have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
     asked |= {f"data.{name}": config["data"].get(name) for name in ("name", "soft_labels")}
     names = ("reference", "corrupted", "corruptions", "unseen")
@@ -157,17 +155,13 @@ def _config(run: Path) -> dict[str, Any]:
 def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
     rows = [{"name": run.name, "method": run.method, "folder": str(run.folder)} for run in runs]
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    table = io.StringIO()
-    writer = csv.DictWriter(table, [*rows[0], *names], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row | run.metrics for row, run in zip(rows, runs, strict=True))
-    write_text(folder / _CSV, table.getvalue())
+    write_csv(folder / _CSV, [*rows[0], *names], (row | run.metrics for row, run in zip(rows, runs, strict=True)))
     write_json(folder / _JSON, {"runs": [row | {"metrics": run.metrics} for row, run in zip(rows, runs, strict=True)]})
     return [folder / _CSV, folder / _JSON]
 
 
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
-    """Draw what any run has; a run without uncertainty, samples or answers is left out where these are needed."""
+    """Draw the plots that any run has curves for; each plot leaves out runs without its curve."""
     pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}

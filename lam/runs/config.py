@@ -1,6 +1,6 @@
-"""A run's configuration: typed, checked before any work, and written back fully resolved.
+"""A run's configuration: typed, checked before any work, and written back with every setting.
 
-The options of a method are described in `lam.methods`; files and the command line are read by `lam.runs.config_files`.
+The options of a method are in `lam.methods`; `lam.runs.config_files` reads files and the command line.
 """
 
 import re
@@ -31,7 +31,7 @@ Duplicates = Literal["keep", "drop", "refuse"]
 METHOD = "method"
 COMMAND = "lam run"
 UNSEEN = "unseen"
-"""In keys of metrics: of classes that were set aside before training."""
+"""The OOD set of held-out classes, in keys of metrics."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class OodConfig:
 
     Attributes:
         name: a data set of `lam.datasets.load_ood`.
-        root: its folder, where it needs one.
-        options: further options of that data set.
-        title: its name in tables, where two sets have one name.
+        root: its folder, if it needs one.
+        options: other options of that data set.
+        title: its name in tables; by default `name`.
     """
 
     name: str
@@ -57,21 +57,21 @@ class DataConfig:
 
     Attributes:
         name: a data set of `lam.datasets.load`.
-        root: its folder, where it needs one.
-        options: further options of that data set.
+        root: its folder, if it needs one.
+        options: other options of that data set.
         ood: out-of-distribution sets, the main one first.
-        strangers: the share of classes that is set aside before training, in [0, 1), for `lam calibrate` to promise
-            false accepts of classes never trained on; by default 0.1 where there are at least 20 classes, else 0.
-        gallery: what a gallery of these data is: `classes`, of which one is sought, or `identities`, which may be
-            there or not; by default what the data set says, of your own folders and texts `classes`.
-        limit: at most this many items of each part, for a quick try.
-        soft_labels: a .npy file of how often people gave each class to each item of the test split, such as that of
-            CIFAR-10H, or the folder with it; or nothing.
-        num_workers: processes that read images, in training and after.
+        strangers: the share of classes, in [0, 1), that is held out of training, so that `lam calibrate` can bound
+            false accepts for unseen classes; by default 0.1 with 20 or more classes, else 0.
+        gallery: `classes`, one of which matches a query, or `identities`, where a match may be missing; by default the
+            data set's own kind, `classes` for your own folders and texts.
+        limit: the most items of each part, for a quick try.
+        soft_labels: a .npy file with the number of votes for each class of each test item, such as CIFAR-10H's, or its
+            folder.
+        num_workers: processes that read images.
         seed: of the split into parts.
-        duplicates: what to do with copies, the same image or text twice: `keep` them with a warning; `drop` all but
+        duplicates: how to treat copies, one image or text several times: `keep` them with a warning; `drop` all but
             one, and every item of one content under several labels; or `refuse` the data.
-        skip_damaged: leave image files out that cannot be read, in place of refusing the data.
+        skip_damaged: leave out unreadable image files instead of refusing the data.
     """
 
     name: str
@@ -96,9 +96,9 @@ class NetworkConfig:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
         weights: the library's name of pretrained weights; None for random ones.
-        head: `train`, a linear layer from features to embeddings; or, of `efficientnet_lite0` and networks for
-            sentences, `identity`: their own features, of which nothing is trained, for labels that occur once.
-        options: further options of that network.
+        head: `train`, a linear layer from features to embeddings, or `identity`, the features themselves, without
+            training, of `efficientnet_lite0` and networks for sentences.
+        options: other options of that network.
     """
 
     name: str
@@ -114,7 +114,7 @@ class TrainingConfig(TrainingOptions):
 
     Attributes:
         loss: of `lam.losses.LOSSES`.
-        temperature: of the losses `supcon`, `infonce`, `varcon` and, to begin with, `aninfonce`.
+        temperature: of the losses `supcon`, `infonce` and `varcon`, and the initial one of `aninfonce`.
     """
 
     loss: str = field(default="contrastive", metadata={"known": losses.LOSSES})
@@ -129,14 +129,13 @@ class TrainingConfig(TrainingOptions):
 
 @dataclass
 class PlacesConfig:
-    """What makes images of places match; of no effect on data with labels.
+    """When images of places match; without effect on data with labels.
 
     Attributes:
         positive_within: the largest distance of a positive pair in training, in metres.
-        negative_beyond: negative pairs are farther apart than this, in metres.
+        negative_beyond: the least distance of a negative pair, in metres.
         relevant_within: the largest distance of a right answer, in metres.
-        angle_within: the largest difference between the compass angles of a positive pair, in degrees, where they are
-            known; None to look at positions alone.
+        angle_within: the largest angle between the views of a positive pair, in degrees; None to ignore angles.
     """
 
     positive_within: float = 10.0
@@ -145,13 +144,13 @@ class PlacesConfig:
     angle_within: float | None = None
 
     def relation_of(self, items: Dataset) -> Relation:
-        """What makes two items a pair: their labels, or, for places, their positions."""
+        """When two items are a pair: by their labels, or, for places, by their positions."""
         if items.targets.ndim == 1:
             return Relation()
         return Relation("batch", self.positive_within, self.negative_beyond, self.angle_within)
 
     def relevance_of(self, items: Dataset, relation: Relation | None = None) -> Relevance:
-        """Which items match each query; by default as `relation_of` the same items."""
+        """Which items match each query; by default by `relation_of`."""
         relation = self.relation_of(items) if relation is None else relation
         return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
 
@@ -161,14 +160,13 @@ class EvaluationConfig:
     """How the encoder is evaluated; see `lam.evaluate`.
 
     Attributes:
-        n_samples: samples behind κ, and sampled networks behind the calibration: when the posterior is tuned, in the
-            evaluation and wherever the encoder embeds afterwards.
+        n_samples: samples for κ, and sampled networks for reliability, in tuning, evaluation and every later embedding.
         reference: how many training items the k-NN score compares with.
-        corrupted: how many test images are corrupted, to see whether κ falls with their quality; 0 for none.
-        corruptions: how: some kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default
-            `noise`, `blur`, `contrast` and `crop`, of texts all there are.
-        unseen: how many items of classes set aside are searched for among each other; 0 for none.
-        costly: whether what takes longer is measured too; see `lam.evaluate`.
+        corrupted: how many test items are corrupted, to see whether κ falls with quality; 0 for none.
+        corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
+            `blur`, `contrast` and `crop`, for texts all kinds.
+        unseen: how many items of held-out classes search each other; 0 for none.
+        costly: whether slow metrics are measured too; see `lam.evaluate`.
     """
 
     n_samples: int = 100
@@ -184,9 +182,9 @@ class AmbiguityConfig:
     """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
 
     Attributes:
-        learn: whether it does; by default with the κ head of a `checkpoint`, where enough items have a match. κ is then
-            A_D⁻¹(p_known A_D(κ_a)), and no longer the posterior's alone.
-        reference: how many training items the nearest is looked for among, beside the validation split's.
+        learn: whether it does; by default with the κ head of a `checkpoint`, if enough items have a match. κ is then
+            A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's alone.
+        reference: how many training items the nearest neighbours come from, beside the validation split's.
     """
 
     learn: bool | None = None
@@ -198,19 +196,19 @@ class RunConfig:
     """A whole run.
 
     Attributes:
-        data: the data that are embedded.
+        data: the data.
         network: the network.
-        method: which system, with its options.
+        method: the method with its options.
         margin: of the contrastive loss, in (0, 2].
         seed: of the weights, the order of the data and the posterior's noise.
         output: the run's folder; runs/<data>/<method> by default.
         checkpoint: weights to start from instead of training: a .safetensors or .pth file, or the folder of a finished
-            run. Of a run the κ head comes with them, where it has one: a Laplace posterior then learns p_known on the
-            validation split, and κ_a is what the head says.
-        accelerator: the device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA where there is some.
+            run. The κ head of a run comes with them: a Laplace posterior then learns p_known on the validation split,
+            and the head gives κ_a.
+        accelerator: the device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA if there is any.
         training: how the network is trained.
         augmentation: random crops and flips of the training images.
-        places: what makes images of places match.
+        places: when images of places match.
         evaluation: how the encoder is evaluated.
         ambiguity: whether it learns how closely matches lie, and how known an item is.
     """
@@ -233,10 +231,10 @@ class RunConfig:
 
     @staticmethod
     def parsed(settings: Mapping[str, Any]) -> "RunConfig":
-        """The configuration of settings, as a YAML file holds them.
+        """The configuration of the settings of a YAML file.
 
         Raises:
-            ValueError: naming every setting that is unknown, missing, of another type or outside its range.
+            ValueError: as `lam.utils.settings.validated`.
         """
         name, options = named_method(settings.get(METHOD))
         if name is None:
@@ -248,10 +246,10 @@ class RunConfig:
         return config
 
     def check(self) -> None:
-        """Refuse settings outside their range, before any data are read.
+        """Reject settings outside their range, before any data are read.
 
         Raises:
-            ValueError: saying which, and what is allowed.
+            ValueError: with the setting and its allowed values.
         """
         self.loss()
         self.method.check_start(pretrained=self.checkpoint is not None)
@@ -301,10 +299,10 @@ class RunConfig:
             if not re.fullmatch(r"[\w.+-]+", title):
                 raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
             if title == UNSEEN:
-                raise ValueError(f"a title in data.ood must not be {UNSEEN}: metrics have it for classes set aside")
+                raise ValueError(f"a title in data.ood must not be {UNSEEN}: metrics use it for held-out classes")
 
     def _check_options(self) -> None:
-        """Refuse options that are settings of their own: one of the two would have no effect."""
+        """Reject options that are settings of their own: one of the two would have no effect."""
         own = {"name": "name", "root": "root", "seed": "data.seed", "like": "data.name"}
         sections = [("data.options", self.data.options, {name: f"data.{name}" for name in ("name", "root", "seed")})]
         sections += [(f"the options of {each.name} in data.ood", each.options, own) for each in self.data.ood]
@@ -312,12 +310,12 @@ class RunConfig:
         sections.append(("network.options", self.network.options, {**network, "seed": "seed"}))
         for section, options, settings in sections:
             for name in options.keys() & settings.keys():
-                raise ValueError(f"{section} must not have {name}, for which there is the setting {settings[name]}")
+                raise ValueError(f"{section} must not have {name}: use the setting {settings[name]}")
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting but the output, as YAML has it: a run may be moved."""
+        """Every setting as YAML, without the output: a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
-        return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # a tuple is a list there
+        return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # YAML makes lists of tuples
 
     @property
     def folder(self) -> Path:
@@ -326,7 +324,7 @@ class RunConfig:
 
 
 def _make_absolute(config: RunConfig) -> None:
-    """Let paths lead to the same place from every folder."""
+    """Make the paths of a configuration independent of the current folder."""
     for section, name in (*((each, "root") for each in (config.data, *config.data.ood)), (config.data, "soft_labels")):
         if path := getattr(section, name):
             setattr(section, name, str(Path(path).absolute()))
@@ -335,21 +333,21 @@ def _make_absolute(config: RunConfig) -> None:
 
 
 def _read_as_pretrained(config: RunConfig) -> None:
-    """Let images be read as a pretrained network takes them; what the settings say of that stands above it."""
+    """Fill in the preprocessing that a pretrained network needs, where the settings name none."""
     if (wanted := models.preprocessing_of(config.network.name)) is None:
         return
     own, given = wanted.to_json(), config.data.options.get("preprocessing") or {}
     if not isinstance(given, Mapping) or given.get("mode", own["mode"]) != own["mode"]:
-        return  # which is refused where it is read
+        return  # the data set rejects it
     kept = ("mean", "std", "resampling") if given else tuple(own)
     config.data.options["preprocessing"] = {**{name: own[name] for name in kept}, **given}
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
-    """The name of a method and its options, of the section of a configuration: a mapping, or the name alone.
+    """The name and the options of a method, from a mapping or a name alone.
 
     Raises:
-        ValueError: for what is neither.
+        ValueError: for anything else.
     """
     options = {"name": section} if isinstance(section, str | None) else section
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str | None):

@@ -1,21 +1,19 @@
-"""A configuration from YAML files and settings given beside them, with errors that a user can act on.
+"""A configuration from YAML files and overrides, with errors that a user can act on.
 
-    configs/data/DATA.yaml       a data set, a network for it and how that is trained
-    configs/methods/METHOD.yaml  what a method needs on any data beyond its defaults; without a file it needs nothing
+    configs/methods/METHOD.yaml  a method's settings on any data, if they differ from its defaults
+    configs/data/DATA.yaml       a data set, its network and training
     configs/paper/DATA.yaml      the authors' settings on a data set
 
-`DATA METHOD` stands for the second file, above it the first, above that, with `--paper`, the third. A file of any kind
-may have a section `methods`: settings that hold for one method each, above the others of the file. With `--paper` those
-of the data set are left out, and those of the authors hold in their place.
+`DATA METHOD` reads these in order, the last one with `--paper`; later files override earlier ones. A section `methods`
+of a file holds settings for single methods, which override the rest of the file. `--paper` takes the sections of the
+authors' file instead of the data set's.
 
-A section `networks` holds settings for one network each. The first of them that is installed is the default, in place
-of the one that the file names, unless a network or weights for it are asked for.
+A section `networks` holds settings for single networks. The first installed one is the default, instead of the network
+that the file names, unless a network or its weights are asked for.
 
-A file of one's own may begin where another configuration ends: `extends: digits hib`, or `extends: base.yaml` for a
-file beside it, and says only what differs. Sections and mappings are merged setting by setting; whatever else both
-give, lists too, is that of the file that extends. Options of another method are not taken over.
-
-What the settings are is `lam.runs.config`.
+A file may extend another configuration, `extends: digits hib`, or a file beside it, `extends: base.yaml`, and hold only
+the differences. Sections and mappings are merged setting by setting; other values, lists too, are replaced. Options of
+another method are dropped.
 """
 
 import inspect
@@ -40,16 +38,16 @@ SHIPPED = Path(str(files("lam") / "configs"))
 def load_config(
     source: str | Path | Sequence[str], overrides: Sequence[str] = (), *, allow_missing: bool = False
 ) -> RunConfig:
-    """Read a configuration and apply overrides such as `--training.epochs=5`.
+    """Read a configuration and apply overrides.
 
     Args:
-        source: what `lam run` takes, as one text or as words: `digits hib`, `fashionmnist hib --paper`; a YAML file,
-            alone or followed by a method; or the folder of a run, which is then continued.
-        overrides: settings by name.
-        allow_missing: set the option of that name in every data set and OOD set that has one.
+        source: one text or words, as for `lam run`: `digits hib`, `fashionmnist hib --paper`; a YAML file, alone or
+            followed by a method; or the folder of a run, to continue it.
+        overrides: settings, such as `--training.epochs=5`.
+        allow_missing: set this option in every data set and OOD set that has it.
 
     Raises:
-        ValueError: saying what is wrong, and where.
+        ValueError: with the setting or file that is wrong.
 
     Example:
         >>> config = load_config("digits hib", ["--method.n_samples=4", "--training.epochs=5"])
@@ -79,7 +77,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _outsiders(name: str) -> dict[str, str]:
-    """The OOD set that a name alone stands for: a data set, or a folder or file of texts, called by its name."""
+    """The OOD set for a name alone: a data set, a folder, or a file of texts."""
     if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
         return {"name": name}
     if name.lower().endswith(FORMS):
@@ -95,7 +93,7 @@ def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
 
 
 def _network_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The network that overrides ask for, as `_asked` has it."""
+    """The network that overrides ask for; see `_asked`."""
     section: dict[str, Any] = {}
     for name, value in settings:
         if name == "network" and isinstance(value, Mapping):
@@ -106,14 +104,14 @@ def _network_in(settings: Sequence[tuple[str, Any]]) -> str | None:
 
 
 def _asked(section: Any) -> str | None:
-    """The network that a section asks for: "" for the one that the file names, whose weights are given; or None."""
+    """The network that a section asks for; "" if it asks for weights alone; None if it asks for nothing."""
     if not isinstance(section, Mapping):
         return None
     return section.get("name") or ("" if section.get("weights") else None)
 
 
 def _set(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set a setting by its dotted name; mappings on the way are made where they are missing."""
+    """Set a setting by its dotted name, with missing sections on the way."""
     if name == METHOD:
         content[METHOD] |= named_method(value)[1]
         return
@@ -147,17 +145,14 @@ def _is_run(words: Sequence[str]) -> bool:
 
 
 def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
-    """The names of the files of a kind that lam ships."""
+    """The names of the shipped files of a kind."""
     return sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
 
 
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings that words stand for, with their method by name; one that is given stands above theirs.
-
-    Whoever has asked for a network is not given another one by default.
-    """
+    """The settings that words stand for; `method` overrides theirs, `network` the default one."""
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))
@@ -183,7 +178,7 @@ def _content(
 
 
 def _file_of(where: str) -> Path:
-    """A file of one's own, or the configuration in the folder of a run; what ships is named where there is none."""
+    """The path of a configuration file, or of the configuration in a run's folder."""
     path = Path(where)
     if where and path.is_dir():
         if (path / CONFIG).is_file():
@@ -198,7 +193,7 @@ def _file_of(where: str) -> Path:
 
 
 def _of_file(path: Path, method: str | None, extending: tuple[Path, ...], network: str | None) -> dict[str, Any]:
-    """A file upon what it extends, or upon the file of a method that was named beside it."""
+    """The settings of a file, merged over those that it extends or those of its method."""
     settings, sections = _read(path, network)
     network = _asked(settings.get("network")) if network is None else network
     extends = settings.pop(EXTENDS, None)
@@ -227,13 +222,13 @@ def _extended(
 
 
 def _of_method(name: str) -> dict[str, Any]:
-    """What a method needs on any data beyond its defaults, for which most have no file."""
+    """The settings of a method on any data; most methods have no file."""
     path = SHIPPED / "methods" / f"{name}.yaml"
     return _merge({METHOD: name}, _read(path)[0] if path.is_file() else {})
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file, with those of the network asked for or taken by default, and those of each method."""
+    """The settings of a file, with those of the chosen network, and the settings of each method."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
@@ -245,7 +240,7 @@ def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[
 
 
 def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """The settings of each method, or each network, taken out of the content of a file."""
+    """Take the settings of each method, or each network, out of the content of a file."""
     sections = content.pop(name, {})
     if not isinstance(sections, dict) or not all(isinstance(of, dict | None) for of in sections.values()):
         kind = name.removesuffix("s")
@@ -254,7 +249,7 @@ def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[
 
 
 def _installed(path: Path, networks: Mapping[str, Any]) -> str | None:
-    """The first of some networks that is installed; a warning says how to get one that is not."""
+    """The first installed network; a warning tells how to install those before it."""
     for name in networks:
         if (reason := models.why_missing(name)) is None:
             return name
@@ -265,7 +260,7 @@ def _installed(path: Path, networks: Mapping[str, Any]) -> str | None:
 
 
 def _merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Join settings, each above those before."""
+    """Merge settings; later ones override earlier ones."""
     merged: dict[str, Any] = {METHOD: {}}
     for layer in layers:
         name, options = named_method(layer.get(METHOD))

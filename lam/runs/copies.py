@@ -1,12 +1,9 @@
 """Copies among the data of a run: one image or text in several parts, under several labels, or twice in one part.
 
-A query whose copy was trained on, or lies in the gallery, is found whatever the network knows. Exact copies have the
-same file content, or are the same text. Near copies are images that look the same as inputs of the network, such as a
-resized or recompressed one: their perceptual hashes (ImageHash's `phash`) are close.
+Any network finds a query whose copy was trained on or lies in the gallery. Exact copies have the same file content or
+text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as a resized or recompressed one.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,23 +20,23 @@ from lam.datasets import Dataset, Splits
 from lam.datasets.texts import Texts
 from lam.inputs.preprocessing import Preprocessing
 from lam.runs.config import Duplicates
-from lam.utils.files import sha256_of, write_text
+from lam.utils.files import read_csv, sha256_of, write_csv
 
 COPIES = "copies.csv"
-"""In the folder of a run that has any."""
+"""The list of copies in a run's folder."""
 
 _PARTS = ("test", "validation", "train", "strangers")
-"""Whose item counts as the original, and is kept: the first of these parts."""
+"""The original among copies, which is kept, lies in the first of these parts."""
 
 _HASH_SIDE = 16
 _NEAR = 24
-"""Bits of 256 that hashes of near copies differ by, at most."""
+"""The most bits of 256 in which hashes of near copies differ."""
 
 _LEAST_SIDE = 32
-"""Pixels: smaller images are too much alike for a perceptual hash."""
+"""Pixels; perceptual hashes confuse smaller images."""
 
 _MOST_COMPARED = 100_000
-"""Images that are compared with each other; that takes half a minute on one core."""
+"""The most images that are compared with each other, which takes half a minute on one core."""
 
 _NEIGHBOURS = 8
 
@@ -88,7 +85,7 @@ class Copy:
 
 
 def exact_copies(splits: Splits) -> list[list[Item]]:
-    """Groups of items with one content, the original first; data in memory, which nobody brought, have none."""
+    """Groups of items with one content, the original first; none of data in memory, which lam ships."""
     groups: dict[str, list[Item]] = {}
     for name, part in _in_order(splits):
         for row, content in _contents(part):
@@ -97,8 +94,10 @@ def exact_copies(splits: Splits) -> list[list[Item]]:
 
 
 def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
-    """Splits with one item of each content, and the copies that were dropped. Items of one content with different
-    labels are all dropped: nobody can say which label is right."""
+    """Splits with one item of each content, and the dropped copies.
+
+    All items of one content with different labels are dropped, as no label is known to be right.
+    """
     groups = exact_copies(splits)
     dropped: dict[str, set[int]] = {}
     for group in groups:
@@ -114,7 +113,7 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
 
     Args:
         splits: of a run.
-        hashes: perceptual hashes by file, see `perceptual_hash`; files without one have no near copies.
+        hashes: perceptual hashes by file; see `perceptual_hash`. A file without one has no near copies.
     """
     exact = exact_copies(splits)
     repeated = {(item.part, item.row) for group in exact for item in group[1:]}
@@ -128,7 +127,7 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
 
 
 def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor, " B"] | None:
-    """256 bits that images which look alike share nearly all of; None for a small or an even image.
+    """A hash of 256 bits, nearly equal for images that look alike; None for a small or uniform image.
 
     Args:
         preprocessing: of the input.
@@ -144,7 +143,7 @@ def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor
 
 
 def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
-    """Refuse copies if the data may hold none.
+    """Reject copies if `duplicates` is `refuse`.
 
     Raises:
         ValueError: with their numbers and the first one.
@@ -158,33 +157,26 @@ def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
 
 
 def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
-    """What a reader of the results should know of copies, in one sentence or two; None without any."""
+    """How copies affect the results, in a sentence; None without copies."""
     if not copies:
         return None
     if duplicates == "drop":
         dropped = "exact copies are left out, with every item of one content under several labels"
         return f"{_counts(copies)}: {dropped}; {COPIES} lists all"
     return (
-        f"{_counts(copies)}: such items are found whatever the network knows, so recall is too good; {COPIES} lists "
-        "them, --data.duplicates=drop leaves exact ones out"
+        f"{_counts(copies)}: any network finds such items, so recall is too good; {COPIES} lists them, "
+        "--data.duplicates=drop leaves exact ones out"
     )
 
 
 def write_copies(copies: Iterable[Copy], folder: Path) -> None:
     """Write copies as CSV into a run's folder."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Copy)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(copy) for copy in copies)
-    write_text(folder / COPIES, text.getvalue().encode(errors="replace").decode())
+    write_csv(folder / COPIES, [field.name for field in fields(Copy)], map(asdict, copies))
 
 
 def read_copies(folder: Path) -> list[Copy]:
-    """Copies that were written into a run's folder; none if it has no such file."""
-    if not (folder / COPIES).is_file():
-        return []
-    with (folder / COPIES).open(newline="", encoding="utf-8") as lines:
-        return [Copy(**row) for row in csv.DictReader(lines)]
+    """The copies in a run's folder; none without a list."""
+    return [Copy(**row) for row in read_csv(folder / COPIES)]
 
 
 def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
@@ -192,7 +184,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """The content of each item by its row: a file's SHA-256, or a text; answers, which all parts hold, do not count."""
+    """The content of each item by its row: a file's SHA-256, or a text. Answers do not count: all parts hold them."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):
@@ -220,7 +212,7 @@ def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
 
 
 def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
-    """Each item whose hash is close to that of an earlier one, with the closest such."""
+    """Each item with a hash close to an earlier item's, and the closest of these."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
     import faiss  # slow to import, and an extra

@@ -1,6 +1,6 @@
-"""Images made worse in four ways or more, texts in two: whether κ falls as answers go wrong.
+"""Whether κ falls as answers go wrong: corruption of texts, and curves over severity for images and texts.
 
-How images are made worse is `lam.inputs.corruption`.
+`lam.inputs.corruption` corrupts images.
 """
 
 import math
@@ -26,8 +26,8 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
 }
-"""At severities 1 to 5: the probability with which each word is left out, all but one at most; and with which each
-letter is left out, doubled, exchanged with the next one or mistaken for another, one as often as the other."""
+"""At severities 1 to 5: the probability that a word is left out, one word always stays; and the probability that a
+letter is left out, doubled, exchanged with the next one or replaced by another, each equally likely."""
 
 BATCH = 100
 SEVERITIES = 5
@@ -35,15 +35,14 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> tuple[AnyKind, ...]:
-    """The kinds by which items are corrupted.
+    """The kinds of corruption to measure.
 
     Args:
         items: images or texts.
-        asked: kinds, "all" for all that such items have, or None for those that are measured by default: of images
-            `noise`, `blur`, `contrast` and `crop`, of texts all there are.
+        asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` of images, all of texts.
 
     Raises:
-        ValueError: for kinds that such items do not have, the same one twice, or none.
+        ValueError: for kinds that such items do not have, one kind twice, or no kind.
 
     Example:
         >>> from lam import datasets
@@ -67,7 +66,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
 
 
 def corrupted_text(text: str, kind: TextKind, severity: int, *, generator: torch.Generator) -> str:
-    """Make a text worse; arguments and errors as those of `lam.inputs.corruption.corrupt`, with kinds of texts."""
+    """A corrupted text; arguments and errors as for `lam.inputs.corruption.corrupt`."""
     strength = strength_of(TEXT_STRENGTHS, kind, severity)
     if strength is None:
         return text
@@ -93,8 +92,8 @@ class CorruptionCurve:
 
     Attributes:
         kappa: (V, N) concentrations.
-        correct: (V, N) whether the first hit, in the clean gallery without the query itself, answers the query.
-        parts: (V, N) each part of κ by name, where the encoder has learnt its ambiguity.
+        correct: (V, N) whether the first hit is right, in the clean gallery without the query itself.
+        parts: (V, N) each part of κ by name, if the encoder has learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]
@@ -108,15 +107,12 @@ class CorruptionCurve:
 
     @property
     def trend(self) -> float:
-        """Rank correlation (Spearman) of severity and κ, the mean over images; −1 where κ always falls.
-
-        NaN where no κ changes.
-        """
+        """Mean rank correlation (Spearman) of severity and κ; −1 if κ always falls, NaN if no κ changes."""
         return _trend(self.kappa)
 
     @property
     def trends(self) -> dict[str, float]:
-        """The same of each part of κ."""
+        """The trend of each part of κ."""
         return {name: _trend(values) for name, values in self.parts.items()}
 
 
@@ -132,15 +128,15 @@ def measure_corruption(
     """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
 
     Args:
-        encoder: that was evaluated.
-        items: the set, whose preprocessing says what pixels its values are, or that they are texts.
+        encoder: the evaluated encoder.
+        items: the evaluated set.
         evaluation: of the encoder on the set.
-        size: how many queries, drawn at random among those that something answers; all where there are no more.
+        size: the most queries, drawn at random among those with a match.
         seed: of the draw and the noise.
-        kinds: as `corruptions_of` has them.
+        kinds: as for `corruptions_of`.
 
     Returns:
-        A curve for each kind, all of the same queries; nothing where no query can be answered.
+        A curve for each kind, all of the same queries; none if no query has a match.
     """
     generator = torch.Generator().manual_seed(seed)
     answerable = evaluation.answerable.nonzero()[:, 0].cpu()
@@ -167,7 +163,7 @@ def measure_corruption(
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
 ) -> Iterator[tuple[AnyKind, Iterator[Tensor]]]:
-    """By kind, the inputs of some items at every severity from 0 on."""
+    """The corrupted inputs of some items by kind, at every severity from 0 on."""
     preprocessing = items.preprocessing
     if isinstance(items, Texts):
         texts = [items.texts[row] for row in positions]
@@ -186,13 +182,13 @@ def worse_inputs(
 
 
 def corruption_metrics(curves: Mapping[AnyKind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Name what the curves say: medians of κ, recall@1, and `trend`, as `corruption_KIND_SEVERITY_...`.
+    """Metrics of curves: medians of κ, recall@1 and `trend`, as `corruption_KIND_SEVERITY_...`.
 
-    Of crops also `crop_less_sure`, the share of queries whose smallest crop has the smaller κ.
+    For crops also `crop_less_sure`, the share of queries whose smallest crop has the smaller κ.
 
     Args:
         curves: of the same queries.
-        has_kappa: whether the encoder's κ says anything.
+        has_kappa: whether the encoder's κ varies.
     """
     values: dict[str, float] = {}
     for kind, curve in curves.items():
@@ -217,4 +213,6 @@ def _trend(values: Float[Tensor, "V N"]) -> float:
     ranks = torch.from_numpy(rankdata(values.numpy(), axis=0)).T
     ranks = ranks - ranks.mean(1, keepdim=True)
     severity = torch.arange(len(values), dtype=torch.float64)
-    return float(F.cosine_similarity(severity - severity.mean(), ranks[ranks.any(1)], dim=1).mean())  # of what changes
+    return float(
+        F.cosine_similarity(severity - severity.mean(), ranks[ranks.any(1)], dim=1).mean()
+    )  # constant κ has no rank

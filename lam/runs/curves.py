@@ -20,10 +20,10 @@ class Curves:
     """The arrays behind sparsification, calibration and OOD detection of one evaluation.
 
     Attributes:
-        correct: (Q,) whether the first hit is right, of the queries that anything answers.
-        uncertainty: (Q,) −κ of the same.
-        inside: (N,) the encoder's own OOD score of all queries, higher meaning more OOD.
-        outside: by OOD set, (O,) the same of its items.
+        correct: (Q,) whether the first hit is right, of the queries with a match.
+        uncertainty: (Q,) −κ of these.
+        inside: (N,) the encoder's own OOD score of all queries; higher means more OOD.
+        outside: by OOD set, (O,) the score of its items.
         reliability: confidence against accuracy; None for a method without samples.
     """
 
@@ -47,7 +47,7 @@ class Curves:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Curves":
-        """Read the curves of a run, whose folder `lam.utils.files.verify` has checked."""
+        """Read the curves of a run; `lam.utils.files.verify` must have checked its folder."""
         tensors = read_tensors(Path(folder) / CURVES)
         outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
         bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
@@ -63,5 +63,5 @@ class Curves:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether any two items differ in the OOD score: not of a method without uncertainty."""
+        """Whether the OOD score is not constant, as it is for a method without uncertainty."""
         return len(torch.cat([self.inside, *self.outside.values()]).unique()) > 1

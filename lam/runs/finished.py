@@ -1,4 +1,4 @@
-"""`Run`: the contents of a finished run's folder, each read when it is first used."""
+"""`Run`: the contents of a finished run's folder, read on first use."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -25,15 +25,12 @@ from lam.utils.files import locked
 class Run:
     """A finished run. Every file is checked before it is read.
 
-    Args:
+    Attributes:
         folder: of the run.
 
-    Attributes:
-        folder: the same.
-
     Raises:
-        ValueError: where the folder is no run or the run did not finish.
-        CorruptFileError: naming the file that is missing, truncated or altered; so does every property.
+        ValueError: if the folder is no run or the run did not finish.
+        CorruptFileError: naming the file that is missing, truncated or altered; every property raises it too.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -46,7 +43,7 @@ class Run:
         return self.configured([])
 
     def configured(self, overrides: Sequence[str]) -> RunConfig:
-        """`config`, but for some settings, such as `--data.root=DIR` where its data have moved."""
+        """`config` with other settings, such as `--data.root=DIR` if its data have moved."""
         return load_config(self.folder, overrides)
 
     @cached_property
@@ -61,10 +58,10 @@ class Run:
 
     @property
     def calibration(self) -> Calibration | None:
-        """Its thresholds as they are now; None where it has none.
+        """Its present calibration; None if it is not calibrated.
 
         Raises:
-            ValueError: where they are of another network, posterior or preprocessing.
+            ValueError: for a calibration of another network, posterior or preprocessing.
         """
         if not (self.folder / CALIBRATION).is_dir():
             return None
@@ -72,48 +69,48 @@ class Run:
 
     @cached_property
     def gallery_kind(self) -> GalleryKind:
-        """What its gallery is: of classes, or of identities."""
+        """Whether its gallery holds classes or identities."""
         return read_data(self.folder)["gallery"]
 
     @cached_property
     def has_answers(self) -> bool:
-        """Whether its gallery is of answers to questions: none of its items is a query like those calibrated on."""
-        return read_data(self.folder).get("answers", False)  # older runs do not say
+        """Whether its gallery holds answers to questions, which are no queries themselves."""
+        return read_data(self.folder)["answers"]
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        """A few inputs to try it with; none where there were none to be shown."""
+        """A few inputs to try it with."""
         return read_samples(self.folder)
 
     @property
     def gallery_folder(self) -> Path:
-        """Where its items lie."""
+        """The folder of its items."""
         return self.folder / GALLERY
 
     @property
     def gallery(self) -> Snapshot:
-        """Its items as they are now, to be searched, whoever writes to them.
+        """A snapshot of its items to search, while others may write.
 
         Raises:
-            ValueError: where it has no gallery, or another process has locked it.
+            ValueError: if it has no gallery, or another process has locked it.
         """
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
-        """Open its items to be searched and changed by this process alone; see `lam.gallery.gallery.Gallery`."""
+        """Its items, to search and change them by this process alone; see `lam.gallery.gallery.Gallery`."""
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing to the folder, but for its gallery, which has a lock of its own.
+        """Keep other processes from writing to the folder; the gallery has its own lock.
 
         Raises:
-            ValueError: where another process holds it.
+            ValueError: if another process has locked it.
         """
         return locked(self.folder)
 
 
 def columns_of(run: Run, columns: Columns | None = None) -> Columns | None:
-    """The columns of a file of texts: those that are named, or else those of the file that the run was trained on."""
+    """The columns of a table of texts: `columns`, or else the columns of the run's own table."""
     data = run.config.data
     if columns is not None or data.name != "texts":
         return columns

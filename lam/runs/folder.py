@@ -1,6 +1,6 @@
-"""The folder of a run: which settings and data it belongs to, and whether it is finished.
+"""The folder of a run: its settings and data, and whether the run is finished.
 
-Its contents are listed in `lam.runs.run` and read by `lam.runs.finished`.
+`lam.runs.run` lists its contents, `lam.runs.finished` reads them.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ FORMAT = 1  # of a run
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run, every file of which is then checked.
+    """Whether a folder holds a finished run; checks all its files.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -38,16 +38,16 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """The folder of a run: this one, or, where this is no run and holds only one, that one."""
+    """The folder of a run: this one, or the only run inside it."""
     runs = [] if _is_run(folder) else _runs_inside(folder)
     return runs[0] if len(runs) == 1 else folder
 
 
 def require_finished(folder: Path) -> None:
-    """Refuse a folder that holds no finished run; its report and plots are for people, and are not checked.
+    """Require a finished run; report and plots are not checked.
 
     Raises:
-        ValueError: where the folder is no run, the run did not finish, or it has another format.
+        ValueError: if the folder is no run, the run did not finish, or it has another format.
         CorruptFileError: naming the file of the configuration that is missing, truncated or altered.
     """
     if not folder.is_dir():
@@ -71,14 +71,14 @@ def _runs_inside(folder: Path) -> list[Path]:
 
 
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder that these settings cannot begin or continue; nothing is written.
+    """Reject a folder that a run with these settings cannot begin or continue; nothing is written.
 
-    A setting that the configuration in the folder leaves out counts as its default. Data may have moved: what they are
-    `refuse_changed_data` compares.
+    A setting that is missing in the folder's configuration counts as its default. The folder of the data may differ;
+    `refuse_changed_data` compares the data themselves.
 
     Raises:
-        ValueError: where it holds a run with other settings, naming them, or files that are no run.
-        CorruptFileError: where its configuration cannot be read.
+        ValueError: for a run with other settings, with their names, or files that are no run.
+        CorruptFileError: for a configuration that cannot be read.
     """
     path = folder / CONFIG
     if folder.exists() and not folder.is_dir():
@@ -100,32 +100,29 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 def open_for_writing(
     folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
-    """Begin or continue a run in a folder that no other process writes to meanwhile.
-
-    Of several processes that run together the first one claims it for all.
+    """Begin or continue a run in a folder, locked against other processes; rank zero locks it for all ranks.
 
     Args:
-        folder: made where it does not exist.
-        settings: of the run, written to it.
-        parts: the splits and OOD sets by name, whose fingerprints are written to it: on other data the test split of a
-            continued run would hold what it was trained on.
-        splits: which say what a gallery of the data is, written to it.
+        folder: of the run; created if it is missing.
+        settings: of the run, written to the folder.
+        parts: the splits and OOD sets by name; their fingerprints are written to the folder, as on other data the test
+            split of a continued run could contain training items.
+        splits: their kind of gallery is written to the folder.
 
     Raises:
-        ValueError: as `refuse_other_run`; where the data are not those that the run began with; or where another
-            process holds the folder.
+        ValueError: as `refuse_other_run`, for changed data, or if another process has locked the folder.
     """
     with ExitStack() as stack:
-        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_claimed(folder, settings, parts, splits)))
+        distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))
         yield
 
 
 @contextmanager
-def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits) -> Iterator[None]:
+def _open(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         refuse_other_run(folder, settings)
-        for leftover in (*folder.glob(_TEMPORARY), *(folder / "plots").glob(_TEMPORARY)):  # of a killed process
+        for leftover in (*folder.glob(_TEMPORARY), *(folder / "plots").glob(_TEMPORARY)):  # left by a killed process
             leftover.unlink()
         if not (folder / CONFIG).is_file():
             write_text(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False))
@@ -139,11 +136,11 @@ def _claimed(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Data
 
 
 def left_out(folder: Path, root: str | None) -> frozenset[str]:
-    """Paths of damaged images that a run leaves out.
+    """The paths of damaged images that a run leaves out.
 
     Args:
         folder: of the run.
-        root: where its data are now.
+        root: the folder where its data are now.
     """
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
@@ -153,7 +150,7 @@ def left_out(folder: Path, root: str | None) -> frozenset[str]:
 
 
 def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
-    """Refuse to continue a run, or to take it for that of these data, where they are others than it began with."""
+    """Reject data that differ from those that the run began with."""
     if changed := changed_parts(folder, parts):
         raise ValueError(
             f"the data changed since the run in {folder} began ({', '.join(changed)}): "
@@ -162,14 +159,13 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Names of the parts that are not those which the run in a folder began with."""
+    """The names of the parts that changed since a run began."""
     at_start = read_data(folder)["parts"]
     return [name for name, items in parts.items() if at_start.get(name) != _summary(items)]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """Of what data a run is: `gallery`, what a gallery of them is, whether that holds `answers`, and `parts`, their
-    fingerprints by name.
+    """The data of a run: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`.
 
     Raises:
         ValueError: for a run of another format.
@@ -178,14 +174,14 @@ def read_data(folder: Path) -> dict[str, Any]:
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
-    """The SHA-256 of targets, classes and names (a text is its own name), and that of the image files' content."""
+    """SHA-256 of targets, classes and names (a text is its own name), and SHA-256 of the image files."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
     files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
     return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
 
 
 def _with_defaults(settings: Any) -> Any:
-    """Settings with the defaults of those left out; as they are where they are no configuration."""
+    """Settings with all defaults filled in; unchanged if they are no configuration."""
     try:
         return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
     except ValueError:
@@ -193,7 +189,7 @@ def _with_defaults(settings: Any) -> Any:
 
 
 def _without_roots(settings: Any) -> Any:
-    """Settings without where the data lie."""
+    """Settings without the folders of the data."""
     if not isinstance(settings, Mapping) or not isinstance(data := settings.get("data"), Mapping):
         return settings
     ood = [{**each, "root": None} if isinstance(each, Mapping) else each for each in data.get("ood") or ()]

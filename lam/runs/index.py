@@ -1,4 +1,4 @@
-"""`lam index`: what a run's gallery is filled with."""
+"""`lam index`: fill a run's gallery."""
 
 import warnings
 from collections.abc import Sequence
@@ -33,34 +33,34 @@ def index_images(
     damaged: DamagedFiles | None = None,
     progress: bool = True,
 ) -> Enrolment:
-    """Replace what a run's gallery was filled with by images or texts, given as a folder, a table, or embeddings.
+    """Replace the items of a run's gallery by images, texts or embeddings.
 
-    Items that were added or changed while serving stay. Where the run is calibrated, images are uncertain whose κ is
-    below its flag for κ.
+    Items that were added or changed while serving stay. In a calibrated run, images with κ below the flag are
+    uncertain.
 
     Args:
         run: the run's folder.
-        source: a folder of images, with class sub-folders or without; a table of images, see `lam.gallery.image_list`,
-            or, of a run on texts, of texts; or a sequence of files of shards, see `lam.gallery.shards`.
-        columns: of a file of texts; by default those that the run was trained on, or else those of usual names.
+        source: a folder of images, with class sub-folders or not; a table of images, see `lam.gallery.image_list`, or,
+            for a run on texts, of texts; or a sequence of files of shards, see `lam.gallery.shards`.
+        columns: of a table of texts; by default the run's columns, or else the usual names.
         factory: the FAISS type.
         fuse: make one item of the images of one identity; see `lam.gallery.enrolment.enrol`.
-        skip_uncertain: leave uncertain images out.
-        damaged: what to do with image files that cannot be read; refused by default.
+        skip_uncertain: leave out uncertain images.
+        damaged: how to treat unreadable image files; rejected by default.
         progress: show a progress bar on standard error.
 
     Returns:
-        What was put into the gallery, and which images are uncertain.
+        The new items of the gallery, and the uncertain images.
 
     Raises:
-        ValueError: for a folder that is no finished run or that another process writes to or serves, a type that FAISS
-            does not know or that needs more images, mistakes in a table or in files of embeddings, a wish to skip where
-            the run is not calibrated, or damaged files. The gallery then stays as it was.
+        ValueError: for a folder that is no finished run, or that another process writes to or serves; an unknown FAISS
+            type, or one that needs more images; mistakes in a table or in files of embeddings; `skip_uncertain` without
+            a calibration; or damaged files. The gallery then stays unchanged.
     """
     opened = Run(run)
     encoder = opened.encoder
     require_faiss()
-    Index(encoder.dimension, factory)  # refuses a type before the images are read
+    Index(encoder.dimension, factory)  # rejects a wrong type before the images are read
     with opened.lock(), open_store(opened.gallery_folder) as store:
         calibration = (
             load_calibration(opened.folder, key=opened.fingerprint) if skip_uncertain else calibration_of(opened)
@@ -82,7 +82,7 @@ def index_images(
 
 
 def calibration_of(run: Run) -> Calibration | None:
-    """The calibration of a run; None where it has none, or, with a warning, where it is not of its encoder."""
+    """The calibration of a run; None without one, or, with a warning, if it is of another encoder."""
     try:
         return run.calibration
     except ValueError as error:
@@ -91,7 +91,7 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill the gallery of a run that ends by the embedded items of a data set, under their positions."""
+    """Fill a finished run's gallery with embedded items, under their positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
     items = [

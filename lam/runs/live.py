@@ -1,6 +1,6 @@
-"""A bounded sample of what a service was asked, as embeddings: known queries and strangers, as they come.
+"""A bounded random sample of the queries to a service, as embeddings: known queries and strangers.
 
-`live/` of a run is a sealed generation: live.json (how many were asked, of which encoder) and queries.safetensors.
+`live/` of a run is a sealed generation: live.json (the number of queries, the encoder) and queries.safetensors.
 """
 
 import random
@@ -17,22 +17,22 @@ from lam.vmf.embeddings import Embeddings
 FOLDER = "live"
 FORMAT = FolderFormat(1, "live.json", ("queries.safetensors",))
 EVERY = 100
-"""After so many queries more the sample is written."""
+"""The number of queries after which the sample is written."""
 
 
 class LiveQueries:
-    """A uniform sample of at most so many queries, whatever number comes; it goes on where an earlier one ended.
+    """A uniform sample of all queries; it continues an earlier sample.
 
-    An earlier one that has let queries go stays as small as it is.
+    An earlier sample of more queries than it kept does not grow: later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 
     Args:
-        run: that is asked.
-        size: how many queries are kept.
+        run: the served run.
+        size: the most queries that are kept.
 
     Attributes:
-        seen: how many came.
+        seen: the number of all queries.
 
     Raises:
         ValueError: for a size below 1.
@@ -47,13 +47,13 @@ class LiveQueries:
         if (earlier := _read(run)) is not None:
             embeddings, features, self.seen = earlier
             n = len(embeddings)
-            if self.seen > n:  # more beside them would all be late ones
+            if self.seen > n:
                 self._size = min(size, n)
             rows = sorted(random.sample(range(n), min(size, n)))
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
-        """Count a query, which may take the place of another."""
+        """Count a query, and keep it at random."""
         self.seen += 1
         if len(self._kept) < self._size:
             self._kept.append((embedding, features))
@@ -64,7 +64,7 @@ class LiveQueries:
             self.write()
 
     def write(self) -> None:
-        """Write what was not written yet; a crash leaves the earlier sample, or all of this."""
+        """Write new queries; a crash leaves the earlier sample or the whole new one."""
         if not self._unwritten:
             return
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])
@@ -75,10 +75,10 @@ class LiveQueries:
 
 
 def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
-    """The queries that were kept, and their features.
+    """The kept queries and their features.
 
     Raises:
-        ValueError: where none were kept of the run's encoder.
+        ValueError: if there are none of the run's encoder.
         CorruptFileError: naming the file that is missing, truncated or altered.
     """
     kept = _read(run)
@@ -88,7 +88,7 @@ def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
 
 
 def _read(run: Run) -> tuple[Embeddings, Tensor, int] | None:
-    """Embeddings, features, and of how many queries they are a sample; None where there are none of this encoder."""
+    """Embeddings, features and the number of all queries; None without a sample of this encoder."""
     folder = run.folder / FOLDER
     if not (folder / MANIFEST).is_file():
         return None

@@ -1,6 +1,6 @@
-"""A few samples of a run to try it with, kept in its folder so that none of its data sets is needed for that.
+"""A few inputs to try a run with, in its folder, so that its data sets are not needed.
 
-samples/samples.json    whence each comes, and of a text the text
+samples/samples.json    the source of each, and the texts
 samples/1.png, ...      the images
 """
 
@@ -17,7 +17,7 @@ from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write
 
 FOLDER = "samples"
 COUNT = 3
-"""How many samples are known to the run; beside them is one stranger."""
+"""The number of known samples; one stranger follows them."""
 
 _SIDE = 512  # pixels of an image's longer side
 _LIST = f"{FOLDER}/samples.json"
@@ -28,10 +28,10 @@ class Sample:
     """An input to try a run with.
 
     Attributes:
-        source: the part of the data that it was drawn from, or the OOD set.
+        source: its part of the data, or its OOD set.
         stranger: whether nothing in the gallery matches it.
-        text: of a text; None of an image.
-        image: a PNG or JPEG file; None of a text.
+        text: None for an image.
+        image: a PNG or JPEG file; None for a text.
     """
 
     source: str
@@ -41,11 +41,11 @@ class Sample:
 
 
 def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *, seed: int) -> list[Sample]:
-    """Samples at random: of different classes that the gallery has, and a stranger, where there are such.
+    """Random samples of different classes in the gallery, and a stranger.
 
-    They are items of the validation split; where the gallery has none of its classes, queries of the test split. The
-    stranger is of the first OOD set, or else of the classes that were set aside, or else, of texts, a sentence that
-    ships with Python. The gallery holds the `candidates`, positions in the test split.
+    Known samples come from the validation split, or, if the gallery holds none of its classes, from the test split's
+    queries. The stranger comes from the first OOD set, or else from the held-out classes, or else, for texts, from the
+    sentences that ship with Python. The gallery holds the `candidates`, positions in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]
@@ -67,7 +67,7 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
-    """Write samples into the folder of a run; the files, relative to it, none where there is no sample."""
+    """Write samples into the folder of a run; returns the files, relative to it."""
     if not samples:
         return []
     (folder / FOLDER).mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
 
 
 def read_samples(folder: Path) -> tuple[Sample, ...]:
-    """The samples of a finished run, checked before they are read; none where it has none.
+    """The samples of a finished run.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -100,7 +100,7 @@ def read_samples(folder: Path) -> tuple[Sample, ...]:
 
 
 def _of_different_classes(part: Dataset, gallery: Tensor, generator: torch.Generator) -> list[int]:
-    """Positions of queries with a label of the gallery, at random, each of another class as far as there are some."""
+    """Positions of random queries with a label of the gallery, from as many classes as possible."""
     can_be_asked = torch.isin(part.labels, gallery)
     if part.is_query is not None:
         can_be_asked &= part.is_query
@@ -113,10 +113,9 @@ def _of_different_classes(part: Dataset, gallery: Tensor, generator: torch.Gener
 
 
 def _sample(part: Dataset, row: int, source: str) -> Sample | None:
-    """An item as a sample; None where it cannot be shown, and so not be asked either."""
+    """An item as a sample; None if it has neither text nor picture."""
     preview = part.preview(row, side=_SIDE)
     if preview.text is None and preview.picture is None:
         return None
-    return Sample(
-        source, stranger=False, text=preview.text, image=None if preview.text is not None else preview.picture
-    )
+    image = None if preview.text is not None else preview.picture
+    return Sample(source, stranger=False, text=preview.text, image=image)

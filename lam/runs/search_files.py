@@ -1,7 +1,5 @@
-"""The results of `lam search` as a CSV file with a line a hit, or as JSON with an entry an image."""
+"""The results of `lam search` as a CSV file, one line per hit, or as JSON, one entry per image."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lam.runs.search import SearchResult
-from lam.utils.files import write_json, write_text
+from lam.utils.files import write_csv, write_json
 
 SUFFIXES = (".csv", ".json")
 _OF_DECISION = ("probability", "p_known", "right_if_known", "statistic", "accept_above", "false_accept", "p_value")
@@ -23,25 +21,24 @@ _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path",
 
 
 def check_suffix(path: str | Path) -> None:
-    """Refuse a file of another kind, before any work.
+    """Reject a file name with another suffix, before any work.
 
     Raises:
-        ValueError: naming what it may be.
+        ValueError: with the allowed suffixes.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
 
 
 def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
-    """Write the results of searches, all of the file or nothing: images in the order given, hits best first.
+    """Write the results of searches atomically: images in the order given, hits best first.
 
-    An image has `decision` and what it rests on: `known` is P(the gallery holds a match), `right_if_known` P(the first
-    hit is right, if the gallery holds a match), `probability` their product, `statistic` what decides under the name
-    `accept`, `accept_above` its threshold, `false_accept` the share of searches without a match that look as good,
-    `p_value` the share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
-    `lam.retrieval.decisions.unseen_classes`. Without a calibration there is none of these, and no hit is known to be
-    uncertain: JSON has null there, CSV nothing. An image without a hit has one line, with nothing where the hit would
-    be. What is not of every hit, such as metadata, JSON alone has.
+    An image has `decision` and its evidence: `known` is P(the gallery holds a match), `right_if_known` P(the first hit
+    is right, if the gallery holds a match), `probability` their product, `statistic` the value of the score `accept`,
+    `accept_above` its threshold, `false_accept` the share of searches without a match that look as good, `p_value` the
+    share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
+    `lam.retrieval.decisions.unseen_classes`. Without a calibration these and `uncertain` are null, in CSV empty. In
+    CSV an image without a hit has one line, and nested values, such as metadata, are left out.
 
     Raises:
         ValueError: for a path with another suffix.
@@ -53,14 +50,10 @@ def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
     if Path(path).suffix.lower() == ".json":
         write_json(path, {"calibration": state, "images": entries})
         return
-    text = io.StringIO()
     parts = (*queries.parts(), "doubt") if queries.has_parts else ()
     columns = (*_OF_IMAGE, "calibration", *parts, *_OF_HIT)
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for entry in entries:
-        writer.writerows({**entry, "calibration": state, **hit} for hit in entry["hits"] or [{}])
-    write_text(path, text.getvalue())
+    rows = ({**entry, "calibration": state, **hit} for entry in entries for hit in entry["hits"] or [{}])
+    write_csv(path, columns, rows)
 
 
 def _entries(result: SearchResult) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,9 @@
-"""The same run from several seeds, and what its metrics come to: mean and standard deviation.
+"""One run with several seeds: mean and standard deviation of its metrics.
 
     seed-0/, seed-1/, ...   the folders of the runs
     sweep.json              the metrics of each seed, their mean, standard deviation and number
 
-Started again with the same settings a sweep continues where it was: finished runs are kept. What a run does is
-`lam.runs.run`.
+A sweep that is started again with the same settings continues and keeps finished runs.
 """
 
 import statistics
@@ -28,11 +27,11 @@ class SweepResult:
     """A finished sweep.
 
     Attributes:
-        folder: where it is.
-        metrics: those of each seed; None where a metric is undefined.
-        mean: of each metric that every seed has.
+        folder: of the sweep.
+        metrics: of each seed; None if a metric is undefined.
+        mean: of each metric that is defined for every seed.
         std: its standard deviation over seeds, by n − 1; empty for a single seed.
-        undefined: the seeds in which a metric is undefined, by its name.
+        undefined: by metric, the seeds for which it is undefined.
     """
 
     folder: Path
@@ -43,10 +42,9 @@ class SweepResult:
 
 
 def seeds_of(config: RunConfig, count: int) -> range:
-    """So many seeds, from that of the configuration on.
+    """`count` seeds, starting at the configuration's.
 
-    A method that takes several seeds in a row, as an ensemble does for its members, goes on in such steps: ensembles
-    that share members would differ less than others do.
+    The seeds of a method with several networks, such as an ensemble, are so far apart that no two runs share a network.
 
     Raises:
         ValueError: for fewer than one.
@@ -62,19 +60,19 @@ def seeds_of(config: RunConfig, count: int) -> range:
 
 
 def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> SweepResult:
-    """Run a configuration from each of these seeds; the split of the data keeps its own.
+    """Run a configuration with each of these seeds, on the same split of the data.
 
     Args:
-        config: what to do; its output is the folder of the sweep, by default that of the run with `-sweep` at its end.
+        config: of the runs; its output is the folder of the sweep, by default the run's folder with `-sweep`.
         seeds: of the runs, each once.
-        progress: show what happens on standard error.
+        progress: show stages and progress on standard error.
 
     Returns:
-        The metrics of all seeds; `sweep.json` says the same, of those that are done, after every run.
+        The metrics of all seeds; `sweep.json` holds them after every run.
 
     Raises:
-        ValueError: for no seeds, the same one twice, a folder that holds a run itself, or as `lam.runs.run.run`; what
-            was finished before stays.
+        ValueError: for no seeds, a seed given twice, a folder that holds a run itself, or as `lam.runs.run.run`;
+            finished runs stay.
 
     Example:
         >>> import tempfile
@@ -86,7 +84,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
         (True, ['seed-7', 'sweep.json'])
     """
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be at least one, and each given once, got {list(seeds)}")
+        raise ValueError(f"seeds must be one or more different numbers, got {list(seeds)}")
     folder = config.folder.with_name(f"{config.folder.name}-sweep") if config.output is None else config.folder
     if (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds a run, not a sweep: give another --output")
@@ -102,13 +100,13 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Mean, standard deviation (by n − 1) and number of every metric over seeds.
 
-    A metric that is undefined in some seed has neither: the mean of the others would be of easier cases.
+    A metric that is undefined for a seed has neither: the other seeds are the easier ones.
 
     Args:
-        metrics: by seed; what is no number or None is left out.
+        metrics: by seed; only numbers and None count.
 
     Returns:
-        `n`, `mean` and `std` by metric, the latter empty for a single seed, and `undefined`, the seeds by metric.
+        `n`, `mean` and `std` by metric (`std` is empty for a single seed), and `undefined`, the seeds by metric.
 
     Example:
         >>> summary({0: {"ece": 0.1, "auroc": None}, 1: {"ece": 0.3, "auroc": 0.9}})

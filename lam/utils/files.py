@@ -5,16 +5,18 @@ holds the SHA-256 of each of its files, is written last, and is checked before a
 safetensors file otherwise loads as another weight without a word. Nothing here knows what the files mean.
 """
 
+import csv
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import operator
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +87,23 @@ def write_json(path: str | Path, value: Any) -> None:
     """
     text = json.dumps(value, indent=2, allow_nan=False, default=operator.methodcaller("item"))
     write_text(path, text + "\n")
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as CSV with a header, atomically; other keys than the columns are left out."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def read_csv(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV file with a header; none without a file."""
+    if not Path(path).is_file():
+        return []
+    with Path(path).open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
 
 
 def write_record(path: str | Path, value: Mapping[str, Any], *, format: int) -> None:

@@ -54,7 +54,7 @@ class TestSeeds:
 
     @pytest.mark.parametrize("seeds", [[], [1, 1]])
     def test_must_differ(self, seeds: list[int], tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"seeds must be at least one, and each given once, got \["):
+        with pytest.raises(ValueError, match=r"seeds must be .*, got \["):
             sweep(tiny(tmp_path), seeds)
 
 

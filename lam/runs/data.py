@@ -1,4 +1,4 @@
-"""The data of a run: loaded, limited, and refused before any work where they cannot serve."""
+"""The data of a run: loaded, limited and checked before any work."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,15 +56,15 @@ _DOWNLOAD = "--data.options='{download: true}'"
 def load_data(
     data: DataConfig, damaged: frozenset[str] = frozenset(), *, root_option: str = "in a run: --data.root=DIR"
 ) -> tuple[Splits, dict[str, Dataset]]:
-    """The splits, some classes set aside as strangers, and the OOD sets by title, cut to the limit.
+    """The splits, with some classes held out as strangers, and the OOD sets by title, cut to the limit.
 
     Args:
         data: the settings.
         damaged: paths of image files to leave out; see `lam.gallery.damaged`.
-        root_option: how the user says where the files are, for the error.
+        root_option: how a user sets the folder of the files, for the error.
 
     Raises:
-        MissingDataError: naming the setting that says where the files are.
+        MissingDataError: naming the setting for the folder of the files.
         ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
             `lam.datasets.strangers.hold_out_classes`.
     """
@@ -95,14 +95,14 @@ def load_data(
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run, checked.
+    """The checked data of a run.
 
     Attributes:
         splits: train, validation, test and strangers.
         ood: OOD sets by title.
         copies: items that repeat others.
-        damaged: why image files cannot be read, of those that are left out.
-        is_new: whether no earlier start of the run has checked them.
+        damaged: the reasons of left-out image files, by path.
+        is_new: whether this is the first start of the run.
     """
 
     splits: Splits
@@ -127,12 +127,12 @@ class RunData:
 def prepare_data(
     data: DataConfig, folder: Path, *, learns: bool, corruptions: Sequence[str] | str | None, progress: bool
 ) -> RunData:
-    """Load the data of a run and check every item; a later start of the run does not read all files again.
+    """Load the data of a run; its first start reads and checks every item.
 
     Args:
         data: the settings.
         folder: of the run.
-        learns: whether the run learns from items that match.
+        learns: whether the run learns from matching items.
         corruptions: of the test split; see `lam.runs.corruption.corruptions_of`.
         progress: show a progress bar on standard error.
 
@@ -162,14 +162,14 @@ def prepare_data(
 def _check_items(
     data: DataConfig, folder: Path, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
-    """Read all image files: the copies among the items, and why files cannot be read, where these may be left out."""
+    """Read all image files: the copies among the items, and the reasons of unreadable files."""
     parts = parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
-    # A refused run has no folder yet: its list goes beside.
+    # A rejected run has no folder yet: its list goes beside.
     listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")
     DamagedFiles(listed, data.skip_damaged, reasons).settle(sum(len(part.files) for part in parts))
     copies = find_copies(splits, hashes)
-    if data.duplicates == "drop":  # exact ones are gone from the splits
+    if data.duplicates == "drop":  # the splits no longer hold exact copies
         whole, _ = load_data(replace(data, duplicates="keep"))
         copies = [*without_copies(whole)[1], *copies]
     check_copies(copies, data.duplicates)
@@ -183,12 +183,11 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 
 
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
-    """Refuse splits that are too small, or in which nothing could be found or learned.
+    """Require splits that are large enough and hold matching items.
 
     Args:
         splits: of a run.
-        learns: whether the run learns from items that match. Where it does not, a warning says of which split nothing
-            is learned or measured, as no two of its items do.
+        learns: whether the run learns from matching items; without, a split without matches is only warned of.
 
     Raises:
         ValueError: naming the split.
@@ -228,10 +227,10 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
 
 
 def check_texts(items: Dataset) -> None:
-    """Refuse texts that a gallery could not keep, which would otherwise end the run when it is filled.
+    """Reject texts that the gallery cannot keep, before the run fills it.
 
     Raises:
-        ValueError: naming the text whose metadata are, with itself, too long or no Unicode.
+        ValueError: naming a text that is, with its metadata, too long or no Unicode.
     """
     for row in range(len(items) if isinstance(items, Texts) else 0):
         preview = items.preview(row)
@@ -245,12 +244,12 @@ def check_texts(items: Dataset) -> None:
 
 
 def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """All the data of a run, by name."""
+    """All splits and OOD sets of a run by name."""
     return {**splits.parts(), **{f"OOD set {name}": images for name, images in ood.items()}}
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
-    """Say how many texts are longer than what becomes an input, or than the network reads."""
+    """Warn of texts that are longer than the network reads."""
     read = {text: part.preprocessing for part in parts if isinstance(part, Texts) for text in part.texts}
     n_cut = sum(is_cut(network, preprocessing, text) for text, preprocessing in read.items())
     if n_cut:
@@ -258,29 +257,29 @@ def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
 
 
 def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path, UInt8[Tensor, " B"]], dict[Path, str]]:
-    """Read every image file as it will be read: a damaged one would otherwise end the run when its turn comes.
+    """Read every image file, as a damaged one would end the run later.
 
     Returns:
-        The perceptual hashes of the files that have one, and the reason of each damaged file.
+        The perceptual hashes of files, without small and uniform images, and the reasons of damaged files.
     """
     files = {path: part.preprocessing for part in parts for path in part.files}
 
     def hashed(path: Path, image: Tensor) -> tuple[Path, UInt8[Tensor, " B"] | None]:
         return path, perceptual_hash(files[path], image)
 
-    made, damaged = read_images(list(files.items()), hashed, progress=progress)
-    return {path: bits for path, bits in made if bits is not None}, damaged
+    hashes, damaged = read_images(list(files.items()), hashed, progress=progress)
+    return {path: bits for path, bits in hashes if bits is not None}, damaged
 
 
 def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
-    """A loader in the order of the images, or of their features; torch's global random state stays as it is."""
+    """A loader in the order of the images, or of their features; leaves torch's global random state alone."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
 
 
 def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0) -> Reference:
-    """Features and embeddings of at most so many images, drawn at random, with their classes where they have any."""
+    """Features, embeddings and classes, if any, of at most `count` random images."""
     drawn = images.limit(count, seed=seed)
     prediction = encoder.predict(loader_of(drawn, EMBEDDING_BATCH, num_workers), n_samples=2)
     labels = drawn.targets if drawn.targets.ndim == 1 else None
@@ -289,7 +288,7 @@ def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: i
 
 @contextmanager
 def _naming_setting(option: str) -> Iterator[None]:
-    """Name the setting of a run that says where missing files are."""
+    """Add to the error of missing files the setting for their folder."""
     try:
         yield
     except MissingDataError as error:

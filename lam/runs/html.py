@@ -1,8 +1,7 @@
-"""One self-contained HTML file that shows what a run measured: no script, no other host, no other file.
+"""The report of a run: one self-contained HTML file without scripts.
 
-Metrics come as flat keys, as in `metrics.json`; what they are called, and how the scores in their keys are told apart,
-is known to `lam.retrieval.metrics.registry`. `seconds_STAGE` are times, `tuned_...` and `corruption_...` have tables of
-their own. The page itself is `report.html.jinja`; here is what it shows.
+Metrics come by flat key, as in `metrics.json`; `lam.retrieval.metrics.registry` names them. `seconds_STAGE` are times,
+`tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +35,12 @@ Values = Mapping[str, float | int | None]
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of the report.
+    """A plot of the report.
 
     Attributes:
         title: its heading.
-        caption: what it shows and how to read it.
-        path: a PNG file, which is copied into the report.
+        caption: how to read it.
+        path: a PNG file, embedded in the report.
     """
 
     title: str
@@ -60,17 +59,17 @@ def write_report(
     ood_score: str = "kappa",
     ood_set: str = "main OOD set",
 ) -> None:
-    """Write a report as one HTML file that needs nothing but a browser.
+    """Write a report as one HTML file.
 
     Args:
         path: the file to write; its folder must exist.
-        title: what was run.
-        metrics: values by flat key; None or NaN where a metric is undefined.
-        plots: in the order in which they are shown.
-        configuration: as it was resolved, nested.
-        notes: sentences on what a reader should know.
-        ood_score: the encoder's own score, whose keys name none.
-        ood_set: the OOD set whose keys name none.
+        title: of the page.
+        metrics: values by flat key; None or NaN if a metric is undefined.
+        plots: in the order of the page.
+        configuration: nested settings.
+        notes: sentences for the reader.
+        ood_score: the encoder's own score, which its keys do not name.
+        ood_set: the main OOD set, which its keys do not name.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))
@@ -154,7 +153,7 @@ def _marked(values: Sequence[float | int | None], direction: Direction) -> list[
 
 
 def _corruption_table(values: Values) -> dict[str, Any] | None:
-    """A row a kind: recall and median κ at every severity, and how κ goes with it."""
+    """One row per kind: recall and median κ at every severity, and the trend of κ."""
     cells = {key.removeprefix(_CORRUPTION): value for key, value in values.items()}
     kinds = list(dict.fromkeys(key.partition("_")[0] for key in cells if not key.startswith("clean")))
     severities = list(dict.fromkeys(key.split("_")[1] for key in cells if key.split("_")[1].isdigit()))

@@ -36,15 +36,15 @@ SECONDS = "seconds.json"
 
 _OF_LOSS = ("loss", "temperature")
 _SAME = ("folder", "data", "augmentation", "method", "places", "evaluation", "ambiguity", "accelerator", "seed")
-"""Attributes that a plan has from its configuration as they are."""
+"""Attributes that a plan copies from its configuration."""
 
 
 @dataclass
 class Stages:
-    """Prints the name of each stage, and keeps the seconds it took.
+    """Prints the name of each stage, and measures its seconds.
 
     Attributes:
-        progress: whether names are printed, on standard error.
+        progress: whether to print names, on standard error.
         seconds: by stage.
     """
 
@@ -71,12 +71,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """How the network is made.
+    """How to build the network.
 
     Attributes:
         settings: its name, size and options.
         seed: of random weights.
-        checkpoint: the weights that it starts from; None to train it.
+        checkpoint: the weights to start from; None to train it.
     """
 
     settings: NetworkConfig
@@ -90,7 +90,7 @@ class NetworkPlan:
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
     def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
-        """The network before training, and what is known of its weights.
+        """The network before training, and where its weights come from.
 
         Raises:
             ValueError: for a checkpoint that does not fit the network, or items that the network does not take.
@@ -111,22 +111,22 @@ class NetworkPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, in the parts that its stages take.
+    """A run's configuration, in the parts that its stages take.
 
     Attributes:
         folder: of the run.
-        settings: the whole configuration, as the folder keeps it.
+        settings: the whole configuration, as in the folder.
         data: which data.
-        network: how the network is made.
+        network: how to build the network.
         loss: of the training.
         options: fields of `lam.training.Training` that the configuration sets.
         augmentation: of the training images.
         method: how the network becomes an encoder.
-        places: what makes two places match.
-        evaluation: what is measured.
+        places: when two places match.
+        evaluation: what to measure.
         ambiguity: whether the encoder learns its ambiguity.
         accelerator: the device.
-        seed: of samples and everything drawn.
+        seed: of all random choices.
     """
 
     folder: Path
@@ -161,18 +161,17 @@ class Plan:
 
     @property
     def learns(self) -> bool:
-        """Whether anything is learned from items that match."""
+        """Whether the run learns from matching items."""
         needs_matches = self.network.settings.head != "identity" or self.method.learns_from_matches
         return self.method.reads_labels and needs_matches
 
     def items(self, splits: Splits) -> Dataset:
-        """The training split, augmented where the configuration says so."""
+        """The training split, augmented if the configuration says so."""
         is_augmented = self.augmentation != AugmentationOptions()
         return Augmented(splits.train, self.augmentation) if is_augmented else splits.train
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """How the network is trained: the best epoch on the validation split is kept, or, without matches there, the
-        last."""
+        """The training: it keeps the best epoch on the validation split, or, without matches there, the last."""
         relation, validation = self.places.relation_of(splits.train), splits.validation
         has_matches = bool(self.places.relevance_of(validation, relation).count().any())
 
@@ -196,12 +195,12 @@ class Plan:
         )
 
     def checked(self, start: Start, validation: Dataset) -> Start:
-        """The start without its κ head, unless the run's posterior takes that over.
+        """The start, without its κ head if the run's posterior cannot use it.
 
-        A κ head needs p_known, which is learnt from items with a match; a warning says where they are too few.
+        A κ head needs p_known, which is learnt from items with a match; a warning tells if they are too few.
 
         Raises:
-            ValueError: where they are too few, and the configuration asks for the ambiguity.
+            ValueError: if they are too few, and the configuration asks for the ambiguity.
         """
         learn = self.ambiguity.learn
         is_posterior = issubclass(self.method.encoder, BayesianEncoder)
@@ -229,7 +228,7 @@ class Plan:
         return self.method.trained_by(self.loss, self.network.settings.dimension, learned)
 
     def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
-        """Recall@1 of a network on held-out items, by which the epoch is chosen; 0 if no query has a match."""
+        """Recall@1 of a network on held-out items, to choose the epoch; 0 if no query has a match."""
         relevance = self.places.relevance_of(items, relation)
         with evaluating(network):
             device = next(network.parameters()).device

@@ -1,4 +1,4 @@
-"""The plots and the page of a run, made from its evaluation."""
+"""The plots and the page of a run, from its evaluation."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ def write_plots_and_report(
     splits: Splits,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
-    """Write plots/*.png and report.html of a run, which was evaluated on its test split; the paths of the plots."""
+    """Write plots/*.png and report.html of an evaluated run; returns the paths of the plots."""
     (folder / "plots").mkdir(exist_ok=True)
     pictures = list(_plots(folder / "plots", encoder, evaluation, corrupted, splits.test, ood))
     data, method = configuration["data"]["name"], configuration["method"]["name"]
@@ -54,7 +54,7 @@ def _plots(
     test: Dataset,
     ood: Mapping[str, Dataset],
 ) -> Iterator[Plot]:
-    """The pictures that there is something to draw of, drawn into a folder, in the order of the report."""
+    """Draw the plots of an evaluation into a folder, in the order of the report."""
     answerable = evaluation.answerable
     scores = {SCORES[name].short: values for name, values in evaluation.scores.items()}
     if answerable.any():
@@ -125,7 +125,7 @@ def _plots(
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
-    """Show the ends of κ among the queries, 0 to Q − 1, and the items of the OOD sets, which follow them."""
+    """Show the queries with the largest and smallest κ; queries are 0 to Q − 1, items of OOD sets follow."""
     n_queries = len(evaluation.queries)
     outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
     embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
@@ -155,7 +155,7 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
 
 
 def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any], test: Dataset) -> Iterator[str]:
-    """What a reader should know beside the figures."""
+    """Sentences that help to read the metrics."""
     apart = not torch.equal(evaluation.candidates, evaluation.queries)
     if apart and isinstance(test, Texts):
         yield "The gallery is every answer of the data, those to training questions among them; the questions are new."

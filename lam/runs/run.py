@@ -1,22 +1,22 @@
 """A run: configuration -> data -> method -> evaluation -> report, in a folder that holds all of it.
 
     config.yaml          fully resolved
-    data.json            fingerprints of the splits, as a run continues on the same data only, and the gallery's kind
-    copies.csv           items that repeat others; damaged.csv, files that were left out: where there are any
-    checkpoints/         of the training, which continues from the last one; training.json is its history
+    data.json            fingerprints of the splits, as a run continues only on the same data, and the gallery's kind
+    copies.csv           items that repeat others, if any
+    damaged.csv          files that were left out, if any
+    checkpoints/         of the training; training.json is its history
     trained_by.json      the curvature of the loss that trained the network, for runs that start from it
     encoder/             network, posterior, preprocessing
-    gallery/             the test split, to be searched
-    samples/             a few inputs to try it with
-    metrics.json         flat names and values, and the seconds of each stage
-    curves.safetensors   the arrays behind the curves of its plots, for `lam compare`
+    gallery/             the test split
+    samples/             a few inputs to try the run with
+    metrics.json         metrics by flat key, and the seconds of each stage
+    curves.safetensors   the arrays behind the curves of the plots, for `lam compare`
     plots/*.png, report.html
-    MANIFEST.json        SHA-256 of what does not change afterwards, written last
+    MANIFEST.json        SHA-256 of all files that no longer change, written last
 
-A run that is started again with the same configuration continues where it was. A finished run is kept.
+A run that is started again with the same configuration continues; a finished run is kept.
 
-Several processes, started by torchrun, train and fit together. The first one alone writes, evaluates and reports, while
-the others wait.
+Several processes of torchrun train and fit together. Rank zero alone writes, evaluates and reports.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -75,8 +75,8 @@ class RunResult:
     """A finished run.
 
     Attributes:
-        folder: where it is.
-        metrics: flat names and values; None where a metric is undefined.
+        folder: of the run.
+        metrics: by flat key; None if a metric is undefined.
     """
 
     folder: Path
@@ -84,26 +84,26 @@ class RunResult:
 
     @property
     def report(self) -> Path:
-        """The page to open."""
+        """The report page."""
         return self.folder / "report.html"
 
 
 def run(config: RunConfig, *, progress: bool = True) -> RunResult:
-    """Train, fit, tune, evaluate and report; or continue where an earlier call was stopped.
+    """Train, fit, tune, evaluate and report; or continue an earlier call that was stopped.
 
     Network and posterior are fitted on the training split. The validation split chooses the epoch and the likelihood
     scale. Metrics are of the test split.
 
     Args:
-        config: what to do.
-        progress: show what happens on standard error.
+        config: of the run.
+        progress: show stages and progress on standard error.
 
     Returns:
         The folder and the metrics.
 
     Raises:
         ValueError: for settings outside their range, data that cannot be read or are too few, a network that does not
-            take them, or a folder that holds a run with other settings or of other data. Nothing has then been written.
+            take them, or a folder that holds a run with other settings or data. Nothing is then written.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     plan = Plan.of(config)
@@ -145,7 +145,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 
 def _finished(plan: Plan) -> RunResult | None:
-    """The run, if it has finished on the data as they are now; data that are gone cannot be compared."""
+    """The run, if it has finished on the present data; missing data are not compared."""
     folder = plan.folder
     refuse_other_run(folder, plan.settings)
     if not is_finished(folder):
@@ -167,7 +167,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     if histories:
         write_json(plan.folder / TRAINING, {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
-        stages.seconds["train"] = round(total, 3)  # of every start, not of this one alone
+        stages.seconds["train"] = round(total, 3)  # of all starts
     encoder.n_samples = plan.evaluation.n_samples
     held_out = Evaluator.of(plan, stages).held_out(splits.validation)
     if plan.method.tunes:
@@ -206,7 +206,7 @@ def _report(plan: Plan, encoder: Encoder, data: RunData, stages: Stages) -> RunR
 
 
 def _skipped(folder: Path) -> dict[str, int]:
-    """Number of batches without a positive pair, in all trainings of the run; empty if none was trained."""
+    """The number of batches without a positive pair in all trainings of the run; empty without a training."""
     if not (folder / TRAINING).is_file():
         return {}
     histories = read_json(folder / TRAINING).values()
@@ -218,11 +218,11 @@ class Evaluator:
     """Measures an encoder on the splits of a run.
 
     Attributes:
-        options: what is measured.
-        relevant_within: metres to a right answer, for places.
+        options: of the evaluation.
+        relevant_within: the largest distance of a right answer, in metres, for places.
         num_workers: processes that read data.
-        seed: of what is drawn.
-        stages: names and times what is done.
+        seed: of all random choices.
+        stages: prints and times the stages.
     """
 
     options: EvaluationConfig
@@ -238,7 +238,7 @@ class Evaluator:
         return cls(plan.evaluation, plan.places.relevant_within, plan.data.num_workers, plan.seed, stages)
 
     def held_out(self, part: Dataset) -> HeldOut:
-        """A split in batches, with what makes an answer right."""
+        """A split in batches, with the rule for right answers."""
         return HeldOut(self._batches(part), part.is_query, self.relevant_within, part.soft_labels)
 
     def evaluate(
@@ -268,7 +268,7 @@ class Evaluator:
         return evaluation, corrupted, metrics
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall among items of unseen classes, and how well each score knows a wrong answer there."""
+        """Recall among items of unseen classes, and how well each score detects wrong answers there."""
         count = self.options.unseen
         if strangers is None or not count:
             return {}

@@ -1,4 +1,4 @@
-"""What a run begins with in place of training: a file of weights, or another run with all that it knows of them."""
+"""The start of a run from a checkpoint: a file of weights, or another run."""
 
 import shlex
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ TRAINED_BY = "trained_by.json"
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of the weights that a network was filled with.
+    """Where the weights of a network come from.
 
     Attributes:
-        trained_by: name and settings of the curvature of the loss that trained them; None of a file of weights.
-        kappa_head: the κ head beside them; None where there is none.
+        trained_by: name and settings of the curvature of the loss that trained them; None for a file of weights.
+        kappa_head: the κ head beside them, if any.
     """
 
     trained_by: Mapping[str, Any] | None = None
@@ -33,10 +33,10 @@ class Start:
 
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:
-    """Fill a network with the weights of a file or of a finished run.
+    """Fill a network with the weights of a file or a finished run.
 
     Raises:
-        ValueError: as `lam.models.weights.load_weights`, or for a folder that is no finished run, or is one of several
+        ValueError: as `lam.models.weights.load_weights`, or for a folder that is no finished run, or a run with several
             networks.
         CorruptFileError: naming the file of a run that is missing, truncated or altered.
     """
@@ -50,8 +50,8 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     try:
         load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
     except ValueError as error:
-        given = {name: value for name, value in asdict(config.network).items() if value}
-        settings = " ".join(f"--network.{name}={shlex.quote(str(value))}" for name, value in given.items())
+        options = {name: value for name, value in asdict(config.network).items() if value}
+        settings = " ".join(f"--network.{name}={shlex.quote(str(value))}" for name, value in options.items())
         raise ValueError(f"{error}; the settings of its network are {settings}") from None
     verify(run.folder, [TRAINED_BY], others=False)
     trained_by = read_json(run.folder / TRAINED_BY)
@@ -59,7 +59,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
 
 
 def _kappa_head(encoder: Encoder) -> KappaHead | None:
-    """Its own, or that of the run which a posterior started from."""
+    """An encoder's κ head, its own or the one that its posterior started from."""
     if isinstance(encoder, HeadEncoder):
         return encoder.kappa_head
     learnt = encoder.ambiguity

@@ -171,7 +171,7 @@ def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
 
 def write_copies(copies: Iterable[Copy], folder: Path) -> None:
     """Write copies as CSV into a run's folder."""
-    write_csv(folder / COPIES, [field.name for field in fields(Copy)], map(asdict, copies))
+    write_csv(folder / COPIES, [field.name for field in fields(Copy)], (asdict(copy) for copy in copies))
 
 
 def read_copies(folder: Path) -> list[Copy]:

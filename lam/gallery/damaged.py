@@ -154,7 +154,7 @@ def read_damaged(listed: Path) -> frozenset[str]:
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items without those whose files have these paths.
+    """The items without the damaged files of these paths.
 
     Raises:
         ValueError: if no item is left.

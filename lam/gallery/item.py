@@ -77,7 +77,7 @@ class Item:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Its values in the database: its fields, with those of `images` in the place of `images`."""
+        """Its values in the database: its fields, the last replaced by the fields of `images`."""
         images = self.images
         return (
             self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,

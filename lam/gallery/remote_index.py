@@ -73,7 +73,7 @@ class RemoteIndex:
         """Why it cannot be searched now, or None; the server's own words are in the log."""
         if self._index is not None:
             return None
-        return "the index does not answer, or is not up to date yet; what is written is stored, and follows"
+        return "the index does not answer, or is not up to date yet; changes are stored, and follow later"
 
     def search(self, queries: Embeddings, k: int) -> Hits:
         """The k nearest items of each query; ids are keys of the store.

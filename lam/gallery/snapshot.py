@@ -75,7 +75,7 @@ class Snapshot:
 
     @cached_property
     def embeddings(self) -> Embeddings:
-        """The embeddings of the items, of which there must be one.
+        """The embeddings of at least one item.
 
         Raises:
             ValueError: for items of another dimension.

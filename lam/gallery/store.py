@@ -93,7 +93,7 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Replace:
-    """An item to put in the place of another, some of whose fields it keeps.
+    """An item that replaces another and keeps some of its fields.
 
     Attributes:
         item: the new one.

@@ -1,4 +1,4 @@
-"""From an image file or a text to what a network takes."""
+"""From an image file or a text to the input of a network."""
 
 from collections.abc import Mapping
 from typing import Any

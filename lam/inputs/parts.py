@@ -171,7 +171,7 @@ def _check_ppm(file: _Bytes) -> None:
 
 
 def _check_tiff(file: _Bytes) -> None:
-    """Check the first directory, whose values are copied one by one, and may overlap in the file."""
+    """Check the entries of the first directory. Their values may not overlap, as the decoder copies each."""
     order = "<" if file[:2] == b"II" else ">"
     big = 43 in file[2:4]
     head, number, entry = ("Q", "Q", "HHQ") if big else ("L", "H", "HHL")

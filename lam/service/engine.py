@@ -304,7 +304,7 @@ def _logging_failure(keep: Callable[[], None]) -> None:
 
 
 def _results(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
-    """The result of each job, or what it raised."""
+    """The result of each job, or its exception."""
     results: list[Value | Exception] = []
     for job in jobs:
         try:
@@ -334,7 +334,7 @@ def no_texts() -> ServiceError:
 
 
 def _no_embedding() -> ServiceError:
-    return ServiceError(422, "what was sent gives no finite embedding with a direction", allowed="an ordinary one")
+    return ServiceError(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:

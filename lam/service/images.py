@@ -63,7 +63,7 @@ def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | No
         most = settings.max_side
         raise ServiceError(413, f"the image has a side of more than {most} pixels", allowed={"max_side": most})
     needed = _ALWAYS + decoding_bytes(image, least)
-    needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # copies of what is left
+    needed += 2 * 4 * image.width * image.height // reduction(image, least) ** 2  # two copies of the reduced image
     if needed > settings.max_decoded:
         raise ServiceError(
             413,

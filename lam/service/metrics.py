@@ -18,11 +18,11 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-class Metrics:
-    """Requests, seconds, decisions and κ of an engine."""
+class Metrics(Collector):
+    """Requests, seconds, decisions and κ of an engine; gauges are read at each request for metrics."""
 
     def __init__(self, engine: Engine) -> None:
-        self._registry = CollectorRegistry()
+        self._engine, self._registry = engine, CollectorRegistry()
         self._kappa: deque[float] = deque(maxlen=_WINDOW)
         self._requests = Counter(
             "lam_requests", "Requests answered.", ("route", "method", "status"), registry=self._registry
@@ -32,7 +32,7 @@ class Metrics:
         )
         self._decisions = Counter("lam_decisions", "Decisions on queries.", ("decision",), registry=self._registry)
         self._pairs = Counter("lam_pair_decisions", "Decisions on pairs.", ("decision",), registry=self._registry)
-        self._registry.register(_State(engine, self._kappa))
+        self._registry.register(self)
 
     def count_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. `route` is the template of a path: few values keep the number of series small."""
@@ -52,13 +52,6 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics in the format of Prometheus."""
         return generate_latest(self._registry)
-
-
-class _State(Collector):
-    """Gauges that are read at each request for metrics."""
-
-    def __init__(self, engine: Engine, kappa: "deque[float]") -> None:
-        self._engine, self._kappa = engine, kappa
 
     def collect(self) -> Iterator[Metric]:
         engine, kappa = self._engine, torch.tensor(list(self._kappa), dtype=torch.float64)

@@ -34,7 +34,7 @@ _SHOWN = 80
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class _Request(TypedDict):
-    """JSON without unknown names, whose numbers are finite."""
+    """JSON without unknown names, with finite numbers."""
 
 
 class EmbeddingRequest(_Request):
@@ -186,7 +186,7 @@ class UnseenFields(Answer):
 
 
 class SearchResponse(Answer):
-    """The answer to a search; what is null was not decided."""
+    """The answer to a search; null where nothing is decided."""
 
     spliced: ClassVar[str] = "hits"
     decision: Verdict = None
@@ -215,7 +215,7 @@ class SearchResponse(Answer):
 
 
 class VerifyResponse(Answer):
-    """The answer to a comparison; what is null was not decided."""
+    """The answer to a comparison; null where nothing is decided."""
 
     same: bool | None = None
     decision: Verdict = None
@@ -326,7 +326,7 @@ class ModelResponse(Answer):
     index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
     index_recall: Annotated[RecallFields | None, Field(description="null for exact searches, and for Milvus")]
     limits: LimitFields
-    versions: Annotated[dict[str, str], Field(description="of lam and of what it rests on, by name")]
+    versions: Annotated[dict[str, str], Field(description="of lam and its main dependencies, by name")]
 
 
 class FalseAcceptPoint(Answer):

@@ -95,7 +95,7 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine
 
 
 def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnections) -> uvicorn.Server:
-    """A server whose connections keep to the limits."""
+    """A server with limits on its connections."""
     connection: Any = partial(Connection, connections, settings, app.refuse_connection)
     app.on_full_memory(connections.drop_unread)
     config = uvicorn.Config(

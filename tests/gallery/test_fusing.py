@@ -103,7 +103,7 @@ def test_what_is_of_the_item_stays() -> None:
     [
         ({"label": "vase"}, {"label": "plate"}, "one label: it has 'vase', this image 'plate'"),
         ({}, {"label": "plate"}, "one label: it has '', this image 'plate'"),
-        ({"metadata": '{"a": 1}'}, {"metadata": '{"a": 2}'}, "this image's are not those of the item"),
+        ({"metadata": '{"a": 1}'}, {"metadata": '{"a": 2}'}, "one metadata"),
         ({"images": Images(10_000, 0.9)}, {}, "the item was made of 10000 images"),
     ],
 )

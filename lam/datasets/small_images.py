@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ _FILES = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 _UNSIGNED_BYTES = 8
+_CHUNK = 1 << 20
 _RECORD = 1 + 3 * 32 * 32
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside it
@@ -118,21 +120,28 @@ def read_idx(path: Path) -> UInt8[Tensor, "..."]:
             compressed data are damaged. The message names the file.
     """
     try:
-        content = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            return _parse(stream, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from error
-    magic, n_axes = content[:4], content[3] if len(content) > 3 else 0
-    if magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or n_axes == 0:
+
+
+def _parse(stream: BufferedIOBase, path: Path) -> UInt8[Tensor, "..."]:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTES)) or magic[3] == 0:
         raise ValueError(f"{path} is no IDX file of unsigned bytes: it begins with {magic.hex(' ') or 'nothing'}")
-    start = 4 + 4 * n_axes
-    if len(content) < start:
+    header = stream.read(4 * magic[3])
+    if len(header) < 4 * magic[3]:
         raise ValueError(f"{path} is truncated within its header; get it again")
-    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
-    expected, n_values = math.prod(shape), len(content) - start
-    if n_values != expected:
-        amount = "more" if n_values > expected else f"only {n_values}"
+    shape = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
+    expected = math.prod(shape)
+    values = bytearray()  # grows with the data: a damaged header may claim any size, and a small .gz may hold any
+    while len(values) <= expected and (chunk := stream.read(_CHUNK)):
+        values += chunk
+    if len(values) != expected:
+        amount = "more" if len(values) > expected else f"only {len(values)}"
         raise ValueError(f"{path} must hold {expected} values of shape {tuple(shape)}, got {amount}; get it again")
-    return torch.frombuffer(content, dtype=torch.uint8)[start:].reshape(shape)
+    return torch.frombuffer(values, dtype=torch.uint8).reshape(shape) if expected else torch.empty(shape).byte()
 
 
 def _read_pair(paths: list[Path]) -> tuple[UInt8[Tensor, "N 1 28 28"], Int64[Tensor, " N"]]:

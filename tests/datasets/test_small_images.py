@@ -2,6 +2,7 @@
 
 import gzip
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,16 @@ class TestReadIdx:
             (tmp_path / "damaged.gz").write_bytes(content)
             with pytest.raises(ValueError, match=r"damaged\.gz"):
                 read_idx(tmp_path / "damaged.gz")
+
+    def test_no_more_is_unpacked_than_the_header_says(self, tmp_path):
+        path = layouts.packed(tmp_path / "large.gz", layouts.idx(np.zeros((5, 2))) + bytes(100 << 20))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=r"must hold 10 values of shape \(5, 2\), got more"):
+                read_idx(path)
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize(
         ("file", "values", "message"),

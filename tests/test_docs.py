@@ -5,13 +5,17 @@ import importlib
 import re
 import shlex
 import tomllib
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from pkgutil import walk_packages
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+import lam
 from lam.cli import RUNS, _parser
 from lam.experiments import EXPERIMENTS
 from lam.runs.config import RunConfig
@@ -149,7 +153,8 @@ def test_the_site_shows_every_metric_and_score(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_pages_stay_within_thirty_thousand_words() -> None:
-    assert sum(len(text(page).split()) for page in PAGES if page.is_relative_to(DOCS)) <= 30_000
+    pages = [re.sub("^:::", "", text(page), flags=re.MULTILINE) for page in PAGES if page.is_relative_to(DOCS)]
+    assert sum(len(page.split()) for page in pages) <= 30_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -172,3 +177,29 @@ def test_a_figure_in_a_sentence_stands_in_a_table_of_its_page(page: Path) -> Non
     sentences, tables = code.sub("", generated.sub("", text(page))), "".join(generated.findall(text(page)))
     for figure in re.findall(r"(?<![\d.])\d+\.\d{2,}(?!\.?\d)", sentences) if tables else ():
         assert figure in tables, figure
+
+
+def public(package: Any, name: str) -> tuple[Any, Any]:
+    """A public name of a package, a module or something in it, and what tells it from others: where it is defined."""
+    value = getattr(package, name, None)
+    value = importlib.import_module(f"{package.__name__}.{name}") if value is None else value
+    is_defined = isinstance(value, type | FunctionType)
+    return value, (value.__module__, value.__qualname__) if is_defined else id(value)
+
+
+def test_the_public_names_are_those_of_the_reference_page() -> None:
+    packages = [
+        lam,
+        *(importlib.import_module(each.name) for each in walk_packages(lam.__path__, "lam.") if each.ispkg),
+    ]
+    expected: dict[Any, Any] = {}
+    for package in packages:
+        for name in package.__all__:
+            value, key = public(package, name)
+            expected.setdefault(key, value)
+    named = re.findall(r"^::: (.+)$", text(DOCS / "reference" / "api.md"), flags=re.MULTILINE)
+    places = [name.rpartition(".") for name in named]
+    found = [public(importlib.import_module(package), name)[1] for package, _, name in places]
+    assert all(name in importlib.import_module(package).__all__ for package, _, name in places)
+    assert Counter(found) == Counter(expected.keys())
+    assert all(value.__doc__ for value in expected.values() if isinstance(value, type | FunctionType | ModuleType))

@@ -8,3 +8,5 @@ local_index, remote_index, gallery   the index of this process or of Milvus, and
 decide              from hits to a decision
 damaged, refusal    files that cannot be read; refused operations
 """
+
+__all__ = ["decide", "embed", "enrolment", "image_list", "shards"]

@@ -8,3 +8,5 @@ page/                                   HTML, CSS and JavaScript modules for bro
 
 The modules need the extra `serve`; importing this package imports none of them.
 """
+
+__all__ = ["server", "settings"]

@@ -1,1 +1,3 @@
 """Helpers of every room: whole files, tables, processes, seeds, checks."""
+
+__all__: list[str] = []

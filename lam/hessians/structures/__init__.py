@@ -1,1 +1,3 @@
 """Curvatures in the weights of a layer; one file a structure."""
+
+__all__: list[str] = []

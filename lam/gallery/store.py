@@ -259,10 +259,7 @@ class ItemStore:
         self._writer.close()
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
-        """Compare every row with its hash, and all rows with the ledger.
-
-        Args:
-            drop_corrupt: delete corrupt rows, and go on with the others.
+        """Compare every row with its hash, and all rows with the ledger; `drop_corrupt` deletes corrupt rows.
 
         Returns:
             The ids of the deleted rows.

@@ -70,13 +70,9 @@ class Query:
         return bool(self.embedding.capped[0])
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
-        """Make an item of the query.
+        """Make an item of the query; its text is added to the metadata.
 
-        Args:
-            item_id: its id; None for its number by content.
-            label: its class, or the empty label.
-            metadata: JSON; a text is added to it.
-            file: the image file. Without it the content is the text, or else the vector.
+        Without an id, the number of its content is the id. The content is the image file, the text or the vector.
 
         Raises:
             Refusal: where metadata and text together are too long.
@@ -142,10 +138,8 @@ class Responder:
         """Answer a search of a gallery of this size.
 
         Args:
-            search: its options.
-            query: that was read.
-            hits: of the query; at least as many as a decision rests on, and at least k.
-            infos: about the hits, by key.
+            search, query: the options, and the query that was read.
+            hits, infos: of the query, at least as many as a decision rests on, and at least k; information by key.
             size: of the gallery.
             judged: whether to decide; False for a query unlike those calibrated on.
         """

@@ -84,13 +84,8 @@ def embedding_query_of(body: bytes, dimension: int) -> Query:
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:
     """The two parts of a body in JSON, each as a query, a text, or the file of an image in base64.
 
-    Args:
-        body: of the request.
-        dimension: of the embeddings.
-        max_json: maximum bytes without the images.
-
     Raises:
-        ServiceError: for any other body.
+        ServiceError: for any other body, or one of more than `max_json` bytes without its images.
     """
     if len(body) > max_json:
         _refuse_costly(body, max_json)

@@ -84,14 +84,7 @@ class OpenConnections:
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines for sending headers and for reading answers.
-
-    Args:
-        connections: all open ones.
-        settings: the deadlines.
-        refuse: the application for a surplus connection.
-        options: of uvicorn's connection.
-    """
+    """A connection with deadlines for sending headers and for reading answers; `refuse` answers on surplus ones."""
 
     def __init__(
         self, connections: OpenConnections, settings: ServiceSettings, refuse: ASGIApp, **options: Any

@@ -18,15 +18,9 @@ _ALWAYS = 2 * MEBIBYTE
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
-    """Decode the image of a request.
+    """Decode the first frame of an image file, and turn it upright (EXIF); `least` as in `decode`.
 
-    Args:
-        body: the file.
-        settings: limits on pixels and bytes, checked before anything is decoded.
-        least: see `lam.inputs.preprocessing.decode`.
-
-    Returns:
-        Its first frame, turned upright (EXIF).
+    Limits on pixels and bytes are checked before anything is decoded.
 
     Raises:
         ServiceError: 400 for an empty or damaged file, 413 for one that is too large or has too many parts, 415 for

@@ -166,14 +166,9 @@ class Worker(Generic[Job, Result]):
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse a request that would wait for long, before any work on it; where no job waits, it passes.
+    """Refuse, as busy, a request with more than `patience` seconds of work before it; where no job waits, it passes.
 
-    Args:
-        workers: in the order in which the request passes them; jobs at one are before it at the next ones, too.
-        patience: maximum seconds of work before it.
-
-    Raises:
-        Refusal: busy.
+    It passes the workers in this order. Jobs at one worker are before it at the next ones, too.
     """
     before, seconds = 0, 0.0
     for worker in workers:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lam.pairs.pairs import check_label_vector, negative_distance, squared_distance
 from lam.pairs.relation import Relation
+from lam.utils.blocks import row_blocks
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -68,8 +69,8 @@ class Relevance(ABC):
 
     def count(self) -> Int[Tensor, " Q"]:
         """The number of items of the gallery that answer each query, without itself."""
-        rows = max(1, _BLOCK_ELEMENTS // max(1, len(self.candidates)))
-        parts = [self.of_rows(part).sum(1) for part in torch.arange(len(self.queries)).split(rows)]
+        blocks = row_blocks(len(self.queries), len(self.candidates), elements=_BLOCK_ELEMENTS)
+        parts = [self.of_rows(torch.arange(block.start, block.stop)).sum(1) for block in blocks]
         return torch.cat(parts) - int(self.gallery is None)
 
     @abstractmethod

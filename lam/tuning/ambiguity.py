@@ -23,6 +23,7 @@ from lam.retrieval.metrics.uncertainty import ausc
 from lam.tuning.tensors import TensorRecord
 from lam.tuning.typicality import Components, Typicality, learn_typicality, p_known, shape_of
 from lam.utils.autocast import without_autocast
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, kappa_from_resultant, log_normalizer
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -209,9 +210,9 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
     """Mean cosine of each query to its matches in the gallery, 0 for none, and their number; float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
-    rows = max(1, _BLOCK_ELEMENTS // max(1, len(gallery)))
     cosines, counts = [], []
-    for part in torch.arange(len(relevance.queries)).split(rows):
+    for block in row_blocks(len(relevance.queries), len(gallery), elements=_BLOCK_ELEMENTS):
+        part = torch.arange(block.start, block.stop)
         matches = relevance.of_rows(part).to(unit.device)
         own = unit[relevance.queries[part].to(unit.device)]
         total, count = (own * (matches.double() @ gallery)).sum(1), matches.sum(1).double()

@@ -486,7 +486,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path, with_reference:
     hits = _hits(asked, gallery)
     one, other = (calibration.decide(hits, asked, features=asked.mean) for calibration in (made, read))
     columns = [name for name, values in vars(one).items() if isinstance(values, torch.Tensor)]
-    assert len(columns) == 10
+    assert len(columns) == 11
     assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in columns)
     for flag in ("kappa", "knn", "combined") if with_reference else ("kappa",):
         own, other = (detector.conformal_scores(flag) for detector in (read.detector, made.detector))

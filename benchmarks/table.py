@@ -490,7 +490,7 @@ def supcon_structures() -> list[Row]:
     rows: list[Row] = [["data (seeds)", "structure", *heads]]
     for data in ("fashionmnist", "fashionmnist_supcon", "clinc150", "clinc150_contrastive"):
         variants = of_structures()[data]
-        for structure in ("diag", "kron", "low_rank_256", "low_rank_128"):
+        for structure in ("diag", "kron", "low_rank_128"):
             runs = [
                 variants.get(f"{curvature}, {structure}") or variants.get(f"{curvature} {structure}")
                 for curvature in curvatures
@@ -512,7 +512,7 @@ def curvature_of_items() -> list[Row]:
     """Whether items among others of another class have more curvature or less, over the runs of a data set."""
     by_data: dict[str, list[dict[str, Any]]] = {}
     for name, part in read("structures").items():
-        if "items" in part:
+        if "items" in part and not name.startswith("clinc150"):
             by_data.setdefault(name.split("-")[0], []).append(part["items"])
     heads = "rank correlation with neighbours of other classes", "curvature of items whose nearest is wrong over right"
     rows: list[Row] = [["data (seeds)", "curvature", *heads]]
@@ -925,30 +925,6 @@ def curvature() -> list[Row]:
         ]
         ratios = f"{case['ratio_one_pair_at_a_time']['arccos fixed']:,.0f} ×", f"{case['ratio_backpack']:.1f} ×"
         rows.append([f"{case['N']}, {case['D']}, {case['P']}", f"{case['ordered_pairs']:,}", *seconds, *ratios])
-    return rows
-
-
-@table
-def curvlinops() -> list[Row]:
-    """Errors of the estimates from the most vectors that each time is long enough for."""
-    results = [case for case in read("curvlinops")["cases"] if case["fix"] == "fixed"]
-    methods = {"hutchinson": "Hutchinson", "xdiag": "XDiag"}
-    most = max((case["budgets"] for case in results), key=len)
-    budgets = (most[0], most[-1])
-    heads = [f"{name}, {budget} × the time" for name in methods.values() for budget in budgets]
-    rows: list[Row] = [["arccos", "N, D, P", "ours, exact", "one vector, over ours", *heads]]
-    for case in results:
-        estimates, cells = case["estimates"], []
-        for method in methods:
-            for budget in budgets:
-                own = [row for row in estimates if row["method"] == method and row["times_ours"] <= budget]
-                last = max(own, key=lambda row: row["n_vectors"], default=None)
-                measured = budget in case["budgets"]
-                text = f"{last['relative_error']:.1f} ({last['n_vectors']} vectors)" if last else "too short for any"
-                cells.append(text if measured else NOTHING)
-        first = f"{estimates[0]['times_ours']:.2g} ×"
-        size = f"{case['N']}, {case['D']}, {case['P']}"
-        rows.append([f"`{case['fix']}`", size, f"{case['exact_milliseconds']:.3g} ms", first, *cells])
     return rows
 
 

@@ -61,8 +61,8 @@ def _plots(
         correct, path = evaluation.correct[answerable], folder / "sparsification.png"
         plots.plot_sparsification(path, {name: (correct, values[answerable]) for name, values in scores.items()})
         caption = (
-            "Accuracy of the queries that stay when the most uncertain are dropped. A curve that rises says that the "
-            "uncertainty knows which answers are wrong."
+            "Accuracy of the queries that stay when the most uncertain are dropped. A rising curve means that the "
+            "uncertainty detects wrong answers."
         )
         yield Plot("Sparsification", caption, path)
     if evaluation.reliability is not None:
@@ -77,18 +77,18 @@ def _plots(
     if encoder.has_kappa and ood:
         path = folder / "extremes_ood.png"
         _draw_extremes(path, evaluation, test, ood)
-        caption = "The same together with what is out of distribution, which should be the least certain."
+        caption = "Queries and OOD items by κ; OOD items should be the least certain."
         yield Plot("Most and least certain, OOD among them", caption, path)
     if answerable.any() and not answerable.all():
         path = folder / "no_match.png"
         parted = {name: (values[answerable], values[~answerable]) for name, values in scores.items()}
         plots.plot_precision_recall(path, parted, positives="queries without a match")
-        caption = "Finding the queries that nothing in the gallery answers. The line is their share."
+        caption = "Detection of queries without a match in the gallery. The line is their share."
         yield Plot("Precision-recall of no match", caption, path)
     kappa = {"in distribution": evaluation.embeddings.kappa}
     kappa |= {name: embeddings.kappa for name, embeddings in evaluation.ood_embeddings.items()}
     plots.plot_kappa(folder / "kappa.png", kappa)
-    yield Plot("Concentration κ", "How sure each embedding is; small κ means uncertain.", folder / "kappa.png")
+    yield Plot("Concentration κ", "How certain each embedding is; small κ means uncertain.", folder / "kappa.png")
     for name, outside in evaluation.ood_scores.items():
         against = {SCORES[score].short: (values, outside[score]) for score, values in evaluation.scores.items()}
         roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
@@ -101,7 +101,7 @@ def _plots(
         path = folder / f"corruption{f'_{number}' if number else ''}.png"
         kappa = {kind: curve.kappa.median(1).values for kind, curve in some} if encoder.has_kappa else {}
         plots.plot_corruption(path, kappa, {kind: curve.recall for kind, curve in some})
-        words = "κ should fall as recall does; where it rises instead, it must not be read as quality. "
+        words = "κ should fall with recall; where it rises, it does not measure quality. "
         caption = f"{words if encoder.has_kappa else ''}The queries are corrupted, the gallery is not."
         yield Plot("Under corruption", caption, path)
     if isinstance(encoder, BayesianEncoder) and (tuning := encoder.tuning) is not None:
@@ -116,8 +116,8 @@ def _plots(
             chosen=tuning.likelihood_scale,
         )
         caption = (
-            "The likelihood scales that were tried on the validation split. Chosen was the largest whose score is "
-            "within one standard error (of the difference) of the best."
+            "The likelihood scales that were tried on the validation split. The largest one with a score within one "
+            "standard error (of the difference) of the best was chosen."
         )
         if tuning.remark:
             caption += f" {tuning.remark[0].upper()}{tuning.remark[1:]}."
@@ -158,7 +158,7 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
     """Sentences that help to read the metrics."""
     apart = not torch.equal(evaluation.candidates, evaluation.queries)
     if apart and isinstance(test, Texts):
-        yield "The gallery is every answer of the data, those to training questions among them; the questions are new."
+        yield "The gallery holds every answer of the data, also those to training questions; the questions are new."
     else:
         gallery = "part of the test split that holds no query" if apart else "test split without the query itself"
         yield f"The gallery is the {gallery}; nothing was tuned on it."
@@ -166,16 +166,16 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
         yield f"The main OOD set is {next(iter(evaluation.ood_scores))}."
     if evaluation.primary == "knn":
         yield (
-            "The OOD score of this encoder is the k-NN distance: its head is the identity added to a network that was "
-            "trained without it, and κ there says little about the distance from the data."
+            "The OOD score of this encoder is the k-NN distance: its head is an identity added to a trained network, "
+            "and its κ says little about the distance from the data."
         )
     if "kappa_on_made" in metrics:
         kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]
         better = "kappa" if kappa >= variance else "variance"
         yield (
-            "Outsiders made from the validation images (inverted, with pixels permuted, blurred) are told by κ with an "
-            f"AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}: of these "
-            f"two, which need neither training features nor hits, the encoder recommends {better}."
+            "Outsiders made from the validation images (inverted, with permuted pixels, blurred) are detected by κ "
+            f"with an AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}. Of these two scores, "
+            f"which need neither training features nor hits, the encoder recommends {better}."
         )
     if skipped := metrics.get("batches_without_positives", 0):
         yield f"{skipped} batches of training held no positive pair and were skipped."

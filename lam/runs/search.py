@@ -1,4 +1,4 @@
-"""`lam search`: what is found in a run's gallery, and what is decided."""
+"""`lam search`: search a run's gallery and decide on the hits."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,12 +37,12 @@ class SearchResult:
         images: the files, or the texts.
         queries: their embeddings.
         hits: the nearest items of each.
-        items: what each hit is, without its thumbnail.
-        decisions: what is answered, where the run is calibrated.
-        doubts: why each image is uncertain, in words, where the encoder has learnt its ambiguity.
-        calibration: of the run, where it has one.
-        unseen: p-values of "this item is of a new class" and of "this item is of a class in the gallery", where the
-            calibration can tell; see `Calibration.unseen_p_values`.
+        items: of the hits, without thumbnails.
+        decisions: of a calibrated run.
+        doubts: why each image is uncertain, in words, if the encoder has learnt its ambiguity.
+        calibration: of the run, if any.
+        unseen: p-values of "this item is of a new class" and of "this item is of a class in the gallery", if the
+            calibration has them; see `Calibration.unseen_p_values`.
     """
 
     images: tuple[Path | str, ...]
@@ -55,11 +55,11 @@ class SearchResult:
     unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
-        """Whether an image of the item is below the flag for κ; None where the run is not calibrated."""
+        """Whether κ of an image of the item is below the flag; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def decision_in_words(self, row: int) -> list[str]:
-        """Why the decision is what it is, in lines, each with its event and its condition."""
+        """The evidence for a decision in lines, each with its event and its condition."""
         if self.decisions is None or self.calibration is None:
             return []
         flag = self._flag_in_words(self.decisions, self.calibration, row)
@@ -74,7 +74,7 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """By what a query is flagged, or, in place of the flag in force, was judged; nothing where it is by that."""
+        """The score that flags a query or replaces the usual flag; empty if the usual one lets it pass."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} in place of {flag}, as {why}"
@@ -90,13 +90,13 @@ def search(
 
     Args:
         run: the run's folder.
-        images: files, and folders, whose images are all searched for.
-        texts: of a run on texts, in place of images; a warning says where a network reads only the beginning of one.
-        k: how many hits each gets, at least 1.
+        images: files, and folders of images.
+        texts: instead of images, for a run on texts; a warning names a text that is longer than the network reads.
+        k: the number of hits, at least 1.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for k below 1, no image and no text at all, or both, damaged files, or an empty text.
+        ValueError: for k below 1, neither images nor texts, or both, damaged files, or an empty text.
     """
     searcher = _Searcher(run, k)
     asked, batches = searcher.inputs(images, texts, DamagedFiles())
@@ -111,14 +111,13 @@ def search_in_batches(
     damaged: DamagedFiles | None = None,
     progress: bool = False,
 ) -> Iterator[SearchResult]:
-    """Search for images or texts in batches, and yield each batch's result as soon as it is there.
+    """Search for images or texts in batches, and yield the result of each batch at once.
 
     Args:
-        run, images, k, progress: as of `search`.
-        texts: as of `search`, or a table of them, see `lam.utils.tables.Table.read`; of its columns the one counts that
-            the run was trained on, or else text or question.
-        damaged: what to do with image files that cannot be read. The others are searched for in any case: damaged ones
-            are refused after the last batch, by default.
+        run, images, k, progress: as for `search`.
+        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`, with the run's column, or else a column
+            text or question.
+        damaged: how to treat unreadable image files; by default they end the search after the last batch.
 
     Raises:
         ValueError: as `search`.
@@ -145,13 +144,13 @@ class _Searcher:
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
     ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
-        """What is searched for, of images as far as batches were read, and its batches as inputs of the network."""
+        """The queries, of images those read so far, and their batches as inputs of the network."""
         folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
         files = [file for folder in folders for file in folder]
         if not files and images:
             raise ValueError(f"there are no images in {', '.join(map(str, images))}")
         if bool(files) == bool(texts):
-            raise ValueError("there must be images to search for, files or folders, or texts, and not both")
+            raise ValueError("give images to search for, files or folders, or texts, and not both")
         if files:
             batches = ImageBatches(files, preprocessing_of(self._encoder, Preprocessing), damaged, goes_on=True)
             return batches.read, batches
@@ -171,12 +170,10 @@ class _Searcher:
         return items.texts if isinstance(items, Texts) else ()
 
     def predictions(self, batches: Iterable[Tensor], progress: bool) -> Iterator[Prediction]:
-        """Of each batch."""
         n_samples = self._gallery.mean_samples
         return self._encoder.predict_batches(batches, n_samples=n_samples, progress=progress)
 
     def answer(self, asked: Sequence[Path | str], prediction: Prediction) -> SearchResult:
-        """What is found and decided."""
         gallery, calibration, queries = self._gallery, self._calibration, prediction.embeddings
         decisions, unseen = None, list[PValues]([None] * len(asked))
         hits = gallery.search(queries, self._k if calibration is None else max(self._k, N_HITS))

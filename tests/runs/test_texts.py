@@ -80,7 +80,7 @@ def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
         search(of_topics.folder, texts=[" "])
     with pytest.raises(ValueError, match=r"this run takes texts: give each by --text"):
         search(of_topics.folder, tmp_path / "cat.png")
-    with pytest.raises(ValueError, match="there must be images to search for, .* or texts, and not both"):
+    with pytest.raises(ValueError, match="images to search for, .* or texts, and not both"):
         search(of_topics.folder)
 
 

@@ -86,7 +86,7 @@ def _outsiders(name: str) -> dict[str, str]:
 
 
 def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The last method that overrides name, if any."""
+    """The method that the last such override names, if any."""
     sections = {METHOD: lambda value: value, f"{METHOD}.name": lambda value: {"name": value}}
     names = [named_method(sections[name](value))[0] for name, value in settings if name in sections]
     return next((name for name in reversed(names) if name is not None), None)

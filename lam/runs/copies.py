@@ -73,16 +73,6 @@ class Copy:
         """A copy of another item."""
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
-    @property
-    def crosses_parts(self) -> bool:
-        """Whether the two lie in different parts."""
-        return self.part != self.part_of_original
-
-    @property
-    def crosses_labels(self) -> bool:
-        """Whether the two have different labels."""
-        return self.label != self.label_of_original
-
 
 def exact_copies(splits: Splits) -> list[list[Item]]:
     """Groups of items with one content, the original first; none of data in memory, which lam ships."""
@@ -229,12 +219,12 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
 
 
 def _counts(copies: Sequence[Copy]) -> str:
-    exact, near = ([copy for copy in copies if copy.kind == kind] for kind in ("exact", "near"))
-    said = [f"{len(part)} {kind} copies{_where(part)}" for kind, part in (("exact", exact), ("near", near)) if part]
-    return "the data hold " + " and ".join(said)
-
-
-def _where(copies: Sequence[Copy]) -> str:
-    parts, labels = (sum(getattr(copy, f"crosses_{what}") for copy in copies) for what in ("parts", "labels"))
-    said = [f"{parts} in another part"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
-    return f" ({', '.join(said)})" if said else ""
+    """How many copies there are, in a sentence without its end."""
+    counts = list[str]()
+    for kind in ("exact", "near"):
+        some = [copy for copy in copies if copy.kind == kind]
+        parts = sum(copy.part != copy.part_of_original for copy in some)
+        labels = sum(copy.label != copy.label_of_original for copy in some)
+        where = [f"{parts} in another part"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
+        counts += [f"{len(some)} {kind} copies" + (f" ({', '.join(where)})" if where else "")] * bool(some)
+    return "the data hold " + " and ".join(counts)

@@ -174,8 +174,8 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
         better = "kappa" if kappa >= variance else "variance"
         yield (
             "Outsiders made from the validation images (inverted, with permuted pixels, blurred) are detected by κ "
-            f"with an AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}. Of these two scores, "
-            f"which need neither training features nor hits, the encoder recommends {better}."
+            f"with an AUROC of {kappa:.3f}, by the variance before normalisation with {variance:.3f}. Of these two "
+            f"scores, which need neither training features nor hits, the encoder recommends {better}."
         )
     if skipped := metrics.get("batches_without_positives", 0):
         yield f"{skipped} batches of training held no positive pair and were skipped."

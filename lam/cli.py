@@ -39,8 +39,8 @@ HEADLINES = {
 }
 """The metrics that commands print; `metrics.json` and the report hold all of them."""
 _NO_STRANGERS = (
-    "not measured: how strangers are told from known queries, as no outsiders are named (--data.ood) and no classes "
-    "were held out and searched for (--data.strangers)"
+    "not measured: the separation of strangers from known queries, as there are neither outsiders (--data.ood) nor "
+    "held-out classes to search for (--data.strangers)"
 )
 _EXAMPLES = """examples:
   lam demo                                     train, fit, report and calibrate on the digits that ship with lam

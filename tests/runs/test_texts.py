@@ -474,7 +474,7 @@ def test_texts_whose_labels_occur_once_are_searched_and_calibrated_by_questions(
     assert "recall@1                         undefined" in printed.out
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert (metrics["recall@1"], metrics["ausc"]) == (None, None)
-    assert "\nnot measured: how strangers are told from known queries, as no outsiders are named" in printed.out
+    assert "\nnot measured: the separation of strangers" in printed.out
     assert main(["calibrate", str(tmp_path / "run"), "--quiet"]) == 1
     assert "has a label of the data calibrated on, such as '0': give a --folder, of texts a file, whose labels or" in (
         capsys.readouterr().err

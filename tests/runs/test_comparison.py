@@ -170,61 +170,41 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
 
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize(
-    ("part", "named"), [("test", "test"), ("OOD set digits_patches", "OOD set digits_patches"), ("train", None)]
-)
-def test_runs_on_different_data_are_refused(
-    part: str, named: str | None, finished_run: FinishedRun, run_copy: Path, tmp_path: Path
-) -> None:
-    data = json.loads((run_copy / "data.json").read_text())
-    data["parts"][part]["sha256"] = "another"
-    write_json(run_copy / "data.json", data)
-    sealed(run_copy)
-    if named is None:
-        assert len(compare([finished_run.folder, run_copy], tmp_path / "comparison").runs) == 2
-        return
-    with pytest.raises(ValueError, match=rf"were not evaluated on the same data \({named}\): compare runs of one data"):
-        compare([finished_run.folder, run_copy], tmp_path / "comparison")
-
-
-@pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(
-    ("section", "name", "value", "named"),
+    ("file", "place", "value", "named"),
     [
-        ("data", "soft_labels", "other.npy", "data.soft_labels"),
-        ("evaluation", "reference", 7, "evaluation.reference"),
-        ("evaluation", "corrupted", 7, "evaluation.corrupted"),
-        ("evaluation", "unseen", 7, "evaluation.unseen"),
-        ("evaluation", "n_samples", 7, None),
+        ("data.json", "parts/test/sha256", "another", "test"),
+        ("data.json", "parts/OOD set digits_patches/sha256", "another", "OOD set digits_patches"),
+        ("data.json", "parts/train/sha256", "another", None),
+        ("config.yaml", "data/soft_labels", "other.npy", "data.soft_labels"),
+        ("config.yaml", "data/ood", [{"name": "digits_held_out", "title": None}], "main OOD set"),
+        ("config.yaml", "evaluation/reference", 7, "evaluation.reference"),
+        ("config.yaml", "evaluation/corrupted", 7, "evaluation.corrupted"),
+        ("config.yaml", "evaluation/unseen", 7, "evaluation.unseen"),
+        ("config.yaml", "evaluation/n_samples", 7, None),
     ],
 )
-def test_runs_evaluated_by_other_means_are_refused(
-    section: str,
-    name: str,
+def test_runs_on_different_data_or_evaluations_are_refused(
+    file: str,
+    place: str,
     value: object,
     named: str | None,
     finished_run: FinishedRun,
     run_copy: Path,
     tmp_path: Path,
 ) -> None:
-    config = yaml.safe_load((run_copy / "config.yaml").read_text())
-    config[section][name] = value
-    (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
+    content = section = yaml.safe_load((run_copy / file).read_text())
+    *above, last = place.split("/")
+    for name in above:
+        section = section[name]
+    section[last] = value
+    write_json(run_copy / file, content)
     sealed(run_copy)
+    runs, output = [finished_run.folder, run_copy], tmp_path / "comparison"
     if named is None:
-        assert len(compare([finished_run.folder, run_copy], tmp_path / "comparison").runs) == 2
+        assert len(compare(runs, output).runs) == 2
         return
-    with pytest.raises(ValueError, match=rf"not evaluated on the same data \({named}\): compare runs of one data"):
-        compare([finished_run.folder, run_copy], tmp_path / "comparison")
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_runs_of_another_main_ood_set_are_refused(finished_run: FinishedRun, run_copy: Path, tmp_path: Path) -> None:
-    config = yaml.safe_load((run_copy / "config.yaml").read_text())
-    config["data"]["ood"].reverse()
-    (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
-    sealed(run_copy)
-    with pytest.raises(ValueError, match=r"not evaluated on the same data \(main OOD set\): compare runs of one data"):
-        compare([finished_run.folder, run_copy], tmp_path / "comparison")
+    with pytest.raises(ValueError, match=rf"not evaluated on the same data \({named}\)"):
+        compare(runs, output)
 
 
 def test_an_evaluation_without_answers_or_outsiders_is_kept(tmp_path: Path) -> None:

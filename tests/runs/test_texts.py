@@ -338,7 +338,7 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
 
 
 def test_a_report_says_that_all_answers_are_searched(of_questions: Run, of_topics: Run) -> None:
-    said = "The gallery is every answer of the data, those to training questions among them"
+    said = "The gallery holds every answer of the data"
     assert said in (of_questions.folder / "report.html").read_text()
     assert said not in (of_topics.folder / "report.html").read_text()
 

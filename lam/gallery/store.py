@@ -252,11 +252,11 @@ class ItemStore:
 
     def close(self) -> None:
         """Move the log into the file and close it."""
-        self._reader.close()
-        self._lister.close()
-        if not self._read_only:
-            self.erase_log()
-        self._writer.close()
+        with closing(self._writer):
+            self._reader.close()
+            self._lister.close()
+            if not self._read_only:
+                self.erase_log()
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
         """Compare every row with its hash, and all rows with the ledger; `drop_corrupt` deletes corrupt rows.

@@ -89,7 +89,7 @@ def test_two_kinds_at_once_or_one_that_is_none_are_refused(
     assert main(["serve", "run", "--index=hnsw", "--index", "milvus://db.example/items"]) == 1
     said = capsys.readouterr().err
     assert "give --index once, got hnsw, milvus://db.example/items" in said
-    assert "a Milvus collection has the structure that it was made with" in said
+    assert "a Milvus collection keeps its structure" in said
     assert main(["serve", str(served_run), "--port=0", "--index=ivf"]) == 1
     assert "index must be flat, hnsw or the address of a Milvus collection" in capsys.readouterr().err
 

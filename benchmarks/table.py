@@ -1267,8 +1267,8 @@ def _beside(row: dict[str, Any]) -> Row:
 
 @table
 def loads() -> list[Row]:
-    now, before = read("service"), read("service_hypercorn")
-    rows: list[Row] = [["work", "target", "measured", "beside churn", "earlier, a faster machine"]]
+    now = read("service")
+    rows: list[Row] = [["work", "target", "measured", "beside churn"]]
     asked = {
         "vector_flat": ("vector query, Flat", "p99 ≤ 100 ms, no error"),
         "vector_hnsw": ("vector query, HNSW32", "p99 ≤ 50 ms, recall@10 ≥ 0.95"),
@@ -1276,33 +1276,27 @@ def loads() -> list[Row]:
         "image_resnet50_overload": ("image overload, ResNet-50", "≥ 12/s served, p99 ≤ 2 s, 503 within 50 ms"),
     }
     for name, (title, target) in asked.items():
-        measured = [_load(row.get(name)) for row in (now, before)]
+        measured = now[name]
         rows.append(
             [
-                f"{title}, {now[name]['asked_per_second']:g}/s",
+                f"{title}, {measured['asked_per_second']:g}/s",
                 target,
-                measured[0],
-                _load(now[name].get("beside_churn")),
-                measured[1],
+                _load(measured),
+                _load(measured["beside_churn"]),
             ]
         )
-    for row, other in zip(now["closed_loop"], before["closed_loop"], strict=True):
-        if row["clients"] == 32:
-            rows.append([*_loop(row["kind"], row["clients"]), _load(row), NOTHING, _load(other)])
-    row = now["image_resnet50_64_clients"]
-    rows.append([*_loop("image, ResNet-50", row["clients"]), _load(row), NOTHING, NOTHING])
-    row = now["churn"]
-    title = "`/v1/health` on connections that clients close"
-    return [*rows, [*_loop(title, row["clients"]), _load(row), NOTHING, NOTHING]]
+    loops = [(row, row["kind"]) for row in now["closed_loop"] if row["clients"] == 32]
+    loops += [
+        (now["image_resnet50_64_clients"], "image, ResNet-50"),
+        (now["churn"], "`/v1/health` on connections that clients close"),
+    ]
+    return [
+        *rows,
+        *([f"{kind}, {row['clients']} clients in a loop", NOTHING, _load(row), NOTHING] for row, kind in loops),
+    ]
 
 
-def _loop(kind: str, clients: int) -> Row:
-    return [f"{kind}, {clients} client{'s' * (clients > 1)} in a loop", NOTHING]
-
-
-def _load(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return NOTHING
+def _load(row: dict[str, Any]) -> str:
     refused = row["statuses"].get("503", 0)
     parts = [f"{row['served_per_second']:g}/s", f"p50 {row['p50_ms']:.0f} ms", f"p99 {row['p99_ms']:.0f} ms"]
     if refused:
@@ -1311,16 +1305,25 @@ def _load(row: dict[str, Any] | None) -> str:
 
 
 @table
+def beside_faiss() -> list[Row]:
+    measured = read("service")["beside_faiss"]
+    rows: list[Row] = [["clients", "exact", "along a graph"]]
+    for exact, graph in zip(measured["flat"], measured["hnsw"], strict=True):
+        cells = [f"{row['served_per_second']:.0f}/s, {row['ratio']:.2f}" for row in (exact, graph)]
+        rows.append([str(exact["clients"]), *cells])
+    return rows
+
+
+@table
 def search_alone() -> list[Row]:
-    now, before = read("service"), read("service_hypercorn")
-    ratios = [
-        [f"{one[key]:.2f}" for one in part["search_alone"]] for part, key in ((now, "index_ratio"), (before, "ratio"))
+    now = read("service")
+    rows: list[Row] = [["", "measured"]]
+    rows += [
+        [f"speed beside bare FAISS, {one['batch']} a batch", f"{one['index_ratio']:.2f}"] for one in now["search_alone"]
     ]
-    batches = [f"speed beside bare FAISS, {one['batch']} a batch" for one in now["search_alone"]]
     kinds = {"flat_seconds_until_ready": "ready after, Flat", "hnsw_seconds_until_ready": "ready after, HNSW32"}
-    rows: list[Row] = [["", "measured", "earlier, a faster machine"], *zip(batches, *ratios, strict=True)]
-    rows += [[title, *(f"{part[key]:.1f} s" for part in (now, before))] for key, title in kinds.items()]
-    return [*rows, ["recall@10, HNSW32", *(f"{part['hnsw_recall_at_10']:.3f}" for part in (now, before))]]
+    rows += [[title, f"{now[key]:.1f} s"] for key, title in kinds.items()]
+    return [*rows, ["recall@10, HNSW32", f"{now['hnsw_recall_at_10']:.3f}"]]
 
 
 def main() -> None:

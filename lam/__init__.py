@@ -1,8 +1,8 @@
 """lam makes a retrieval network Bayesian.
 
 `fit` puts a Laplace posterior over the last layer of a trained network; every embedding becomes a von Mises-Fisher
-distribution with a concentration κ; `evaluate` says whether it can be trusted. The letters in shapes (N items, D
-embedding dimensions, ...) are those of the table in docs/explanation/making.md.
+distribution with a concentration κ; `evaluate` says whether it can be trusted. A table in docs/explanation/making.md
+explains the letters in shapes, such as N items and D embedding dimensions.
 """
 
 from lam.encoders.base import Encoder

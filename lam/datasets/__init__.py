@@ -123,7 +123,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
         options: of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or the items are no images, but those of `like` are.
+        ValueError: If the name or an option is unknown, or if `like` holds images and this set does not.
         MissingDataError: If files are missing.
 
     Example:

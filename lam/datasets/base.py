@@ -174,7 +174,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
-        """At most n random items, most of which have a match.
+        """At most n random items; most have a match among them.
 
         Classes keep their proportions where each gets two items on average. Otherwise the items are of few classes,
         up to four of each, and classes of one item come last.

@@ -119,8 +119,11 @@ class Curvature(ABC):
             relation: which items match.
             block_size: items on a side of a block.
             progress: show a progress bar on standard error.
+
+        Raises:
+            ValueError: for a curvature that is formed within batches only.
         """
-        raise NotImplementedError  # `check_scope` comes first
+        raise ValueError(f"{type(self).__name__} is formed within batches only: ask in_blocks first")
 
     def check_scope(self, scope: Scope) -> None:
         """Reject pairs over a whole data set for a curvature that is formed within batches only."""

@@ -357,23 +357,24 @@ def _search_strangers(inputs: _Inputs, known: _Known) -> _Strangers:
     if inputs.splits is None or inputs.splits.strangers is None:
         return _Strangers(None)
     queries = inputs.splits.strangers
-    found, _ = _search_without_match(inputs, known, queries, known.searchable.labels)
+    found, _ = _search_without_match(inputs, known, queries, are_held_out=True)
     return _Strangers(found, len(queries.labels.unique()))
 
 
 def _search_without_match(
-    inputs: _Inputs, known: _Known, queries: Dataset, labels: tuple[str, ...] | None = None
+    inputs: _Inputs, known: _Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """What strangers find, and which of them find themselves; items with a label of their classes are left out.
+    """What strangers find, and which of them find themselves.
 
     Args:
         queries: the strangers.
-        labels: of the items, if the gallery may hold items of the strangers' classes.
+        are_held_out: whether they are classes that the run held out. Their classes are then known, and items that were
+            added to the gallery under their labels are left out.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
     kept = torch.arange(len(items))
-    if labels is not None:
+    if are_held_out and (labels := known.searchable.labels) is not None:
         classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
         kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
     if len(kept) == 0:
@@ -384,7 +385,7 @@ def _search_without_match(
         searches.cosines,
         None if known.gallery_labels is None else known.gallery_labels[kept[searches.hits]],
         prediction.features,
-        None if labels is None else queries.labels,
+        queries.labels if are_held_out else None,
     )
     return found, _find_themselves(mean, items[kept], searches)
 

@@ -84,6 +84,18 @@ def test_false_accepts_are_promised_of_classes_never_trained_on(
     assert "false accepts 0.25, 95 % interval" in printed
 
 
+@pytest.mark.parametrize("gallery", ["index", "held-out"])
+def test_a_bound_counts_held_out_classes_and_not_their_items(
+    gallery: str, run_with_strangers: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(run_with_strangers, tmp_path / "run")
+    options = CalibrationOptions({"far": 0.25, "ood": 0.2, "conformal_miss": 0.2}, gallery=gallery)
+    for acceptance in calibrate_run(run, options, progress=False).acceptances:
+        classes = acceptance.false_accepts.classes
+        assert classes is not None
+        assert len(classes.unique()) == 3
+
+
 @pytest.mark.long
 def test_of_too_few_classes_it_says_the_least_that_they_promise(
     run_with_strangers: Path, capsys: pytest.CaptureFixture[str]

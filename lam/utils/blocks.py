@@ -1,15 +1,15 @@
-"""Rows in blocks, for computations whose intermediate matrix would not fit into memory or cache at once."""
+"""Rows in blocks, for computations with an intermediate matrix too large for memory or cache."""
 
 from collections.abc import Iterator
 
 
 def row_blocks(n: int, width: int, *, elements: int, most: int | None = None) -> Iterator[slice]:
-    """Slices of consecutive rows that cover N rows; one empty slice for no row.
+    """Consecutive slices that cover N rows; a single empty slice if N = 0.
 
     Args:
         n: number of rows N.
-        width: columns of the matrix that each block makes.
-        elements: greatest number of matrix elements of a block; a block has at least one row.
+        width: columns of a block's intermediate matrix.
+        elements: greatest number of elements of that matrix; a block has at least one row.
         most: greatest number of rows of a block.
 
     Example:

@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Require finite numbers (N, ...); the error names the first row with another."""
+    """Require finite numbers (N, ...); the error names the first row that has another value."""
     if not values.isfinite().all():
         place = (~values.isfinite()).nonzero()[0]
         raise ValueError(f"{name} must be finite, got {float(values[tuple(place)])} at index {int(place[0])}")
 
 
 def check_no_nan(name: str, values: Tensor) -> None:
-    """Require numbers without NaN; the error names the first row. Infinities have an order and pass."""
+    """Require numbers without NaN; the error names the first row with one. Infinities pass: they have an order."""
     if values.isnan().any():
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """A count of at least 1, also of NumPy, as an `int`."""
+    """A Python or NumPy integer of at least 1, as an `int`."""
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -65,17 +65,17 @@ def check_length(name: str, values: Tensor, reference: str, length: int) -> None
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
     """Rows scaled to length one in float64.
 
-    Float32 rows have length one to 6e-8 only, more than the distance of near neighbours in a tight cluster.
+    Float32 rows have length one only to within 6e-8; near neighbours in a tight cluster lie closer than that.
 
     Args:
-        name: of the vectors, in errors.
+        name: name of the vectors in errors.
         vectors: (..., N, D) finite, non-zero rows.
 
     Returns:
         (..., N, D) float64 unit rows.
 
     Raises:
-        ValueError: If a row is not finite or all zero; it names the first.
+        ValueError: If a row is not finite or is all zero; the error names the first.
     """
     rows = vectors.double()
     norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
@@ -98,7 +98,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_at_least(name: str, value: int | float | None, least: int | float) -> None:
-    """Require a finite number from `least` on, and an integer if `least` is one; None passes."""
+    """Require a finite number of at least `least`, an integer if `least` is an integer; None passes."""
     check_number(name, value)
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least:g}, got {value}")
@@ -128,31 +128,31 @@ def check_share(name: str, value: float) -> None:
 
 
 def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
-    """Require an allowed word."""
+    """Require one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def first_of(items: Sequence[object], n: int = 5) -> str:
-    """The first n items in words, for an error."""
+    """The first n items as text, for an error."""
     return ", ".join(map(str, items[:n])) + (", ..." if len(items) > n else "")
 
 
 def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
-    """Advice for an error: the usable layers among `paths`, or the last layer if none is left."""
+    """Advice for an error: the usable layers among `paths`, or the last layer if all are unusable."""
     usable = [path for path in paths if path not in unusable]
     return f"leave it out, with layers={usable}" if usable else 'use layers="last"'
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Explain why a call failed: raise for the first option with another type than the function's argument.
+    """Explain why a call failed: raise for the first option of a wrong type.
 
     Options with a choice of words are left to the function.
 
     Args:
-        name: of the function in the error.
-        function: whose annotations count.
-        options: by name.
+        name: name of the function in the error.
+        function: its annotations are the right types.
+        options: values by argument name.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import
 

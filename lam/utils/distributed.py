@@ -1,4 +1,4 @@
-"""Several processes that work as one, started by torchrun: ranks, broadcasts from rank zero, gathered rows, shards.
+"""Ranks, broadcasts, gathered rows and shards of the processes that torchrun starts.
 
 In one process every function returns its argument unchanged. `lam.training` chooses devices and averages gradients.
 """
@@ -24,19 +24,19 @@ from torch.utils.data.distributed import DistributedSampler
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
-"""Of other processes while the first evaluates alone; torchrun ends all as soon as one fails."""
+"""Timeout of processes that wait while the first evaluates alone; torchrun ends all as soon as one fails."""
 
 _IS_ALONE = ContextVar("is_alone", default=False)
 
 
 def join() -> None:
-    """Join the other processes that torchrun started, once; does nothing if there are none.
+    """Join the other processes of torchrun, once; does nothing in a single process.
 
-    Tensors on CUDA go through NCCL, all else through gloo, so that waiting for the first process keeps no GPU busy.
+    Tensors on CUDA go through NCCL, all else through gloo: a process that waits for the first keeps no GPU busy.
     """
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         return
-    # before there is a group: imported later, as DistributedDataParallel does, it would keep the group beyond `leave`
+    # DistributedDataParallel imports it later; imported while a group exists, it keeps the group alive after `leave`
     import torch._dynamo
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -45,18 +45,18 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Leave the other processes, if this one has joined them; also called when the process ends.
+    """Leave the other processes, if this one has joined them; runs by itself when the process ends.
 
-    It ends gloo's threads: one that lets go of a tensor while the interpreter ends would abort the process.
+    It ends gloo's threads. A thread that releases a tensor while the interpreter shuts down aborts the process.
     """
     if dist.is_initialized():
-        gc.collect()  # DistributedDataParallel holds the group too, and would end it without letting its threads finish
+        gc.collect()  # a DistributedDataParallel left over would end the group before its threads have finished
         dist.destroy_process_group()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work as if there were no other, while the others wait for it."""
+    """Within the context, this process works as the only one, while the others wait for it."""
     token = _IS_ALONE.set(True)
     try:
         yield
@@ -65,14 +65,14 @@ def alone() -> Iterator[None]:
 
 
 def world_size() -> int:
-    """Number of processes; 1 before they `join`, and for a process that works `alone`."""
+    """Number of processes; 1 before `join`, and within `alone`."""
     if _IS_ALONE.get():
         return 1
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0; before they `join`, torchrun's."""
+    """Number of this process, from 0; torchrun's number before `join`, and 0 within `alone`."""
     if _IS_ALONE.get():
         return 0
     if dist.is_available() and dist.is_initialized():
@@ -81,12 +81,12 @@ def rank() -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes and speaks for all."""
+    """Whether this process writes files and messages for all."""
     return rank() == 0
 
 
 def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
-    """Call a function in the first process alone; its result or error is that of all processes, which wait for it.
+    """Call a function in the first process only; all processes wait for its result, or its error.
 
     Example:
         >>> broadcast_from_rank_zero(lambda: 1 + 1)
@@ -109,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the others, which find its downloads complete.
+    """Call a function in the first process, then in the others, which so find its downloads complete.
 
     Example:
         >>> rank_zero_first(lambda: 1 + 1)
@@ -121,7 +121,7 @@ def rank_zero_first(function: Callable[[], T]) -> T:
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all processes, with the same bits in each."""
+    """Sum of a tensor over all processes, equal to the bit in each."""
     if world_size() == 1:
         return tensor
     total = tensor.clone()
@@ -130,36 +130,36 @@ def all_reduce(tensor: Tensor) -> Tensor:
 
 
 def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors in place by their values in the first process."""
+    """Overwrite tensors in place with their values in the first process."""
     if world_size() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
 
 def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Rows of all processes one below the other, in the order of their ranks; gradients flow back.
+    """Rows of all processes, concatenated in the order of their ranks; gradients flow back.
 
-    The gradient of a process's rows is the sum of their gradients in all processes. So, if each computes the same loss
-    of all rows, and gradients of weights are averaged over processes, they equal those of one process.
+    The gradient of a process's rows is the sum of their gradients in all processes. If each process computes the same
+    loss of all rows, averaging the weights' gradients over processes gives the gradients of a single process.
 
     Args:
-        rows: (n, ...) of this process.
+        rows: (n, ...) rows of this process.
         sizes: n of every process.
 
     Returns:
-        (N, ...) of all.
+        (N, ...) rows of all processes.
     """
     return _AllGather.apply(rows, tuple(sizes))  # pyright: ignore[reportReturnType]
 
 
 def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
-    """This process's share of the batches of a loader: of W processes, process r takes batches r, r + W, r + 2W, ...
+    """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
 
-    Of a `DataLoader` with a batch size, the first process draws the order, and each process reads its own batches. Any
-    other loader must give the same batches in every process, which reads all and skips those of the others.
+    For a `DataLoader` with a batch size, the first process draws the order, and each process reads its own batches.
+    Any other loader must give the same batches in every process; each process reads all and skips the rest.
 
     Returns:
-        The first batch of all, or None without one, and the batches of this process.
+        The loader's first batch, or None if it is empty, and the batches of this process.
 
     Raises:
         ValueError: If the loader has a `DistributedSampler`.
@@ -182,10 +182,10 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
 
 
 def worker_context(num_workers: int) -> BaseContext | None:
-    """The start method of a `DataLoader`'s workers beside other processes; None for the default.
+    """Start method of a `DataLoader`'s workers if there are several processes; None for the default.
 
-    Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never starts, and all processes wait for
-    it. So workers are forked from a server without threads; data sets must be picklable.
+    Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never starts, and all processes hang.
+    So workers are forked from a server without threads; data sets must be picklable.
 
     Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
     """
@@ -197,7 +197,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches of all processes in the order before `shard`; of several processes, on the CPU."""
+    """Batches of all processes in their order before `shard`; on the CPU if there are several processes."""
     if world_size() == 1:
         yield from batches
         return
@@ -213,10 +213,10 @@ def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
 
 
 class _AllGather(torch.autograd.Function):
-    """All-gather with gradients, for any number of rows a process.
+    """All-gather with gradients, for any number of rows in each process.
 
-    `torch.distributed.nn.all_gather`, and so Fabric's, is deprecated in torch 2.13, needs equally many rows in all
-    processes, and sums gradients in half precision.
+    `torch.distributed.nn.all_gather`, which Fabric uses, is deprecated in torch 2.13, needs the same number of rows in
+    all processes, and sums gradients in half precision.
     """
 
     @staticmethod
@@ -236,21 +236,20 @@ class _AllGather(torch.autograd.Function):
 
 
 class _Indices(Dataset[Any]):
-    """A data set of the indices themselves."""
+    """A data set that returns its indices."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
 def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the first batch of all, and of this process's batches."""
+    """A loader of the first of all batches, followed by this process's batches."""
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
-            "batches are shared out between processes here, and this loader's DistributedSampler has done so with the "
-            "items already: leave it out"
+            "the loader's DistributedSampler divides items between processes, but lam divides batches: leave it out"
         )
     indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
-    # draws as the loader itself would
+    # the same draws as the loader itself would make
     order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
     own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")

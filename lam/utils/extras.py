@@ -1,15 +1,15 @@
 """How to install the libraries of an optional feature."""
 
-DISTRIBUTION = "lam-retrieval"  # the project `lam` on PyPI is another one
+DISTRIBUTION = "lam-retrieval"  # `lam` on PyPI is another project
 
 
 def install_command(extra: str) -> str:
     """The shell command that adds an extra to an installed lam, in any folder.
 
-    pip finds lam itself installed, from a clone too, and fetches the libraries of the extra alone.
+    pip finds that lam is installed, also from a clone, and fetches only the libraries of the extra.
 
     Args:
-        extra: one of `setup.cfg`, such as "serve".
+        extra: an extra of `setup.cfg`, such as "serve".
 
     Example:
         >>> print(install_command("serve"))

@@ -1,8 +1,8 @@
-"""Files that are either wholly there or not there at all, and that are checked before they are believed.
+"""Files that are written atomically and checked by hashes before they are parsed.
 
 Every file is written under a temporary name in its own folder, flushed, synced and renamed. A folder's `MANIFEST.json`
-holds the SHA-256 of each of its files, is written last, and is checked before anything is parsed: a flipped bit in a
-safetensors file otherwise loads as another weight without a word. Nothing here knows what the files mean.
+holds the SHA-256 of each of its files and is written last. Readers check it first: without it, a flipped bit in a
+safetensors file loads as another weight. This module does not know what the files mean.
 """
 
 import csv
@@ -31,15 +31,15 @@ _ALIGNMENT = 64  # bytes, as torch allocates
 
 
 class CorruptFileError(ValueError):
-    """A file that is missing, truncated or altered since it was written."""
+    """A file is missing, or was truncated or altered after it was written."""
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that a reader sees the old one or the new one, whenever the process dies.
+    """Write a file so that readers see the old file or the new one, even if the process dies.
 
     Args:
-        path: where the file shall be; its folder must exist.
-        write: called with the path of the temporary file in the same folder.
+        path: path of the file; its folder must exist.
+        write: called with the path of a temporary file in the same folder.
     """
     path = Path(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -58,7 +58,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
 
 
 def check_output(path: str | Path) -> None:
-    """Refuse by a `ValueError` a path at which no file can be written: a folder, or one in a folder that is missing."""
+    """Raise a `ValueError` if no file can be written at a path: it is a folder, or its folder is missing."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the path of the file to write")
@@ -76,21 +76,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically; halves of characters, as names of files may hold, become question marks."""
+    """Write a text file atomically; lone surrogates, as in names of files, become question marks."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically, a number of NumPy or torch as a plain one.
+    """Write a JSON file atomically; numbers of NumPy or torch become plain numbers.
 
-    NaN and infinities are refused by the format and stored as null by the caller.
+    The format rejects NaN and infinities: a caller stores them as null.
     """
     text = json.dumps(value, indent=2, allow_nan=False, default=operator.methodcaller("item"))
     write_text(path, text + "\n")
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as CSV with a header, atomically; other keys than the columns are left out."""
+    """Write rows as CSV with a header, atomically; keys that are no column are left out."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -99,7 +99,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[s
 
 
 def read_csv(path: str | Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header; none without a file."""
+    """The rows of a CSV file with a header; empty if the file is missing."""
     if not Path(path).is_file():
         return []
     with Path(path).open(newline="", encoding="utf-8") as lines:
@@ -107,12 +107,12 @@ def read_csv(path: str | Path) -> list[dict[str, str]]:
 
 
 def write_record(path: str | Path, value: Mapping[str, Any], *, format: int) -> None:
-    """Write a JSON object with the number of its format."""
+    """Write a JSON object, with its format number."""
     write_json(path, {"format": format, **value})
 
 
 def read_record(path: str | Path, *, format: int) -> dict[str, Any]:
-    """Read what `write_record` wrote, without the number.
+    """Read a JSON object of `write_record`, without its format number.
 
     Raises:
         CorruptFileError: naming a file that is no JSON.
@@ -124,13 +124,13 @@ def read_record(path: str | Path, *, format: int) -> dict[str, Any]:
 
 
 def check_format(path: str | Path, number: int | None, *, readable: int) -> None:
-    """Refuse a file of another format than the one that can be read."""
+    """Raise a `ValueError` unless a file has the format that this version reads."""
     if number != readable:
         raise ValueError(f"{path} has format {number}, this version of lam reads {readable}")
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors as safetensors, atomically; a disk that is full or fails is an `OSError`."""
+    """Write tensors as safetensors, atomically; raises `OSError` if the disk is full or fails."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -148,8 +148,8 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Tensors of a safetensors file; `verify` its folder first.
 
-    Tensors are aligned in memory as torch aligns its own: a product with one that is not may differ in the last bit,
-    and what was saved shall compute as it did before.
+    They are aligned in memory as torch aligns its own. Otherwise a matrix product may differ in the last bit from the
+    product before saving.
     """
     from safetensors.torch import load_file
 
@@ -159,13 +159,13 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """How a folder holds a record, as JSON with the number of its format, and tensors, as safetensors.
+    """Files of a folder that holds a record, as JSON with a format number, and tensors, as safetensors.
 
     Attributes:
-        number: of the format.
-        record: the JSON file.
-        tensors: the safetensors files.
-        optional: safetensors files that may be missing.
+        number: the format number.
+        record: name of the JSON file.
+        tensors: names of the safetensors files.
+        optional: names of safetensors files that may be missing.
     """
 
     number: int
@@ -175,18 +175,18 @@ class FolderFormat:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The files that must be there."""
+        """Names of the files that must exist."""
         return self.record, *self.tensors
 
     def write_files(self, folder: Path, record: Mapping[str, Any], *tensors: dict[str, Tensor] | None) -> None:
-        """Write the record and the tensors of each file; None for an optional file that there is none of."""
+        """Write the record and the tensors of each file; None leaves an optional file out."""
         for name, contents in zip(self.tensors + self.optional, tensors, strict=True):
             if contents is not None:
                 write_tensors(folder / name, contents)
         write_json(folder / self.record, {"format": self.number, **record})
 
     def read_files(self, folder: Path) -> tuple[Any, ...]:
-        """The record and the tensors of each file, whose hashes have been checked; None for a missing optional file.
+        """The record and the tensors of each file, after their hashes were checked; None for a missing optional file.
 
         Raises:
             CorruptFileError: naming a file that is no JSON.
@@ -197,11 +197,11 @@ class FolderFormat:
         return record, *(read_tensors(file) if file.is_file() else None for file in files)
 
     def write(self, folder: str | Path, record: Mapping[str, Any], *tensors: dict[str, Tensor] | None) -> None:
-        """Replace what a folder holds; see `write_generation`."""
+        """Replace a folder's contents; see `write_generation`."""
         write_generation(folder, lambda generation: self.write_files(generation, record, *tensors))
 
     def read(self, folder: str | Path) -> tuple[Any, ...]:
-        """What `write` wrote, as `read_files`, checked before anything is parsed.
+        """The record and the tensors of `write`, as by `read_files`; hashes are checked before anything is parsed.
 
         Raises:
             CorruptFileError: naming the file that is missing, truncated, altered or not listed.
@@ -211,7 +211,7 @@ class FolderFormat:
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file on the meta device: shapes and types by its header, without values."""
+    """Tensors of a safetensors file on the meta device: only shapes and types, read from its header."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -225,7 +225,7 @@ def read_shapes(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_json(path: str | Path) -> Any:
-    """Value of a JSON file; an error names a file that is none."""
+    """Value of a JSON file; raises `CorruptFileError` if it is missing or not valid."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -235,7 +235,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Value of a YAML file; an error names a file that is none."""
+    """Value of a YAML file; raises `CorruptFileError` if it is not valid."""
     import yaml
 
     try:
@@ -245,7 +245,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def seal(folder: str | Path, names: Iterable[str]) -> None:
-    """Write the folder's manifest over files, named by their paths in it; the last step of saving a folder."""
+    """Write the manifest of a folder with the hashes of these files: the last step of saving a folder."""
     folder = Path(folder)
     write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
 
@@ -256,7 +256,7 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
     Args:
         folder: a folder that `seal` closed.
         names: files that the manifest must hold.
-        others: check those that are not named, too.
+        others: whether to check files that `names` does not hold, too.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
@@ -278,10 +278,10 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """The table of a folder's manifest."""
+    """SHA-256 by file name, from a folder's manifest."""
     if not (folder / MANIFEST).is_file():
         raise CorruptFileError(
-            f"{folder / MANIFEST} is missing: the folder was not written to its end, or is no lam folder"
+            f"{folder / MANIFEST} is missing: writing the folder was interrupted, or lam did not write it"
         )
     manifest = read_json(folder / MANIFEST)
     hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
@@ -290,8 +290,8 @@ def _hashes(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def _listed(folder: Path) -> list[str]:
-    """What a manifest lists; nothing where there is none, or none that can be read."""
+def _manifest_names(folder: Path) -> list[str]:
+    """File names in a manifest; empty if it is missing or cannot be read."""
     try:
         return list(_hashes(folder))
     except CorruptFileError:
@@ -299,18 +299,18 @@ def _listed(folder: Path) -> list[str]:
 
 
 def write_generation(folder: str | Path, write: Callable[[Path], object], *, unsealed: Iterable[str] = ()) -> None:
-    """Replace what a folder holds, so that a reader sees all of the old files or all of the new ones.
+    """Replace a folder's contents, so that readers see either all old files or all new ones.
 
-    The new files go to a sub-folder of their own beside the old one; replacing the manifest, in one rename, makes it
-    the current one; only then is the old one deleted.
+    The new files are written to a new sub-folder beside the old one. Renaming the new manifest over the old one makes
+    it current. Only then is the old sub-folder deleted.
 
     Args:
-        folder: made where it does not exist.
-        write: called with the new sub-folder, in which it writes its files.
-        unsealed: names of files there that the manifest leaves out, such as caches that can be made again.
+        folder: created if it does not exist.
+        write: writes files into the new sub-folder, its argument.
+        unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: where the folder holds something else, of which no file has a name of the new ones; that stays.
+        ValueError: if the folder holds files, but none of these names; they stay.
     """
     folder = Path(folder)
     generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
@@ -319,12 +319,12 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         write(generation)
         sync_folder(folder)
         names = {path.name for path in generation.iterdir()} - set(unsealed)
-        held = {Path(name).name for name in _listed(folder)}
+        held = {Path(name).name for name in _manifest_names(folder)}
         if held and not held & names:
-            raise ValueError(f"{folder} holds something else ({', '.join(sorted(held)[:3])}): give another folder")
+            raise ValueError(f"{folder} holds other files ({', '.join(sorted(held)[:3])}): give another folder")
         seal(folder, [f"{generation.name}/{name}" for name in names])
     except BaseException:
-        if _generation_in(_listed(folder)) != generation.name:
+        if _generation_in(_manifest_names(folder)) != generation.name:
             shutil.rmtree(generation, ignore_errors=True)
         raise
     for other in folder.glob(f"{_GENERATION}*"):
@@ -335,11 +335,11 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
-    """The current sub-folder of a folder that `write_generation` wrote, checked.
+    """The current sub-folder of a folder that `write_generation` wrote, after its hashes were checked.
 
     Args:
         folder: the folder.
-        names: files that it must hold.
+        names: files that the sub-folder must hold.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated, altered or not listed.
@@ -348,12 +348,12 @@ def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
     generation = _generation_in(_hashes(folder))
     verify(folder, [] if generation is None else [f"{generation}/{name}" for name in names])
     if generation is None:
-        raise CorruptFileError(f"{folder / MANIFEST} names no generation: the folder holds something else")
+        raise CorruptFileError(f"{folder / MANIFEST} names no generation: lam did not write the folder")
     return folder / generation
 
 
 def _generation_in(names: Iterable[str]) -> str | None:
-    """The sub-folder that a manifest with these names makes the current one."""
+    """The current sub-folder, by the file names of a manifest."""
     return next((Path(name).parts[0] for name in names if name.startswith(_GENERATION)), None)
 
 
@@ -365,12 +365,12 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder; the lock ends with the process, however it ends.
+    """Keep other processes from writing to a folder; the lock ends with the process, even if it is killed.
 
-    The folder itself is locked, so that no file is left in it.
+    The folder itself is locked, so no lock file stays behind.
 
     Raises:
-        ValueError: where another process holds it.
+        ValueError: if another process holds the lock.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -380,5 +380,5 @@ def locked(folder: Path) -> Iterator[None]:
             raise ValueError(f"another process is writing to {folder}: wait until it has finished") from None
         yield
     finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # as a forked process that lives on has the handle too
+        fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough: a forked process may hold the handle too
         os.close(handle)

@@ -1,4 +1,4 @@
-"""`Note`: warnings that tell a decision of lam where nothing is wrong."""
+"""`Note`: a warning about a decision that lam made, when nothing is wrong."""
 
 
 class Note(UserWarning):

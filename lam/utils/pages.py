@@ -1,17 +1,17 @@
-"""Self-contained HTML pages from jinja2 templates: their common look, numbers and pictures.
+"""Self-contained HTML pages from jinja2 templates: style, numbers and pictures.
 
-`page.html.jinja` has the macros of a page.
+`page.html.jinja` holds their macros.
 """
 
 import base64
 from pathlib import Path
 from typing import Any
 
-_WIDE = 1.45  # a picture wider than this times its height takes a row of its own
+_WIDE = 1.45  # a picture with a greater ratio of width to height takes a row of its own
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """A rendered template; it can include the templates beside it and the macros of this room by name."""
+    """A rendered template; it may include templates of its own folder, and the macros of `page.html.jinja`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -26,7 +26,7 @@ def rendered(template: Path, **values: Any) -> str:
 
 
 def figure(title: str, caption: str, png: bytes) -> dict[str, Any]:
-    """The argument of the macro `figures`: a PNG picture, drawn at twice the resolution of a screen."""
+    """Argument of the macro `figures` for a PNG picture at twice the resolution of a screen."""
     width, height = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))
     return {
         **{"title": title, "caption": caption, "content": base64.b64encode(png).decode()},

@@ -1,4 +1,4 @@
-"""Seeds derived from a run's, and torch's global random state."""
+"""Seeds derived from a run's seed, and torch's global random state."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,17 +8,17 @@ import torch
 
 
 def derive_seed(*place: int | str) -> int:
-    """A seed below 2⁵⁶, a hash of numbers and words."""
+    """A seed below 2⁵⁶: a hash of numbers and words."""
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:7])
 
 
 def derive_seed_of_part(part: int, *place: int | str) -> int:
-    """`derive_seed` for a part of a batch; part 0 has the seed of the whole batch in one process."""
+    """`derive_seed` for a part of a batch; part 0 has the seed that the whole batch has in one process."""
     return derive_seed(*place, *((part,) if part else ()))
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Seed torch's global generators of the CPU and of one device alone."""
+    """Seed torch's global generators of the CPU and of one device only."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -26,7 +26,7 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    """The generator itself if it is on that device, else one there with its initial seed."""
+    """A generator on the device: the same one if it is there, else a new one with its initial seed."""
     if generator.device.type == device.type:
         return generator
     return torch.Generator(device).manual_seed(generator.initial_seed())
@@ -34,7 +34,7 @@ def on_device(generator: torch.Generator, device: torch.device) -> torch.Generat
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global random state of the CPU, and restore it afterwards."""
+    """Within the context, torch's global random state of the CPU has this seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

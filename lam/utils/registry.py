@@ -1,4 +1,4 @@
-"""Tables of classes by name, to which users may add their own."""
+"""Tables of classes by name, which users may extend."""
 
 from typing import TypeVar
 
@@ -9,9 +9,9 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
     """Enter a class or function into a table; entering it twice does nothing.
 
     Args:
-        table: by name.
-        kind: of the entries, for the error.
-        name: of the entry.
+        table: entries by name.
+        kind: what the entries are, for the error.
+        name: name of the new entry.
         entry: the class or function.
 
     Raises:

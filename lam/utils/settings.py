@@ -1,4 +1,4 @@
-"""Settings on the command line, `--NAME=VALUE`, and the records they fill, with errors that a user can act on."""
+"""Settings of the command line, `--NAME=VALUE`, and the dataclasses that they fill."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -9,7 +9,7 @@ import yaml
 
 
 def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Every setting of a dataclass by its dotted name, those of its sections included."""
+    """Every setting of a dataclass and its sections, by its dotted name."""
     for setting in fields(record):
         if is_dataclass(setting.type):
             yield from settings_of(setting.type, f"{prefix}{setting.name}.")
@@ -18,15 +18,15 @@ def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]
 
 
 def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
-    """The name and value of `--NAME=VALUE`: text where the setting is text, or else YAML.
+    """The name and value of `--NAME=VALUE`: text for a setting of type text, else YAML.
 
     Args:
-        argument: as on the command line.
+        argument: an argument of the command line.
         record: the dataclass that has the setting.
-        command: whose `--help` lists the settings.
+        command: its `--help` lists the settings.
 
     Raises:
-        ValueError: for an argument without a name, a value or valid YAML.
+        ValueError: for an argument without a name, without a value, or with invalid YAML.
     """
     name, equals, value = argument.removeprefix("--").partition("=")
     if not argument.startswith("--"):
@@ -43,18 +43,18 @@ def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
 
 
 def unknown_setting(name: str, command: str) -> str:
-    """The error message for a setting that does not exist."""
+    """Error message for a setting that does not exist."""
     return f"there is no setting {name}; `{command} --help` lists the settings"
 
 
 def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix: str = "") -> Any:
-    """A dataclass filled from settings, with the home folder in place of a leading `~/`.
+    """A dataclass filled from settings; a leading `~/` becomes the home folder.
 
     Args:
         record: the dataclass.
-        settings: by name, sections as mappings.
-        command: whose `--help` lists the settings.
-        prefix: of the names in errors, such as `method.`.
+        settings: values by name; a section is a mapping.
+        command: its `--help` lists the settings.
+        prefix: prefix of the names in errors, such as `method.`.
 
     Raises:
         ValueError: naming every setting that is unknown, missing, of another type or outside its range.
@@ -69,7 +69,7 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
 
 
 def describe(record: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """The name of each setting, with its default and, where they are few, the allowed values."""
+    """Name of each setting, with its default and, if they are few, its allowed values."""
     return [(name, _describe_default(setting)) for name, setting in settings_of(record, prefix)]
 
 
@@ -89,7 +89,7 @@ def _describe_default(setting: Field[Any]) -> str:
 
 
 def _expand_home(settings: Any) -> Any:
-    """Expand a leading `~/` in every text: a shell leaves it where it follows an equals sign."""
+    """Expand a leading `~/` in every text: a shell does not, after an equals sign."""
     if isinstance(settings, Mapping):
         return {name: _expand_home(value) for name, value in settings.items()}
     if isinstance(settings, list):
@@ -98,7 +98,7 @@ def _expand_home(settings: Any) -> Any:
 
 
 def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, prefix: str) -> str:
-    """A problem in the words of the record's own check, or else of pydantic."""
+    """A problem as the record's own check words it, else as pydantic does."""
     kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
     if kind == "unexpected_keyword_argument":
         return unknown_setting(place, command)
@@ -108,5 +108,5 @@ def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, pre
     sections: dict[str, Any] = {f"{prefix}{each.name}": each.type for each in fields(record)}
     if kind == "dataclass_type" and place in sections:
         first = fields(sections[place])[0].name
-        return f"{place} holds settings: give one of them, such as {place}.{first}, got {problem['input']!r}"
+        return f"{place} is a section: give one of its settings, such as {place}.{first}, got {problem['input']!r}"
     return f"{place}: {problem['msg']}" + ("" if kind == "missing" else f", got {problem['input']!r}")

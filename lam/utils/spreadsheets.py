@@ -1,4 +1,4 @@
-"""Rows of Excel workbooks and Parquet files, read by optional libraries."""
+"""Rows of Excel workbooks and Parquet files; reading them needs optional libraries."""
 
 import importlib
 import zipfile
@@ -9,16 +9,16 @@ from typing import Any
 from lam.utils.extras import install_command
 
 LARGEST = 2**30  # bytes unpacked
-_CELL = 8  # bytes of a cell, at least
-_LAST_ROW = 2**20  # of a sheet
-_ROWS = 64  # unpacked at once: few, as a small file may hold one long text in every row
+_CELL = 8  # least bytes of a cell
+_LAST_ROW = 2**20  # last row of a sheet
+_ROWS = 64  # unpacked at once: few, because a small file may hold a long text in every row
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
-    """The non-empty rows of the first sheet, each with its number, padded to the width of the first.
+    """The non-empty rows of the first sheet with their numbers, padded to the width of the first row.
 
     Raises:
-        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or openpyxl is missing.
+        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or if openpyxl is missing.
     """
     library, rows, n_cells = _library("openpyxl", path), [], 0
     try:
@@ -27,7 +27,7 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
         book = library.load_workbook(path, read_only=True, data_only=True)
         try:
             sheet = book.worksheets[0]
-            sheet.reset_dimensions()  # some programs state "A1", whatever the sheet holds
+            sheet.reset_dimensions()  # some programs write the dimension "A1" for every sheet
             for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
                 n_cells += len(row)
                 check_size(path, n_cells * _CELL)
@@ -44,10 +44,10 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows by column.
+    """The rows, each a value by column.
 
     Raises:
-        ValueError: If it is no Parquet file, unpacks to over 1 GiB, or pyarrow is missing.
+        ValueError: If it is no Parquet file or unpacks to over 1 GiB, or if pyarrow is missing.
     """
     library, rows = _library("pyarrow.parquet", path), []
     try:

@@ -1,4 +1,4 @@
-"""Columns of a table in a file, as text and numbers, with errors that name file and line."""
+"""Columns of a table file, as text or numbers; errors name the file and the line."""
 
 import codecs
 import csv
@@ -23,12 +23,12 @@ from lam.utils.notes import Note
 from lam.utils.spreadsheets import LARGEST, check_size, parquet_rows, xlsx_rows
 from lam.utils.tasks import are_tasks, rows_of_tasks
 
-_LONGEST_FIELD = 2**31 - 1  # the most that fits a C long of Windows: a text may have any length
+_LONGEST_FIELD = 2**31 - 1  # a text may have any length; this is the greatest C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def is_no_label(label: str) -> bool:
-    """Whether a cell is a usual word for no label, such as NaN or -1."""
+    """Whether a cell says that there is no label, such as NaN or -1."""
     return label.lower() in ("-1", "-1.0", "nan", "<na>", "nat", "null", "n/a", "#n/a")
 
 
@@ -38,9 +38,9 @@ class Table:
 
     Attributes:
         path: the file.
-        columns: the text of every row by name, without blanks around it.
-        lines: the place in the file where each row ends, from 1.
-        unit: of `lines`: line, object (of a JSON file) or row (of a sheet).
+        columns: the text of every row by column name, without surrounding blanks.
+        lines: number in the file, from 1, at which each row ends.
+        unit: what `lines` counts: line, object (of a JSON file) or row (of a sheet).
     """
 
     path: Path
@@ -52,19 +52,19 @@ class Table:
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
-        The first line of a CSV file names its columns and shows their separator: a comma, semicolon, tab or bar, of
-        which a `Note` tells unless it is a comma; a line such as `sep=;` may come before. Empty lines are skipped, and
-        rows of separators alone at the end. A JSON file holds a list of objects, or tasks of a labelling tool
-        (`lam.utils.tasks`), a JSON Lines file an object a line. The first sheet of an .xlsx workbook, and Parquet, need
-        the extra `tables`.
+        The first line of a CSV file names its columns and shows their separator: a comma, semicolon, tab or bar. A
+        `Note` names a separator that is no comma. A line such as `sep=;` may come before. Empty lines, and rows of
+        separators only at the end, are skipped. A JSON file holds a list of objects, or tasks of Label Studio
+        (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first sheet of an .xlsx workbook, and
+        Parquet, need the extra `tables`.
 
         Args:
             path: the file.
             needed: columns that it must have.
 
         Raises:
-            ValueError: If it lacks a needed column, two columns share a name, a row has too many or too few values, or
-                the file is of another kind, damaged, or unpacks to over 1 GiB.
+            ValueError: If a needed column is missing, two columns share a name, a row has too many or too few values,
+                or the file is of another kind, damaged, or unpacks to over 1 GiB.
         """
         form = Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
         if form in _OBJECTS:
@@ -73,7 +73,7 @@ class Table:
             rows = [(number, [_cell(value) for value in row]) for number, row in xlsx_rows(path)]
             table = cls._of_rows(path, rows, "row")
         else:
-            table = cls._of_rows(path, _separated(path, "\t" if form == ".tsv" else None))
+            table = cls._of_rows(path, _csv_rows(path, "\t" if form == ".tsv" else None))
         if absent := [name for name in needed if name not in table]:
             raise ValueError(f"{path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}")
         return table
@@ -84,7 +84,7 @@ class Table:
         while rows and not any(rows[-1][1]):
             rows.pop()
         if any(names.count(name) > 1 for name in names if name):
-            raise ValueError(f"{path}: columns must have names that differ, got {', '.join(names)}")
+            raise ValueError(f"{path}: columns must have different names, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):
                 raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in {unit} {line}")
@@ -96,7 +96,7 @@ class Table:
     @classmethod
     def _of_objects(cls, path: Path, unit: str, rows: object) -> "Table":
         if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-            kind = "an object a line" if unit == "line" else "a list of objects"
+            kind = "an object in each line" if unit == "line" else "a list of objects"
             raise ValueError(f'{path} must hold {kind}, such as [{{"text": "...", "label": "..."}}]')
         if are_tasks(rows):
             rows = rows_of_tasks(path, rows)
@@ -111,11 +111,11 @@ class Table:
         """A column of finite numbers.
 
         Args:
-            name: of the column.
-            unknown: allow empty values and "nan", which become NaN.
+            name: name of the column.
+            unknown: whether empty values and "nan" are allowed; they become NaN.
 
         Raises:
-            ValueError: If there are other values: how many, and the first with its line.
+            ValueError: If there are other values; it counts them and quotes the first with its line.
         """
         self.check(name, lambda text: _number(text, unknown) is not None, "be numbers")
         return torch.tensor([_number(text, unknown) for text in self.columns[name]], dtype=torch.float64)
@@ -126,7 +126,7 @@ class Table:
         return torch.tensor([text.lower() in ("true", "1") for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
-        """Require allowed values in a column, in upper or lower case; see `check`."""
+        """Require allowed values in a column, in any case; see `check`."""
         known = {text.lower() for text in allowed}
         self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
 
@@ -134,7 +134,7 @@ class Table:
         """Require right values in a column.
 
         Raises:
-            ValueError: If there are others: that the column must `rule`, how many there are, and the first.
+            ValueError: If there are others; it states the `rule`, counts them and quotes the first.
         """
         if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
             first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
@@ -154,8 +154,8 @@ def _number(text: str, unknown: bool) -> float | None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
-    """A text file, gzipped or not, in UTF-16 if it begins with its byte order mark, else in UTF-8."""
+def _open_text(path: Path) -> Iterator[TextIO]:
+    """A text file, gzipped or not: UTF-16 if it begins with a byte order mark of UTF-16, else UTF-8."""
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     name = "UTF-8"
     try:
@@ -167,14 +167,14 @@ def _opened(path: Path) -> Iterator[TextIO]:
         with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
             yield stream
     except UnicodeError as error:
-        raise ValueError(f"{path} is not in {name}: {error}; save it in UTF-8, of Excel as CSV UTF-8") from None
+        raise ValueError(f"{path} is not in {name}: {error}; save it in UTF-8 (in Excel: CSV UTF-8)") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from None
 
 
-def _separated(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
-    """The non-empty rows of a CSV file, without blanks around values, each with the line where it ends."""
-    with _opened(path) as stream:
+def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
+    """The non-empty rows of a CSV file, with the line at which each ends; surrounding blanks are cut from values."""
+    with _open_text(path) as stream:
         before, header = 0, ""
         while not header.strip() and (header := stream.readline()):
             before += 1
@@ -182,7 +182,7 @@ def _separated(path: Path, separator: str | None) -> list[tuple[int, list[str]]]
             found = stated[1]
         else:
             before -= 1
-            found = separator or _sniffed(header, path)
+            found = separator or _sniff_separator(header, path)
         lines = stream if stated else itertools.chain([header], stream)
         reader = csv.reader(lines, strict=True, delimiter=found)
         limit = csv.field_size_limit(_LONGEST_FIELD)
@@ -196,7 +196,7 @@ def _separated(path: Path, separator: str | None) -> list[tuple[int, list[str]]]
             csv.field_size_limit(limit)
 
 
-def _sniffed(header: str, path: Path) -> str:
+def _sniff_separator(header: str, path: Path) -> str:
     try:
         separator = csv.Sniffer().sniff(header, delimiters="".join(_SEPARATORS)).delimiter
     except csv.Error:  # a single column
@@ -210,31 +210,31 @@ def read_json(path: Path) -> object:
     """The value of a JSON file, gzipped or not.
 
     Raises:
-        ValueError: If it is no JSON.
+        ValueError: If it is not valid JSON.
     """
-    with _opened(path) as stream:
-        return _parsed(stream.read(), f"{path} is no valid JSON file")
+    with _open_text(path) as stream:
+        return _parse_json(stream.read(), f"{path} is no valid JSON file")
 
 
-def _listed(path: Path) -> tuple[str, object]:
+def _json_rows(path: Path) -> tuple[str, object]:
     rows = read_json(path)
     return "object", dict(enumerate(rows, 1)) if isinstance(rows, list) else None
 
 
-def _by_line(path: Path) -> tuple[str, object]:
-    with _opened(path) as stream:
+def _jsonl_rows(path: Path) -> tuple[str, object]:
+    with _open_text(path) as stream:
         return "line", {
-            line: _parsed(text, f"{path} is no valid JSON Lines file, line {line}")
+            line: _parse_json(text, f"{path} is no valid JSON Lines file, line {line}")
             for line, text in enumerate(stream, 1)
             if text.strip()
         }
 
 
-def _by_row(path: Path) -> tuple[str, object]:
+def _parquet_rows(path: Path) -> tuple[str, object]:
     return "row", dict(enumerate(parquet_rows(path), 1))
 
 
-def _parsed(text: str, refusal: str) -> object:
+def _parse_json(text: str, refusal: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -250,4 +250,4 @@ def _cell(value: object) -> str:
     return str(value).strip()
 
 
-_OBJECTS = {".json": _listed, ".jsonl": _by_line, ".ndjson": _by_line, ".parquet": _by_row}
+_OBJECTS = {".json": _json_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".parquet": _parquet_rows}

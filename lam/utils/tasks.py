@@ -1,4 +1,4 @@
-"""Tasks of Label Studio, as it exports them in JSON, as rows of a table."""
+"""Rows of a table from tasks that Label Studio exported as JSON."""
 
 import json
 import logging
@@ -8,28 +8,28 @@ from statistics import mode
 from typing import Any
 
 _LOG = logging.getLogger(__name__)
-_OF_WHOLE = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
+_ITEM_CONTROLS = ("choices", "taxonomy", "rating")  # controls that label a whole item, not a part of it
 
 
 def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether all rows have data and a list of annotations."""
+    """Whether rows are tasks: each has data and a list of annotations."""
     return bool(rows) and all(
         isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list) for row in rows.values()
     )
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, and its label under the name of its control.
+    """The data of each task, with its label under the name of its control.
 
-    Of several annotations the ground truth counts, or else the commonest label. Tasks without a label and skipped ones
-    are left out; a message counts them.
+    If a task has several annotations, the ground truth counts, else the most frequent label. Skipped tasks and tasks
+    without a label are left out; a message counts them.
 
     Args:
         path: the file, for errors.
-        tasks: by number, each with its `data` and `annotations`.
+        tasks: tasks by number, each with `data` and `annotations`.
 
     Raises:
-        ValueError: If annotations have another form; it names the first task.
+        ValueError: If annotations have another form; it names the first such task.
     """
     rows: dict[int, dict[str, Any]] = {}
     for number, task in tasks.items():
@@ -37,7 +37,7 @@ def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[in
             labels = _labels(task["annotations"])
         except (AttributeError, KeyError, TypeError):
             raise ValueError(
-                f"{path}: the annotations of object {number} are none of Label Studio: export a CSV file instead"
+                f"{path}: object {number} has no annotations of Label Studio's form: export a CSV file instead"
             ) from None
         if labels:
             rows[number] = {**task["data"], **labels}
@@ -47,12 +47,12 @@ def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[in
 
 
 def _labels(annotations: list[Any]) -> dict[str, str]:
-    """The labels of a task by control."""
+    """Label of a task by control."""
     kept = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
     kept = [annotation for annotation in kept if annotation.get("ground_truth")] or kept
     labels: dict[str, list[str]] = {}
     for result in (result for annotation in kept for result in annotation["result"]):
-        if result["type"] in _OF_WHOLE and (value := result["value"][result["type"]]):
+        if result["type"] in _ITEM_CONTROLS and (value := result["value"][result["type"]]):
             one = value[0] if isinstance(value, list) and len(value) == 1 else value
             labels.setdefault(result["from_name"], []).append(one if isinstance(one, str) else json.dumps(one))
     return {name: mode(of_control) for name, of_control in labels.items()}

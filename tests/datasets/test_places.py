@@ -224,7 +224,7 @@ class TestWrong:
         with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 6"):
             load("places", root=tmp_path)
         layouts.lines(tmp_path / "places.csv", "path,x,y,x")
-        with pytest.raises(ValueError, match=r"columns must have names that differ, got path, x, y, x"):
+        with pytest.raises(ValueError, match=r"columns must have different names, got path, x, y, x"):
             load("places", root=tmp_path)
         (tmp_path / "places.csv").write_bytes(b"path,x,y\n\xff\xfe,1,2\n")
         with pytest.raises(ValueError, match=r"places\.csv is not in UTF-8"):

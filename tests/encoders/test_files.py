@@ -89,7 +89,7 @@ def test_nothing_of_another_kind_is_replaced(tmp_path: Path):
     index = Index(3)
     embeddings = encoder.embed(make_batches())
     index.add(embeddings, range(len(embeddings.kappa)))
-    with pytest.raises(ValueError, match=r"encoder holds something else \(encoder.json, .*\): give another folder"):
+    with pytest.raises(ValueError, match=r"encoder holds other files \(encoder.json, .*\): give another folder"):
         index.save(tmp_path / "encoder")
     index.save(tmp_path / "index")
     (tmp_path / "run").mkdir()
@@ -97,7 +97,7 @@ def test_nothing_of_another_kind_is_replaced(tmp_path: Path):
     seal(tmp_path / "run", ["metrics.json"])
     for other in ("index", "run"):
         before = {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
-        with pytest.raises(ValueError, match=f"{other} holds something else"):
+        with pytest.raises(ValueError, match=f"{other} holds other files"):
             encoder.save(tmp_path / other)
         assert before == {path: path.read_bytes() for path in (tmp_path / other).rglob("*") if path.is_file()}
     encoder.save(tmp_path / "encoder")

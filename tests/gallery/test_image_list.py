@@ -37,7 +37,7 @@ def test_columns_come_in_any_order(folder: Path, encoding: str) -> None:
     [
         ("", "list.csv has no column path; it has none"),
         ("file,id\na.png,1\n", "list.csv has no column path; it has file, id"),
-        ("path,id,id\n", "columns must have names that differ, got path, id, id"),
+        ("path,id,id\n", "columns must have different names, got path, id, id"),
         ("path,\n", "every column must have a name, got 'path', ''"),
         ("path\n", "list.csv lists no image"),
         ("path,id\na.png,1\na.png\n", "list.csv has 2 columns, but 1 values in line 3"),

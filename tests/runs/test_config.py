@@ -93,8 +93,8 @@ def test_overrides_stand_above_the_file() -> None:
         ("--data.ood=[{nam: x}]", "there is no setting data.ood.0.nam"),
         ("--data.options=3", "data.options: Input should be a valid dictionary, got 3"),
         ("--training.epochs=", "training.epochs: Input should be a valid integer, got None"),
-        ("--training=fast", "training holds settings: give one of them, such as training.epochs, got 'fast'"),
-        ("--ambiguity=true", "ambiguity holds settings: give one of them, such as ambiguity.learn, got True"),
+        ("--training=fast", "training is a section: give one of its settings, such as training.epochs, got 'fast'"),
+        ("--ambiguity=true", "ambiguity is a section: give one of its settings, such as ambiguity.learn, got True"),
     ],
 )
 def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -> None:

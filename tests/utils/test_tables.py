@@ -77,10 +77,10 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
         ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
         ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "no CSV file, line 3: .*; values were separated by semicolons"),
         ("a.csv", b"\xff\xfet", "is not in UTF-16"),
-        ("a.csv", b"text\n\xe9\n", "is not in UTF-8: .*; save it in UTF-8, of Excel as CSV UTF-8"),
+        ("a.csv", b"text\n\xe9\n", "is not in UTF-8: .*; save it in UTF-8"),
         ("a.csv.gz", gzip.compress(b"text\n" * 99)[:-9], "is damaged: .*; get it again"),
         ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "no valid JSON Lines file, line 3: "),
-        ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object a line"),
+        ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object in each line"),
         ("a.jsonl", b"[" * 200_000, "no valid JSON Lines file, line 1: "),
         ("a.json", b'{"1": {"text": "one"}}', "must hold a list of objects"),
     ],
@@ -244,5 +244,5 @@ def test_tasks_of_a_labelling_tool_are_read(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize("result", [3, [3], [{}], [{"type": "choices", "value": 3, "from_name": "a"}]])
 def test_a_task_of_another_form_is_named(tmp_path: Path, result: object) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"data": {"text": "a"}, "annotations": [{"result": result}]}]))
-    with pytest.raises(ValueError, match=r"a.json: the annotations of object 1 are none of Label Studio"):
+    with pytest.raises(ValueError, match=r"a.json: object 1 has no annotations of Label Studio"):
         Table.read(tmp_path / "a.json")

@@ -361,7 +361,7 @@ def test_half_precision_and_double_precision_outputs():
         (
             nn.ReLU(),
             {"head": "identity", "dimension": 4},
-            'dimension is of the layer that head="train" adds, got 4',
+            'dimension needs head="train", got dimension=4',
         ),
         (
             nn.Unflatten(1, (2, 4)),

@@ -1,4 +1,4 @@
-"""The layer that is added after a network without a head of its own, trained on the network's output."""
+"""A linear layer added to a network without a head, trained on the network's outputs."""
 
 import math
 
@@ -17,7 +17,7 @@ DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
 MOST_EPOCHS, MOST_STEPS = 50, 1000
 HELD_OUT, MOST_HELD_OUT = 0.1, 1000
-"""The share of items that choose the epoch, and at most how many."""
+"""Share and largest number of the items that choose the epoch."""
 
 
 @without_autocast()
@@ -33,16 +33,16 @@ def train_layer(
 ) -> nn.Linear:
     """Train a linear layer on features by the contrastive loss, from the whitening of their principal components.
 
-    The paper has no such step. Chosen here, on sentences: Adam at 1e-2, batches of 256, 1,000 steps but at most 50
-    epochs. A tenth of the items, at most 1,000, choose the epoch of the lowest loss; if they or the rest would lack a
-    kind of pair, all items are trained on and the last epoch is kept.
+    The paper has no such step. Its settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000 steps, at
+    most 50 epochs. 10 % of the items, at most 1,000, choose the epoch of the lowest loss. If either part lacks positive
+    or negative pairs, all items train the layer and the last epoch is kept.
 
     Args:
         features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
         relation: what makes a pair.
         margin: of the loss.
         dimension: D, from 2 to P; by default 64, or P if that is less.
-        seed: of the order of the items and the held-out ones.
+        seed: of the split and of the order of items.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -84,12 +84,10 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """The layer to the D first principal components of features (N, P), decorrelated and of evened variance, in
-    float32.
+    """A float32 layer to the first D principal components of features (N, P), decorrelated, of evened variance.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance,
-    λ̄ the mean of all these. λ̄ keeps directions of little variance, mostly noise where items are few, from being
-    blown up.
+    λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few, would grow large.
 
     Raises:
         ValueError: for a dimension outside its range, or features that are all equal.
@@ -100,7 +98,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(features))
     values = values.clamp(min=0)
     if values.sum() == 0:
-        raise ValueError(f"all {len(features)} features are equal: the network says nothing about its inputs")
+        raise ValueError(f"all {len(features)} features are equal: give other data, or a network that tells them apart")
     weight = (vectors / (values + values.mean()).sqrt()).T.flip(0)[:D]
     layer = nn.Linear(width, D, device=features.device)
     with torch.no_grad():
@@ -110,7 +108,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
 
 
 def dimension_of(width: int, dimension: int | None) -> int:
-    """D of a layer after outputs of a width, from 2 to the width; by default 64, or the width if that is less."""
+    """D of an added layer, from 2 to `width`; by default 64, or `width` if that is less."""
     D = min(DIMENSION, width) if dimension is None else dimension
     if not 2 <= D <= width:
         raise ValueError(f"dimension must be from 2 to {width}, the width of the network's output, got {dimension}")
@@ -118,7 +116,7 @@ def dimension_of(width: int, dimension: int | None) -> int:
 
 
 def _split(targets: Tensor, relation: Relation, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions of training items and held-out ones; none is held out if a part would lack a kind of pair."""
+    """Positions of training and held-out items; all items train if a part lacks positive or negative pairs."""
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed)).to(targets.device)
     count = min(math.ceil(HELD_OUT * len(order)), MOST_HELD_OUT)
     held_out, items = order[:count], order[count:]

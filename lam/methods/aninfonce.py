@@ -1,4 +1,4 @@
-"""AnInfoNCE: a network trained with a concentration of each embedding dimension.
+"""AnInfoNCE: a network trained with one concentration for each embedding dimension.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice".
 """
@@ -22,27 +22,26 @@ from lam.training import History, Training
 from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
-_SMALLEST = 0.3  # of the crops of the last member
+_LEAST_CROP = 0.3  # default crop_scale of the last member
 
 
 @dataclass(frozen=True)
 class Aninfonce(Deterministic):
-    """Train a network by AnInfoNCE instead of `training.loss`; the learned Λ is in the history, `learned`.
+    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the learned Λ.
 
-    An ensemble has M Λ's, one for each way to make pairs: crops, of which later members show less of an image. A batch
-    holds a view of each kind of every image, pairs are within a kind, and the losses of members add up. It has no
-    curvature of its own. Neither has a Λ⁺ that came to lie below Λ⁻, nor rows of any length.
+    An ensemble learns M vectors Λ, each from its own kind of crops; later members crop more. A batch holds every image
+    in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no curvature for
+    several members, for Λ⁺ below Λ⁻, or without normalisation.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
     Attributes:
-        concentration: Λ > 0 of all dimensions at the beginning; 5 is InfoNCE at temperature 0.1.
-        n_members: M, at least 1; more than one need images.
+        concentration: initial Λ > 0 of all dimensions; 5 is InfoNCE at temperature 0.1.
+        n_members: M ≥ 1; several members need images.
         crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
-        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives about their anchor,
-            if a miner (`training.miner`) draws near ones. Λ⁺ is learned, and Λ⁺ − Λ⁻ compares rows.
-        normalise: whether the loss compares unit rows; else the head's output, of any length. Retrieval takes
-            directions.
+        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: how closely negatives lie around their anchor, if
+            `training.miner` prefers near ones. Λ⁺ is learned; the loss compares rows by Λ⁺ − Λ⁻.
+        normalise: whether the loss compares unit rows, or the head's output. Retrieval compares directions either way.
     """
 
     concentration: float = 5.0
@@ -66,8 +65,8 @@ class Aninfonce(Deterministic):
         self.kinds()
 
     def kinds(self, base: AugmentationOptions | None = None) -> list[AugmentationOptions]:
-        """Crops and flips of each member; flips are those of `base`."""
-        scales = self.crop_scales or torch.linspace(1, _SMALLEST, self.n_members).tolist()
+        """Crops and flips of each member; `base` sets the flips."""
+        scales = self.crop_scales or torch.linspace(1, _LEAST_CROP, self.n_members).tolist()
         return [replace(base or AugmentationOptions(), crop_scale=None if scale == 1 else scale) for scale in scales]
 
     def training_loss(self, loss: Loss, dimension: int) -> AnInfoNCE:
@@ -79,7 +78,7 @@ class Aninfonce(Deterministic):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Empty for several Λ, rows of any length, or a Λ without a positive entry; see `Method.trained_by`."""
+        """Empty for several Λ, without normalisation, or if an entry of Λ is not positive; see `Method.trained_by`."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)
@@ -103,7 +102,7 @@ class Aninfonce(Deterministic):
 
 
 class AnInfoNCEStep(Step):
-    """The sum of losses over members, each of its own views, by unit rows or the output of the layer `head`."""
+    """The sum of the members' losses, each over its own views: of unit rows, or of the layer `head`'s output."""
 
     def __init__(self, options: dict[str, Any], head: str) -> None:
         self.settings, self.head = options, head
@@ -126,7 +125,7 @@ class AnInfoNCEStep(Step):
 
 
 def rows_of_members(batch: Minibatch, n_members: int) -> list[Tensor]:
-    """Positions of each member's views in a batch: in every process's part the first member's, then the second's."""
+    """Positions of each member's views in a batch; every process's part holds them member by member."""
     rows = torch.arange(batch.pairs.size, device=batch.pairs.positive.device).split(batch.sizes or batch.pairs.size)
     parts = [part.chunk(n_members) for part in rows if len(part)]
     return [torch.cat(of_member) for of_member in zip(*parts, strict=True)]

@@ -25,7 +25,7 @@ from lam.training.batches import Batches
 _REFERENCE_BATCH = 250
 
 Refit = Callable[["Method"], Encoder]
-"""Maps a method to an encoder of a network that is trained already."""
+"""Function from a method to an encoder, for a network that is trained already."""
 
 
 class Trained(NamedTuple):
@@ -33,7 +33,7 @@ class Trained(NamedTuple):
 
     Attributes:
         encoder: fitted, in evaluation mode.
-        histories: of each training, by name; `network` for the network's.
+        histories: of each training, by name, such as `network`.
     """
 
     encoder: Encoder
@@ -47,8 +47,8 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
-        reads_labels: whether training needs labels; if not, they serve to measure alone.
-        learns_from_matches: whether matching items are needed even if the network has nothing to train.
+        reads_labels: whether training reads labels; otherwise evaluation alone does.
+        learns_from_matches: whether the method needs matching items even for a network that is not trained.
     """
 
     name: ClassVar[str] = ""
@@ -59,7 +59,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network, unless that is done already, and make an encoder of it.
+        """Train a network, unless it is trained already, and return its encoder.
 
         Args:
             network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
@@ -67,12 +67,12 @@ class Method(ABC):
             training: see `lam.training.Training`.
 
         Raises:
-            ValueError: as `check`, `check_start` and `lam.training.train`, or if no linear layer gives the network's
-                output.
+            ValueError: as `check`, `check_start` and `lam.training.train`, or for a network that does not end in a
+                linear layer.
         """
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Reject, before any work, a network, data or a start that the method cannot take; arguments as in `train`."""
+        """Reject an unusable network, data set or start before any work; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and _can_learn(network):
             check_data(dataset, training)
@@ -82,7 +82,7 @@ class Method(ABC):
 
     @property
     def n_seeds(self) -> int:
-        """How many seeds in a row one training takes."""
+        """Number of consecutive seeds that one training takes."""
         return 1
 
     @property
@@ -97,12 +97,12 @@ class Method(ABC):
         *,
         refit: Refit | None = None,
     ) -> None:
-        """Choose on held-out data what the options leave open.
+        """Choose settings of an encoder on held-out data.
 
         Args:
             encoder: of `train`.
             held_out: items with labels or positions.
-            refit: makes an encoder of the same network and data by another method; None where it cannot be made again.
+            refit: fits another method to the same network and data; None if they are not at hand.
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:
@@ -112,14 +112,14 @@ class Method(ABC):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Name and settings of the curvature of the loss that trains the network; empty where it has none.
+        """Name and settings of the training loss's curvature; empty for a loss without one.
 
-        For a loss of two views of each image, the settings of the views are in it, as `views`.
+        A method that trains on two views of each image adds their settings as `views`.
 
         Args:
             loss: of the training.
             dimension: D of the network.
-            learned: what the loss has learned, as in a `History`.
+            learned: learned parameters of the loss, as in a `History`.
         """
         return curvature_of_loss(self.training_loss(loss, dimension), learned)
 
@@ -130,10 +130,10 @@ class Method(ABC):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; one that is trained, or has nothing to train, only moves to its device.
+        """Train a network in place; a trained one, or one without trainable weights, only moves to the device.
 
         Returns:
-            The history under the name `network`; empty if nothing was trained.
+            The history as `network`; empty if nothing was trained.
         """
         self.check_start(pretrained=training.pretrained)
         if training.pretrained or not _can_learn(network):
@@ -145,7 +145,7 @@ class Method(ABC):
     def encoder_of(
         self, network: Any, head: str, dataset: Any, training: Training, *, kind: Any = None, **own: Any
     ) -> Encoder:
-        """An encoder of the method's class, or another kind, with inputs and, if it draws, the seed."""
+        """An encoder of the method's class, or of another kind; one that samples gets the seed."""
         kind = kind or self.encoder
         seed = {"seed": training.seed} if issubclass(kind, SeededEncoder) else {}
         return kind(network, head, **own, **seed, **inputs_of(dataset, training))
@@ -156,9 +156,9 @@ def _can_learn(network: nn.Module) -> bool:
 
 
 def curvature_of_loss(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
-    """Name and settings of the curvature of a loss, including what the loss has learned; unknown ones are left out.
+    """Name and settings of a loss's curvature, with the learned parameters; settings of value None are left out.
 
-    Empty if the loss lacks a setting that the curvature needs, such as a margin: it is then not the loss's.
+    Empty if the loss lacks a setting that the curvature needs, such as a margin.
 
     Example:
         >>> from lam.losses import SupCon
@@ -186,7 +186,7 @@ def probe_of(dataset: Any) -> Tensor:
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
-    """Arguments of every encoder about its inputs: relation, preprocessing, and hashes of training items."""
+    """Arguments of every encoder: relation, preprocessing, and hashes of training items."""
     plain = without_augmentation(dataset)
     return {
         "relation": training.relation,
@@ -196,9 +196,9 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
 
 
 def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
-    """Batches of inputs of at most `size` items of a data set, drawn at random without replacement, not augmented.
+    """Batches of inputs of at most `size` random items of a data set, not augmented.
 
-    The seed is of the draw, and of draws of the data set itself; torch's global generator stays as it was.
+    The seed also drives the data set's own random numbers; torch's global generator stays as it was.
     """
     positions = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].tolist()
     batches = Batches(Subset(without_augmentation(dataset), positions), batch_size=_REFERENCE_BATCH, seed=seed, epoch=0)

@@ -1,4 +1,4 @@
-"""BYOL with an explicit concentration: each view predicts what a slower copy of the network makes of the other.
+"""BYOL with an explicit concentration: each view predicts how a slower copy of the network embeds the other.
 
 Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-supervised learning".
 """
@@ -21,11 +21,11 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    Targets come from a copy of the network whose weights follow, ξ ← m ξ + (1 − m) θ after each step; in the source m
-    grows to 1. Checkpoints hold the copy, the encoder does not.
+    Targets come from a copy of the network, updated by ξ ← m ξ + (1 − m) θ after each step; in the source m grows to 1.
+    Checkpoints hold the copy, the encoder does not.
 
     Attributes:
-        predictor: units of the predictor's hidden layer; the predictor is not kept.
+        predictor: units of the predictor's hidden layer; the encoder has no predictor.
         momentum: m in [0, 1).
     """
 
@@ -70,6 +70,6 @@ class MomentumNetwork(DistributionNetwork):
 
 @torch.no_grad()
 def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
-    """ξ ← m ξ + (1 − m) θ for all weights, in place; equal ones stay equal to the bit."""
+    """ξ ← m ξ + (1 − m) θ for all weights, in place; equal weights stay equal to the bit."""
     for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
         slow.lerp_(fast, 1 - momentum)

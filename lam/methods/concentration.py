@@ -1,4 +1,4 @@
-"""Methods that learn a concentration of each item by a loss of von Mises-Fisher distributions."""
+"""Methods that learn each item's concentration by a loss of von Mises-Fisher distributions."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +28,16 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 
 @dataclass(frozen=True)
 class ConcentrationMethod(HeadMethod):
-    """Train μ by a network's head and κ beside it, by a loss of distributions.
+    """Train μ and κ of each item by a loss of distributions.
 
-    κ by "phases" comes from a head on the features, which learns after the network, then frozen; until then κ is the
-    same for all items. "shared" trains such a head together with the network. "norm" is the length of the embedding
-    before normalisation, without a head. With "none" κ is the same for all items in training, and the encoder has no
-    uncertainty. `training.loss` only gives miners their margin.
+    "phases" trains the network with one κ for all items, then freezes it and trains a κ head on its features. "shared"
+    trains both together. "norm" takes the length of the embedding before normalisation as κ, without a head. "none"
+    trains with one κ for all items, and the encoder has no uncertainty. `training.loss` only gives miners their margin.
 
     Attributes:
-        kappa: how κ is learned.
+        kappa: how κ is learned: "phases", "shared", "norm" or "none".
         hidden: units of the κ head's hidden layer, at least 1.
-        start: κ at the beginning, and of all items while μ is learned alone.
+        start: initial κ, and κ of all items where it is not learned.
     """
 
     kappa: KappaBy = "phases"
@@ -47,9 +46,9 @@ class ConcentrationMethod(HeadMethod):
 
     encoder = HeadEncoder
     form: ClassVar[Form] = "exp"
-    """How κ follows from the head's number."""
+    """Function from the κ head's output to κ."""
     normalises: ClassVar[bool] = False
-    """Whether the head's output goes through batch norm while the network is trained."""
+    """Whether batch norm follows the network's last layer in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,28 +57,28 @@ class ConcentrationMethod(HeadMethod):
         self.loss(2, 0)
 
     def training_data(self, dataset: Any, training: Training) -> tuple[Any, Training]:
-        """The data and the training that the network sees; by default the given ones."""
+        """Data and settings of the network's training; by default unchanged."""
         return dataset, training
 
     @abstractmethod
     def loss(self, dimension: int, seed: int) -> DistributionLoss:
-        """A new loss of embeddings of D dimensions; the seed is for parameters that it learns."""
+        """A new loss of embeddings of D dimensions; the seed initialises its learned parameters."""
 
     def model(self) -> Callable[..., "DistributionNetwork"]:
-        """Makes the module that is trained, from the arguments of `DistributionNetwork`."""
+        """Class of the trained module, with the arguments of `DistributionNetwork`."""
         return DistributionNetwork
 
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """The curvature of the learned loss of distributions, with κ = `start`; see `Method.trained_by`."""
+        """The curvature of the learned loss at κ = `start`; see `Method.trained_by`."""
         method = replace(self, **as_settings(learned or {}))
         return method.loss(dimension, 0).curvature(dimension, self.start)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases a trained network is kept and the head alone is trained; else training begins at its weights.
+        In phases, a trained network is kept and only the head is trained; otherwise it is trained further.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
@@ -117,14 +116,14 @@ class ConcentrationMethod(HeadMethod):
 
 
 class DistributionNetwork(nn.Module):
-    """Everything that is trained together: a network, the κ head on its features, and parameters of the loss.
+    """All that is trained together: a network, the κ head on its features, and parameters of the loss.
 
     Args:
         network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
         kappa_head: maps the inputs of that layer to κ (N,); None for κ as the length of its output.
         loss: of distributions.
-        start: κ of all items while the head waits for its turn; None to learn κ now.
-        norm: batch norm of the layer's output, which `fold` makes part of the layer; None for none.
+        start: fixed κ of all items; None to learn κ.
+        norm: batch norm of the layer's output, which `fold` merges into the layer; None for no batch norm.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class DistributionNetwork(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Make the batch norm, as in evaluation, part of the layer before it, and drop it."""
+        """Merge the batch norm, with its running statistics, into the layer before it."""
         if self.norm is None:
             return
         layer: Any = self.network.get_submodule(self.head)
@@ -168,7 +167,7 @@ class DistributionNetwork(nn.Module):
 
 
 class Means(nn.Module):
-    """The mean directions of a `DistributionNetwork` alone, for validation between epochs."""
+    """The mean directions of a `DistributionNetwork`, for validation between epochs."""
 
     def __init__(self, model: DistributionNetwork) -> None:
         super().__init__()
@@ -179,7 +178,7 @@ class Means(nn.Module):
 
 
 class DistributionStep(Step):
-    """Take the gradient of the loss of distributions that the trained module holds."""
+    """The gradient of the trained module's own loss of distributions."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings

@@ -20,13 +20,13 @@ from lam.utils.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class DeepEnsemble(Method):
-    """Train M networks, each as `Deterministic` would from its own seed, and align them.
+    """Train M networks as `Deterministic` does, each from its own seed, and align them.
 
     Attributes:
         n_members: M ≥ 2 networks.
-        checkpoints: M files of their weights (.safetensors or .pth) instead of training; empty for training.
+        checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
         combine: `concatenate`, or the paper's `mean`; see `EnsembleEncoder`.
-        reference: how many training items, at least 2, drawn at random, align the members.
+        reference: number of random training items, at least 2, that align the members.
     """
 
     n_members: int = 5
@@ -56,8 +56,8 @@ class DeepEnsemble(Method):
         """Reject a single trained network, and missing files of members."""
         if pretrained:
             raise ValueError(
-                f"a checkpoint is one network and a deep ensemble has {self.n_members}: name a file for each in "
-                "checkpoints, --method.checkpoints=[...] in a run, or start without a trained network"
+                f"a deep ensemble cannot start from one trained network: give {self.n_members} files as checkpoints "
+                "(--method.checkpoints=[...] in a run), or start without a trained network"
             )
         for file in self.checkpoints:
             check_is_file(file)
@@ -65,9 +65,9 @@ class DeepEnsemble(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
-        The network is the first member; `training.another` makes the others, from the seeds after its own. A recipe
-        holds no pretrained weights, so a pretrained network needs such a function. Sub-folders of checkpoints and
-        histories are named `member-1` and so on.
+        The network is the first member; `training.another` makes the others from the following seeds. It is required
+        for pretrained weights, which a recipe does not hold. Histories and sub-folders of checkpoints are named
+        `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         members = [network, *self._others(network, training)]
@@ -100,8 +100,8 @@ class DeepEnsemble(Method):
         another = training.another or (lambda seed: models.build(**{**recipe, "seed": seed}))
         if training.another is None and not recipe:
             raise ValueError(
-                "lam.models did not build this network, so it cannot make more of its kind: give "
-                "Training(another=...), which maps a seed to a network with random weights of its own"
+                "lam.models did not build this network and cannot make more like it: give Training(another=...), a "
+                "function from a seed to a network with new random weights"
             )
         dtype = next(network.parameters()).dtype
         return [another(training.seed + number).to(dtype) for number in range(1, self.n_members)]
@@ -115,7 +115,5 @@ def _common_head(members: Sequence[nn.Module], dataset: Any) -> str:
         shape = f"{head} ({layer.in_features} -> {layer.out_features})"
         first = first or shape
         if shape != first:
-            raise ValueError(
-                f"members must have one shape: the head of member {number} is {shape}, that of member 1 {first}"
-            )
+            raise ValueError(f"members must have heads of one shape: member 1 has {first}, member {number} has {shape}")
     return head

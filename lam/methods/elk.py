@@ -11,7 +11,7 @@ from lam.methods.concentration import ConcentrationMethod, KappaBy
 
 @dataclass(frozen=True)
 class Elk(ConcentrationMethod):
-    """Train μ and κ together by InfoNCE of the log expected likelihood; nothing is drawn.
+    """Train μ and κ together by InfoNCE of the log expected likelihood, without sampling.
 
     Attributes:
         kappa_pos: factor of the log likelihood; the source chooses among 16, 32 and 64 on CIFAR-10 (appendix C.2).

@@ -1,4 +1,4 @@
-"""`fit`: a trained network becomes Bayesian and keeps its weights; `fit_features` does without the network.
+"""`fit` makes a trained network Bayesian and keeps its weights; `fit_features` needs no network.
 
 Source: Warburg et al. (2023), section 3.
 """
@@ -43,7 +43,7 @@ _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes of ImageNet's usual parts."""
 
 _MANY_CLASSES = 100
-"""With fewer classes, an embedding may well have as many dimensions."""
+"""With fewer classes, an embedding may have as many dimensions by coincidence."""
 
 
 @torch.inference_mode(False)
@@ -60,19 +60,19 @@ def fit(
 ) -> BayesianEncoder:
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
-    In several processes, started by torchrun, each calls it with the same network and loader, takes its share of the
-    batches (`lam.utils.distributed.shard`), and gets the same posterior: that of one process, up to the order of
-    sums. With `pairs="dataset"` features alone are shared, and the first process forms the curvature.
+    Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
+    (`lam.utils.distributed.shard`). All get the same posterior; one process gives it too, up to the order of sums. With
+    `pairs="dataset"` the processes share only the features' computation; the first one forms the curvature.
 
     Args:
-        network: maps a batch to embeddings (N, D), normalised or not, and ends in a linear layer, which it does not
-            need with `head` "train" or "identity".
-        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary,
-            which is passed by name.
-        options: the settings of the posterior; by default those of `Laplace` with `margin`.
+        network: maps a batch to embeddings (N, D), normalised or not. It ends in a linear layer, unless `head` is
+            "train" or "identity".
+        loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary of
+            keyword arguments.
+        options: settings of the posterior; by default `Laplace(margin=margin)`.
         margin: of the contrastive loss, in (0, 2]: `fit(network, loader, margin=0.7)` is short for
             `fit(network, loader, Laplace(margin=0.7))`.
-        preprocessing: how an image file becomes an input; by default the loader's data set says it.
+        preprocessing: how an image file becomes an input; by default the data set's.
         seed: of the posterior's noise.
         progress: show progress bars on standard error.
 
@@ -80,9 +80,9 @@ def fit(
         The encoder. The network itself is not changed.
 
     Raises:
-        ValueError: for settings outside their range, a network without an output (N, D) from a linear layer, equal for
-            an item in any batch, unusable layers, features or a curvature that are not finite, features that are all
-            zero, and data without positive or negative pairs.
+        ValueError: for settings outside their range; a network whose output is not (N, D), does not come from a linear
+            layer, or differs between batches; unusable layers; features or a curvature that are not finite; features
+            that are all zero; data without positive or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -122,7 +122,7 @@ def fit(
         path = find_head(network, probe, head)
         layer: Any = network.get_submodule(path)
         _hint_at_logits(path, layer.out_features, labels)
-        with evaluating(layer):  # in which reading a spectral norm's weight changes nothing
+        with evaluating(layer):  # reading a spectral norm's weight in training mode changes it
             weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
     settings: Any = options.prior_precision, options.likelihood_scale, seed
@@ -159,15 +159,15 @@ def fit_features(
     seed: int = 0,
     progress: bool = False,
 ) -> BayesianEncoder:
-    """Fit the posterior without a network: from stored features and the layer above them, over every pair.
+    """Fit the posterior over all pairs, from stored features and the layer above them.
 
     Args:
         features: (N, P) inputs of the layer.
         labels: (N,) integer labels, or (N, X) positions.
         weight: (D, P) of the layer.
         bias: (D,) of the layer, or None.
-        options, margin, seed: as in `fit`. Pairs are of the whole data set, and `head`, `dimension`, `layers` and
-            `predictive` have no effect. A curvature that joins items, or from outside lam, may hold (N, N) pairs.
+        options, margin, seed: as in `fit`. Pairs come from the whole data set; `head`, `dimension`, `layers` and
+            `predictive` have no effect. A curvature that joins items, or is not lam's, may hold (N, N) pairs.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -198,7 +198,7 @@ def fit_features(
 def _accumulator(
     options: Laplace, weight: Tensor, bias: Tensor | None, *, relation: Relation, seed: int, progress: bool
 ) -> LastLayerAccumulator:
-    """What sums up the curvature of a last layer by these settings."""
+    """Accumulator of a last layer's curvature."""
     structure = options.structure_options
     return LastLayerAccumulator(
         empty=structure.empty(weight, options.loss_curvature, has_bias=bias is not None),
@@ -214,7 +214,7 @@ def _accumulator(
 def empty_layers_curvature(
     options: Laplace, probe: Any, *, n_items: int, network: nn.Module, head: str, layers: Sequence[str]
 ) -> tuple[LayersCurvature, str]:
-    """The curvature of no batch, and a sentence on the memory of batches of N items, at most `max_memory`."""
+    """A curvature of zeros, and a sentence on its cost in batches of N items; `ValueError` above `max_memory`."""
     curvature, max_memory = options.loss_curvature, options.max_memory
     layer: Any = network.get_submodule(head)
     check_sphere(layer.out_features)
@@ -240,16 +240,16 @@ def empty_layers_curvature(
 
 
 def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
-    """The given settings, or those of a margin alone."""
+    """The options, by default `Laplace(margin=margin)`; `ValueError` if they give no loss."""
     if options is not None and margin is not None:
-        raise ValueError(f"margin is a field of the options: give Laplace(margin={margin!r}, ...) alone")
+        raise ValueError(f"margin must be given within options: Laplace(margin={margin!r}, ...)")
     options = options or Laplace(margin=margin)
     options.check_complete()
     return options
 
 
 def _n_batches(loader: Any) -> int | None:
-    """How many batches this process gets, if the loader knows."""
+    """Number of batches in this process; None for a loader without a length."""
     try:
         return ceil(len(loader) / distributed.world_size())
     except TypeError:
@@ -257,7 +257,7 @@ def _n_batches(loader: Any) -> int | None:
 
 
 def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a layer changes nothing, as one that keeps a network's own embeddings."""
+    """Whether a layer is the identity."""
     square = weight.shape[0] == weight.shape[1] and (bias is None or not bias.any())
     return square and torch.equal(weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device))
 
@@ -291,7 +291,7 @@ def _features(
 def _train_layer(
     features: Iterable[tuple[Tensor, Any]], device: torch.device, options: Laplace, *, seed: int, progress: bool
 ) -> tuple[nn.Linear, Iterable[tuple[Tensor, Any]]]:
-    """A layer trained on features, and batches of these with their targets."""
+    """A layer trained on features, and this process's batches of features and targets."""
     inputs = [(part.to(device), targets) for part, targets in distributed.batches_of_all(features)]
     targets = torch.cat([targets_of(part, targets) for part, targets in inputs])
     if options.relation.positive_within is None:

@@ -16,16 +16,16 @@ from lam.training.steps import Minibatch, Step
 from lam.utils.checks import check_at_least, check_positive
 
 HeadLoss = Callable[[Tensor, Tensor, Minibatch], Tensor]
-"""Maps outputs of the head for N items, their embeddings (N, D), unit rows, and the batch to a scalar."""
+"""A scalar function of the head's outputs for N items, their embeddings (N, D), unit rows, and the batch."""
 
 
 @dataclass(frozen=True)
 class HeadMethod(Method):
-    """Train a network, then, with the network frozen, a head beside its own.
+    """Train a network, then freeze it and train a second head.
 
     Attributes:
-        epochs: of the head, at least 1; the network has its own.
-        learning_rate: of the head, positive; the network has its own.
+        epochs: of the second head, at least 1.
+        learning_rate: of the second head, positive.
     """
 
     epochs: int = 10
@@ -38,10 +38,10 @@ class HeadMethod(Method):
     def train_head(
         self, head: nn.Module, network: nn.Module, path: str, loss: HeadLoss, dataset: Any, training: Training
     ) -> History:
-        """Train a head on features (N, P) in the stage and the sub-folder `head`, on all pairs of each batch.
+        """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
 
-        All else is as for the network, whose last linear layer is at `path`. The last epoch is kept, as validation
-        judges retrieval, which the head does not change.
+        Each batch gives all its pairs; other settings are those that trained the network. The last epoch is kept:
+        validation measures retrieval, which the head does not change.
         """
         own = replace(
             training,
@@ -58,10 +58,9 @@ class HeadMethod(Method):
 
 
 class HeadStep(Step):
-    """Take the gradient at a head, beside a network in evaluation mode without gradients.
+    """The gradient of a head's loss; the network stays in evaluation mode, without gradients.
 
-    Its settings hold a hash of the network's weights, and `options` of the method without those that a resumed run
-    changes.
+    A resumed run must have the same `options`, path and network weights, which a hash compares.
     """
 
     def __init__(self, network: nn.Module, path: str, loss: HeadLoss, options: dict[str, Any]) -> None:
@@ -69,6 +68,6 @@ class HeadStep(Step):
         self.settings = {**options, "head": path, "frozen": sha256_of_weights(network)[:12]}
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The head's own loss; `loss`, which trained the network, is not used."""
+        """The head's own loss; `loss` is not used."""
         features, output = features_and_output(self.network, self.path, batch.inputs)
         return self.loss(network(features.float()), F.normalize(batch.gather(output).float()), batch)

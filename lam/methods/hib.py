@@ -1,4 +1,4 @@
-"""HIB, hedged instance embeddings: a loss of sampled embeddings trains network and uncertainty together.
+"""HIB, hedged instance embeddings: a loss of sampled embeddings trains a network and its uncertainty together.
 
 Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding"; Warburg et al. (2023), appendix G.4.
 """
@@ -29,21 +29,20 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    The loss is the soft contrastive loss of the samples, a mean for each kind of pair, plus β times the mean over
-    items of KL(N(μ, diag(σ²)) ‖ N(0, I)). μ is the output of the head before normalisation, as in the source: on the
-    sphere the divergence could not tell one mean from another. Retrieval, in validation too, compares directions of
-    means.
+    The loss is the soft contrastive loss of the samples, averaged over each kind of pair, plus β times the mean
+    KL(N(μ, diag(σ²)) ‖ N(0, I)) of the items. As in the source, μ is the head's output before normalisation: on the
+    sphere the divergence is the same for every mean. Retrieval and validation compare directions of means.
 
-    The number of samples and β are the source's. It does not say where a and b begin: at 5 and 5 items at distance 1
-    match with probability ½; at 1 and 0, where two samples at one point do, the loss fell far slower. a is learned as
-    log a.
+    The number of samples and β are the source's, which gives no initial a and b. With a = b = 5, items at distance 1
+    match with probability ½. With a = 1 and b = 0, samples at distance 0 do, and the loss fell far slower. a is learned
+    as log a.
 
     Attributes:
-        n_samples: samples an item and step, at least 1; all of one item are compared with all of the other.
+        n_samples: samples of each item in a step, at least 1; a pair compares each of one with each of the other.
         kl_weight: β ≥ 0.
-        scale: a > 0 of p(match) at the beginning.
-        offset: b of p(match) at the beginning, finite.
-        shared: one scale and shift for all dimensions in the uncertainty head's last batch norm.
+        scale: initial a > 0 of p(match).
+        offset: initial b of p(match), finite.
+        shared: whether the uncertainty head's last batch norm shares one scale and shift between all dimensions.
     """
 
     n_samples: int = 8
@@ -65,14 +64,14 @@ class Hib(Method):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """Empty: its own loss has no curvature; see `Method.trained_by`."""
+        """Empty, as the loss has no curvature; see `Method.trained_by`."""
         return {}
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its uncertainty head; see `Method.train`.
 
-        Training starts at the weights of a trained network. `training.loss` only gives miners their margin, and
-        `training.validate` gets the network itself.
+        A trained network is trained further. `training.loss` only gives miners their margin, and `training.validate`
+        gets the network itself.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
@@ -86,7 +85,7 @@ class Hib(Method):
 
 
 class HibNetwork(nn.Module):
-    """Everything that HIB trains: a network, the uncertainty head on its features, and a and b of p(match)."""
+    """All that HIB trains: a network, the uncertainty head on its features, and a and b of p(match)."""
 
     def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class HibNetwork(nn.Module):
 
 
 class HibStep(Step):
-    """The soft contrastive loss of samples, and the divergence from the unit Gaussian."""
+    """The soft contrastive loss of samples plus the divergence from the unit Gaussian."""
 
     def __init__(self, options: Hib) -> None:
         self.options, self.settings = options, asdict(options)

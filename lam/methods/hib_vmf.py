@@ -1,6 +1,6 @@
-"""The contrastive form of HIB, on the sphere: soft matches by cosines of samples.
+"""The contrastive form of HIB on the sphere: cosines of samples give soft matches.
 
-Source: Kirchhof, Kasneci and Oh (2023), equation 54; the original, of Gaussians and distances, is `hib`.
+Source: Kirchhof, Kasneci and Oh (2023), equation 54. `hib` is the original, with Gaussians and distances.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class HibVmf(ConcentrationMethod):
     """Train μ and κ together by the probabilities that samples match.
 
     Attributes:
-        n_samples: samples of each item and step.
+        n_samples: samples of each item in a step.
         scale: a > 0 of p(match).
         offset: b of p(match).
         n_negatives: negatives of each item, drawn from the batch; None for all.

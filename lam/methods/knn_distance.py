@@ -1,4 +1,4 @@
-"""The distance to the k-th nearest training item, among features of the network, as uncertainty."""
+"""The feature distance to the k-th nearest training item as uncertainty."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,8 @@ class KnnDistance(Method):
     """Train a network, then keep the features of some training items.
 
     Attributes:
-        k: the nearest neighbour that an item is compared with, counted from 1.
-        reference: how many training items are kept, at least k, drawn at random; all if there are fewer.
+        k: number of the neighbour whose distance counts, from 1.
+        reference: number of random training items to keep, at least k; all if there are fewer.
     """
 
     k: int = NEIGHBOUR
@@ -40,7 +40,7 @@ class KnnDistance(Method):
         """Also reject data of fewer than k items; see `Method.check`."""
         super().check(network, dataset, training)
         if len(dataset) < self.k:
-            raise ValueError(f"the reference must hold at least k = {self.k} items, got {len(dataset)}")
+            raise ValueError(f"dataset must hold at least k = {self.k} items, got {len(dataset)}: lower k")
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and keep its reference; see `Method.train`."""

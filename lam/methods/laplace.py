@@ -22,24 +22,24 @@ class Laplace:
     """Settings of a Laplace posterior, checked when the record is made.
 
     Attributes:
-        margin: of the contrastive loss, in (0, 2]: for a curvature without its own, miners, and an added layer.
+        margin: of the contrastive loss, in (0, 2]; for miners, an added layer, and a curvature without a margin.
         curvature: of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch, so that fits add up and batches can be forgotten. `dataset` takes
             every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
-        head: path of the last linear layer; by default it is found. `train` and `identity` add a layer after the
-            unchanged network. `train` trains it on the network's output (`lam.methods.added_head`), which stays in
-            memory meanwhile. `identity` keeps the network's embeddings; its κ says little about the distance from the
-            data, so its OOD score is k-NN. It is the default of a TorchScript network.
+        head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
+            network. `train` trains it on all outputs of the network, held in memory (`lam.methods.added_head`).
+            `identity` keeps the network's embeddings; its κ says little about the distance from the data, so its OOD
+            score is k-NN. TorchScript networks take `identity` by default.
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
             pairs within batches.
         structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
             `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
-            others `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
-        predictive: of several layers: `linearised` in their weights, the default, or `sampled` networks.
-        max_memory: limit in bytes on the sums of the structure, and with several layers on a batch and an item. Sampled
-            networks later need S times the weights of the layers beside it.
-        rank: of `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
+            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
+        predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
+        max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
+            S sampled networks later take S times the layers' weights on top.
+        rank: for `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
         prior_precision: α > 0.
         likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.
@@ -66,29 +66,29 @@ class Laplace:
         self.loss_curvature.check_scope(self.relation.scope)
         if self.dimension is not None and self.head != "train":
             raise ValueError(
-                f'dimension is of the layer that head="train" adds, got {self.dimension} with head={self.head!r}'
+                f'dimension needs head="train", got dimension={self.dimension} with head={self.head!r}: leave it out'
             )
         self.structure_options.structure.check_cross_terms(self.loss_curvature)
         self._check_layers()
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature as an object, with the margin if it has none of its own."""
+        """The curvature as an object; `margin` fills in a missing margin."""
         if isinstance(self.curvature, Curvature):
             return self.curvature.with_defaults({"margin": self.margin})
         if self.curvature == "contrastive":
             return ContrastiveCurvature(self.margin)
         if not isinstance(self.curvature, str | dict):
-            known = ", ".join(f'CURVATURES["{name}"]' for name in CURVATURES)
             raise ValueError(
-                f"curvature must be an object of lam.hessians, made by one of {known}, got {self.curvature!r}"
+                f"curvature must be one of {', '.join(CURVATURES)}, a mapping of a name and settings, or an object of "
+                f"lam.hessians, got {self.curvature!r}"
             )
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
         return from_settings(settings).with_defaults({"margin": self.margin})
 
     @property
     def relation(self) -> Relation:
-        """Which items are pairs; triplets of miners take the margin of the settings if they have none."""
+        """Which items are pairs; `loss_margin` is the default margin of mined triplets."""
         if not isinstance(self.pairs, Relation):
             check_choice("pairs", self.pairs, SCOPES)
             return Relation(self.pairs)
@@ -98,7 +98,7 @@ class Laplace:
 
     @property
     def loss_margin(self) -> float | None:
-        """The margin of the settings, or else that of the curvature."""
+        """`margin`, by default the curvature's."""
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
     @property
@@ -111,27 +111,27 @@ class Laplace:
         """Require a loss: a margin, or a curvature without open settings."""
         curvature = self.loss_curvature
         if curvature == ContrastiveCurvature(None):
-            raise ValueError("give the margin of the contrastive loss, or the curvature of another")
+            raise ValueError("the contrastive curvature needs a margin: give margin, or another curvature")
         curvature.check_complete()
 
     def added_layer(self, head: str, width: int) -> nn.Linear:
-        """The shape of the layer that `head` adds after outputs of a width, on the meta device."""
+        """The layer that `head` adds to outputs of a width, on the meta device."""
         if head == "identity":  # a bias would add the same variance to all items
             return nn.Linear(width, width, bias=False, device="meta")
         if self.loss_margin is None:
-            raise ValueError('head="train" trains a layer by the contrastive loss: give its margin')
+            raise ValueError('head="train" uses the contrastive loss: give its margin')
         return nn.Linear(width, dimension_of(width, self.dimension), device="meta")
 
     def _check_layers(self) -> None:
-        """Reject settings of the last layer with several layers, and the other way round."""
+        """Reject settings of several layers for the last layer alone, and vice versa."""
         is_paths = isinstance(self.layers, list | tuple) and all(isinstance(path, str) for path in self.layers)
         if not (is_paths or isinstance(self.layers, str)):
             raise ValueError(f'layers must be "last", "all" or a list of paths, got {self.layers!r}')
         if self.layers == "last":
             if self.predictive is not None:
                 raise ValueError(
-                    f'predictive is of several layers, got {self.predictive!r} with layers="last": give layers="all" '
-                    "or a list of paths"
+                    f'predictive needs several layers, got {self.predictive!r} with layers="last": leave it out, or '
+                    'give layers="all" or a list of paths'
                 )
             return
         if self.structure not in LAYERS_POSTERIORS:

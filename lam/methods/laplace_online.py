@@ -1,7 +1,7 @@
-"""Online Laplace: the posterior is learnt during training, and its noise shapes the network.
+"""Online Laplace: a network and its posterior are trained together, and the posterior's noise shapes the network.
 
 Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient there to the mean, and
-moves the curvature towards that of the batch.
+updates the curvature by the batch's.
 
 Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 """
@@ -33,7 +33,7 @@ from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import on_device
 
 Update = Literal["average", "accumulate"]
-_OF_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_FOR_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 """Options of later steps, which a resumed run may change."""
 
@@ -43,21 +43,21 @@ class LaplaceOnline(LaplaceMethod):
     """Train a network and its posterior together.
 
     Attributes:
-        head: path of the last linear layer; by default found on the first items.
+        head: path of the last linear layer; found by default.
         likelihood_scale: s > 0.
         prior_precision: α > 0.
         initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
         memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
-        update: `average`; or `accumulate`, h ← β h + relu(h_batch), h_batch averaged over the chosen pairs, as in the
-            authors' code: its noise is far smaller. The paper's equation 5 is such a sum, too.
-        n_samples: last layers drawn a step, at least 1; gradient and h_batch are means over them.
-        warmup_epochs: epochs at the beginning without noise, in which h is updated too.
-        refresh_every: h is updated every so many steps.
-        refit: form the curvature again after training, at the kept weights, as `laplace_posthoc` does. A running mean
-            over noisy layers of the past separates seen from unseen data less sharply.
-        hessian_miner: which pairs h_batch is over: `all`, or those of `violating`, `easy`, `semihard` or `hard`
-            triplets; see `lam.pairs.Mining`.
-        hessian_max_pairs: at most so many of these triplets, or pairs of each type for `all`, drawn at random.
+        update: `average`; or `accumulate`: h ← β h + relu(h_batch), with h_batch averaged over the chosen pairs. This
+            makes the noise far smaller. The authors' code and the paper's equation 5 accumulate too.
+        n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
+        warmup_epochs: first epochs, without noise; h is updated in them as well.
+        refresh_every: steps from one update of h to the next.
+        refit: form the curvature again after training, at the final weights, as `laplace_posthoc` does. A running mean
+            over past, noisy layers separates seen from unseen data less sharply.
+        hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
+            `lam.pairs.Mining`.
+        hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
     """
 
     head: str | None = None
@@ -94,7 +94,7 @@ class LaplaceOnline(LaplaceMethod):
         """Reject a trained network, which holds no posterior."""
         if pretrained:
             raise ValueError(
-                "a checkpoint holds no posterior: laplace_online trains, laplace_posthoc can start from one"
+                "laplace_online cannot start from a trained network, which has no posterior: use laplace_posthoc"
             )
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
@@ -126,7 +126,7 @@ class LaplaceOnline(LaplaceMethod):
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject options that do not go with the network, the loss or places; see `Method.check`."""
+        """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)
@@ -134,13 +134,13 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training.relation or Relation(), training)
 
     def _refit(self, head: str, relation: Relation, training: Training) -> LaplacePosthoc:
-        """The method that refits. Shuffled batches of places hold hardly a pair, so for places every pair counts."""
+        """The method that refits. Places take pairs of the whole data set, as shuffled batches hold hardly any."""
         has_places = relation.positive_within is not None
         if has_places and self.hessian_miner != "all":
-            raise ValueError("refit forms the curvature of places over all pairs: leave out hessian_miner, or refit")
+            raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")
         return LaplacePosthoc(
             head=head,
-            **{name: getattr(self, name) for name in _OF_REFIT},
+            **{name: getattr(self, name) for name in _FOR_REFIT},
             pairs="dataset" if has_places else "batch",
             miner=self.hessian_miner,
             max_pairs=None if has_places else self.hessian_max_pairs,
@@ -149,11 +149,11 @@ class LaplaceOnline(LaplaceMethod):
 
 
 class OnlineLaplaceStep(Step):
-    """Take the gradient at last layers sampled from the posterior, and update the curvature.
+    """The gradient at last layers sampled from the posterior, and an update of the curvature.
 
     Args:
         head: path of the last linear layer.
-        options: of the posterior; open settings of its curvature are the loss's at each step.
+        options: of the posterior; missing settings of its curvature come from the loss at each step.
     """
 
     def __init__(self, head: str, options: LaplaceOnline) -> None:
@@ -166,10 +166,9 @@ class OnlineLaplaceStep(Step):
         self.settings = {**resumed, "head": head}
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
-        """Add the gradient at the samples, averaged, and update h; see `Step.backward`.
+        """Add the mean gradient at the samples, and update h; see `Step.backward`.
 
-        Miners see the embeddings of each sample, for its loss and its curvature, so a pair is chosen by its own
-        distance.
+        Miners choose pairs by each sample's own embeddings, for its loss and for its curvature.
         """
         layer: Any = network.get_submodule(self.head)
         with record_head_inputs(network, self.head) as head_inputs:
@@ -186,7 +185,7 @@ class OnlineLaplaceStep(Step):
         samples: list[Tensor] = []
         embeddings: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
-        generator = on_device(batch.generator, theta.device)  # noise of a wide layer takes longer to move than a step
+        generator = on_device(batch.generator, theta.device)  # to move a wide layer's noise takes longer than a step
         for _ in range(self.options.n_samples):
             noise = torch.randn(theta.shape, generator=generator, device=theta.device).to(theta)
             samples.append(theta + deviation * noise)
@@ -203,9 +202,9 @@ class OnlineLaplaceStep(Step):
         return value.detach()
 
     def diagonal(self, has_bias: bool) -> Diagonal:
-        """h as the curvature of a posterior: a running mean, which adds to no other."""
+        """h as the curvature of a posterior; a running mean cannot be added to another curvature."""
         if self.h is None:
-            raise ValueError("the posterior has not been trained: no step was made")
+            raise ValueError("the posterior has not been trained: take at least one step")
         return Diagonal(self.h[None], None, self.curvature, has_bias)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -234,7 +233,7 @@ class OnlineLaplaceStep(Step):
             try:
                 ggn = diagonal_ggn(features, weight, bias, mined, self.curvature)
             except ValueError as error:
-                raise DivergenceError(f"the curvature cannot be followed ({error})") from error
+                raise DivergenceError(f"the curvature of a batch is unusable ({error})") from error
             h_batch += ggn.h / len(samples)
         increment = (1 - options.memory_factor) * h_batch if options.update == "average" else h_batch.relu()
         new_h = options.memory_factor * h + increment

@@ -37,8 +37,7 @@ from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import seeded
 from lam.vmf.embeddings import Mean
 
-_OF_CONTRASTIVE = ("margin", "split", "fix", "negative_weight")
-"""Settings of the contrastive curvature alone."""
+_CONTRASTIVE_SETTINGS = ("margin", "split", "fix", "negative_weight")
 
 OWN = "own"
 """Stands for the curvature of the loss that trains, or trained, the network."""
@@ -49,17 +48,17 @@ Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMethod(Method):
-    """Options of both Laplace methods: the retrieved direction, the curvature, and how the posterior is tuned.
+    """Options of both Laplace methods: the retrieved direction, the curvature, and the tuning of the posterior.
 
     Attributes:
-        tune: the criterion that chooses s or α of the posterior on held-out data, after training.
-        tune_step: of `marginal_likelihood`: log α moves by this once, instead of to the maximum.
+        tune: criterion that chooses s or α of the posterior on held-out data, after training.
+        tune_step: for `marginal_likelihood`: one step of log α by this much, instead of a move to the maximum.
         mean: the retrieved direction: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
-            outputs}; open settings, such as a temperature, are those of the training loss. Settings of `contrastive`
-            are options of their own. `own` is the curvature of the loss that trains, or trained, the network.
-        margin: of the contrastive curvature, within which negative pairs have one; by default the loss's, which
-            triplets of miners keep.
+            outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
+            `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.
+        margin: of the contrastive curvature, which is zero for negative pairs beyond it. By default the training
+            loss's, which mined triplets always use.
         split: of the contrastive curvature, `euclidean` or `arccos`.
         fix: of the contrastive curvature, `fixed`, `positive`, `full` or `projected`.
         negative_weight: of the contrastive curvature, w in [0, 1].
@@ -81,22 +80,20 @@ class LaplaceMethod(Method):
         check_choice("mean", self.mean, get_args(Mean))
         check_positive("tune_step", self.tune_step)
         if self.tune_step is not None and self.tune != "marginal_likelihood":
-            raise ValueError(
-                f"tune_step is of tune='marginal_likelihood', got {self.tune_step} with tune={self.tune!r}"
-            )
+            raise ValueError(f"tune_step needs tune='marginal_likelihood', got tune={self.tune!r}: leave tune_step out")
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature of the options, with the settings that they leave open."""
-        if self.curvature == OWN:  # until `resolved` says which
+        """The curvature of the options; some of its settings may be missing."""
+        if self.curvature == OWN:  # a stand-in until `resolved` knows the loss
             return ContrastiveCurvature(self.margin)
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
         if settings == {"name": "contrastive"}:
             return ContrastiveCurvature(self.margin, self.split, self.fix, self.negative_weight)
-        if foreign := [name for name in _OF_CONTRASTIVE if getattr(self, name) != getattr(LaplaceMethod, name)]:
+        if foreign := [name for name in _CONTRASTIVE_SETTINGS if getattr(self, name) != getattr(LaplaceMethod, name)]:
             raise ValueError(
-                f"{foreign[0]} is of the contrastive curvature: with curvature={self.curvature!r}, give settings as "
-                f"{{name: {settings.get('name')}, ...}}"
+                f"{foreign[0]} is a setting of the contrastive curvature, got curvature={self.curvature!r}: give "
+                f"settings as curvature={{name: {settings.get('name')}, ...}}"
             )
         try:
             return from_settings(settings)
@@ -105,7 +102,7 @@ class LaplaceMethod(Method):
             raise ValueError(f"{where}{error}") from None
 
     def resolved(self: Options, training: Training) -> Options:
-        """The options with a curvature in place of `own`; `ValueError` if the training loss has none."""
+        """The options, with `own` replaced by the training loss's curvature; `ValueError` for a loss without one."""
         if self.curvature != OWN:
             return self
         if training.trained_by is None:
@@ -118,12 +115,12 @@ class LaplaceMethod(Method):
         return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
 
     def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
-        """The curvature, with open settings from a loss and what it has learned; none may stay open."""
+        """The curvature, with missing settings from a loss and its learned parameters; `ValueError` if one is left."""
         curvature: Any = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
         if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
             raise ValueError(
-                f"{type(curvature).__name__} needs a {missing[0]}, and the loss {type(loss).__name__} has none: give "
-                f"it, as method.curvature={{name: ..., {missing[0]}: ...}}, or train by a loss that has one"
+                f"{type(curvature).__name__} needs a {missing[0]}, which the loss {type(loss).__name__} does not have: "
+                f"set method.curvature={{name: ..., {missing[0]}: ...}}, or train by another loss"
             )
         return curvature
 
@@ -132,7 +129,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The same with other curvatures of the same loss that are never negative; empty if there is none."""
+        """The options with each other curvature of the same loss that is never negative."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -143,8 +140,8 @@ class LaplaceMethod(Method):
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
         """Choose s or α of the posterior as the options say, and recommend an OOD score for images.
 
-        If clipped weights make most of the predictive variance, the best-scoring curvature of `without_clipping` takes
-        over. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        If clipped weights make most of the predictive variance, the best curvature of `without_clipping` replaces it.
+        See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
@@ -161,12 +158,12 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     """Train a network, then put a posterior over its last layer, by the settings of `lam.methods.Laplace`.
 
     Attributes:
-        miner: which pairs of a batch count for the curvature: `all`, `violating`, `easy`, `semihard` or `hard`.
-        max_pairs: at most so many triplets of the kind, or pairs of each type for `all`.
-        views: form the curvature over two random views of each image, each the other's only match, without labels; by
-            default over the images as they are. `curvature=own` takes the views that the network was trained on.
+        miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
+        max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
+        views: form the curvature on two random views of each image, which match each other only, without labels; by
+            default on the plain images. `curvature=own` takes the views of the training.
         average: average the curvature over the pairs of each type, or take their plain sum.
-        batch_size: items a batch, at least 2, among which pairs are formed.
+        batch_size: items in a batch, at least 2; pairs are formed within batches.
     """
 
     curvature: str | dict[str, Any] = "contrastive"
@@ -188,7 +185,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and fit the posterior without tuning; see `Method.train` and `lam.fit`.
 
-        Open settings of the curvature, such as a margin, are the loss's. Stages are `train` and `fit`.
+        Missing settings of the curvature, such as a margin, come from the loss. Stages are `train` and `fit`.
         """
         self.check(network, dataset, training)
         options = self.resolved(training)
@@ -196,12 +193,12 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return Trained(fit_posterior(options, network, dataset, training, histories), histories)
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Also reject options that do not go with the network, the loss or places; see `Method.check`."""
+        """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
         if training.relation is not None and training.relation.positive_within is not None and self.pairs == "batch":
             raise ValueError(
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
-                "hardly a positive pair"
+                "hardly any positive pairs"
             )
         probe = probe_of(dataset)
         options = self.resolved(training).laplace(training)
@@ -218,14 +215,14 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
-        """Also with the views that the network was trained on; see `LaplaceMethod.resolved`."""
+        """The options with the curvature and the views of the training; see `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The same with the contrastive curvatures that are never negative, of a diagonal.
+        """The options with each contrastive curvature that is never negative, for a diagonal.
 
-        `kron` has none: refitted by them, κ told errors worse on four data sets of four.
+        `kron` is left out: with these curvatures, its κ ordered errors worse on all four data sets tried.
         """
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure == "diag":
             if self.layers == "last":
@@ -234,14 +231,14 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
             yield replace(self, fix="projected")
 
     def relation_of(self, training: Training) -> Relation:
-        """The pairs of a training's data, chosen as the options say."""
+        """The training's relation, with the scope and the mining of the options."""
         chosen = {"scope": self.pairs, "miner": self.miner, "max_pairs": self.max_pairs, "triplet_margin": None}
         return replace(training.relation or Relation(), **chosen)
 
     def laplace(self, training: Training, learned: Mapping[str, list[float]] | None = None) -> Laplace:
-        """The settings of `lam.fit` for a training, whose loss gives the open ones."""
+        """The settings of `lam.fit`, with missing ones from the training's loss."""
         relation = self.relation_of(training)
-        if self.views is not None:  # two views match by number, not by what makes a pair of images
+        if self.views is not None:  # views match by the number of their image, not by labels or places
             relation = Relation(relation.scope, miner=self.miner, max_pairs=self.max_pairs)
         own = {field.name: getattr(self, field.name) for field in fields(Laplace)}
         curvature, margin = self.curvature_of(training.loss, learned), margin_of(training.loss)
@@ -249,7 +246,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature of the options, with the settings that they leave open."""
+        """The curvature of the options; some of its settings may be missing."""
         curvature: Any = super().loss_curvature
         return curvature if self.average else replace(curvature, average=False)
 
@@ -257,10 +254,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 def fit_posterior(
     options: LaplacePosthoc, network: nn.Module, dataset: Any, training: Training, histories: Mapping[str, History]
 ) -> BayesianEncoder:
-    """Fit on the shuffled batches of a data set, of plain images or of views; see `lam.fit`.
-
-    The curvature includes what the loss learned, by the history of training.
-    """
+    """Fit on shuffled batches of plain images or of views, with the loss's learned parameters; see `lam.fit`."""
     plain = without_augmentation(dataset)
     items: Any = plain if options.views is None else TwoViews(plain, options.views)
     settings: Any = {"batch_size": options.batch_size, "shuffle": True, "num_workers": training.num_workers}
@@ -270,7 +264,7 @@ def fit_posterior(
     with training.stage("fit"), seeded(training.seed):
         encoder = fit(network, loader, laplace, seed=training.seed, **common)
     encoder.mean = options.mean
-    if options.views is not None:  # queries are images, with matches of their own, and never views
+    if options.views is not None:  # queries are plain images, which match by the training's relation
         triplet_margin = encoder.relation.triplet_margin
         encoder.relation = replace(options.relation_of(training), triplet_margin=triplet_margin)
         encoder.trained_on = inputs_of(plain, training)["trained_on"]
@@ -278,5 +272,5 @@ def fit_posterior(
 
 
 def learned_parameters(histories: Mapping[str, History]) -> Mapping[str, list[float]]:
-    """What the loss learned beside the network; empty for a network that was trained before."""
+    """Learned parameters of the loss; empty for a network that was trained before."""
     return histories["network"].learned if "network" in histories else {}

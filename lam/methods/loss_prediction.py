@@ -22,12 +22,11 @@ from lam.utils.checks import check_at_least, check_positive
 
 @dataclass(frozen=True)
 class LossPrediction(HeadMethod):
-    """Train a network by the training loss, then, with the network frozen, a head that predicts each item's loss.
+    """Train a network, then freeze it and train a head that predicts each item's loss.
 
-    The predicted loss is the supervised contrastive loss of the item as an anchor, whatever trained the network: one
-    number for every item with a match in the batch. κ is one over the prediction, so only its order means something; a
-    posterior that takes the head over uses it as κ_a. The source trains both together; frozen, the network loses
-    nothing.
+    The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
+    Items with a match in the batch teach the head. κ is 1 / prediction, so only its order has a meaning; a posterior
+    that takes over the head uses it as κ_a. The source trains both together; a frozen network keeps its retrieval.
 
     Attributes:
         temperature: of the predicted loss, positive.

@@ -15,9 +15,9 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class McDropout(Deterministic):
-    """Train a network with its dropout on; the network says which layers drop, and at which rate.
+    """Train a network with its dropout on; the network sets the layers and rates of dropout.
 
-    The seed is also that of the masks. A trained network may have been trained with dropout or without.
+    The seed also drives the masks. A trained network may have been trained with or without dropout.
     """
 
     name = "mc_dropout"

@@ -1,4 +1,4 @@
-"""MCInfoNCE: concentrations of the posteriors of the process that made the data.
+"""MCInfoNCE: concentrations of the data-generating process's posteriors.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs".
@@ -12,12 +12,12 @@ from lam.methods.concentration import ConcentrationMethod
 
 @dataclass(frozen=True)
 class Mcinfonce(ConcentrationMethod):
-    """Train μ and κ by MCInfoNCE; in phases, as the source found best.
+    """Train μ and κ by MCInfoNCE; in phases, which the source found best.
 
     Attributes:
-        kappa_pos: how closely the latents of a positive pair lie.
-        learn_kappa_pos: learn it with the network; in phases the head then keeps it.
-        n_samples: samples of each item and step.
+        kappa_pos: concentration of the latents of a positive pair.
+        learn_kappa_pos: learn `kappa_pos` with the network; in phases it is fixed while the head is trained.
+        n_samples: samples of each item in a step.
         n_negatives: negatives of each anchor, drawn from the batch; None for all.
     """
 

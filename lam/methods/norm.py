@@ -1,4 +1,4 @@
-"""The length of the unnormalised embedding as κ: the free baseline of every table."""
+"""The length of the unnormalised embedding as κ: a baseline without cost."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from lam.methods.deterministic import Deterministic
 
 @dataclass(frozen=True)
 class Norm(Deterministic):
-    """Train a network, and nothing more; the seed is also that of samples from the distributions."""
+    """Train a network, and nothing more; the seed also drives samples from the distributions."""
 
     name = "norm"
     encoder = NormEncoder

@@ -19,13 +19,13 @@ from lam.training.steps import Minibatch
 
 @dataclass(frozen=True)
 class Pfe(HeadMethod):
-    """Train a network, then, with the network frozen, the uncertainty head.
+    """Train a network, then freeze it and train an uncertainty head.
 
-    The mean of an embedding is the network's own, a unit vector. The head learns from all positive pairs of a batch.
+    The mean of an embedding is the network's unit vector. The head learns from all positive pairs of a batch.
 
     Attributes:
-        learning_rate: of the head; larger than usual, as the head begins with one variance, e⁻⁷, for all inputs.
-        shared: one scale and shift for all dimensions in the head's last batch norm.
+        learning_rate: of the head; high, because the head starts at the same variance, e⁻⁷, for all inputs.
+        shared: whether the head's last batch norm shares one scale and shift between all dimensions.
     """
 
     learning_rate: float = 1e-2

@@ -11,7 +11,7 @@ from lam.methods.views import ViewsMethod
 
 @dataclass(frozen=True)
 class Simclr(ViewsMethod):
-    """Train by NT-Xent, whose negatives are the views of all other images of a batch.
+    """Train by NT-Xent; negatives are the views of all other images in a batch.
 
     Attributes:
         temperature: τ of NT-Xent.

@@ -1,4 +1,4 @@
-"""SimSiam with an explicit concentration: one view predicts the other, which is held still; no negatives.
+"""SimSiam with an explicit concentration: one view predicts the other, without its gradient or negatives.
 
 Source: Chen and He (2021), "Exploring simple Siamese representation learning".
 """
@@ -14,7 +14,7 @@ class Simsiam(ViewsMethod):
     """Train by the cosine of each view's prediction with the other view.
 
     Attributes:
-        predictor: units of the predictor's hidden layer; the predictor is not kept.
+        predictor: units of the predictor's hidden layer; the encoder has no predictor.
     """
 
     predictor: int = 128

@@ -1,4 +1,4 @@
-"""SwAV with an explicit concentration: views of an image are assigned to the same of a set of learned prototypes.
+"""SwAV with an explicit concentration: the views of an image share one of several learned prototypes.
 
 Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments".
 """
@@ -11,10 +11,10 @@ from lam.methods.views import ViewsMethod
 
 @dataclass(frozen=True)
 class Swav(ViewsMethod):
-    """Train by predicting from each view the prototype of the other; without multi-crop.
+    """Train by predicting the prototype of one view from the other; without multi-crop.
 
     Attributes:
-        n_prototypes: J, learned and not kept.
+        n_prototypes: J; the encoder has no prototypes.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: of Sinkhorn and Knopp.

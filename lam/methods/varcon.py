@@ -16,11 +16,11 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class Varcon(Deterministic):
-    """Train a network by VarCon instead of `training.loss`, without uncertainty; a posterior can add it.
+    """Train a network by VarCon instead of `training.loss`, without uncertainty, which a posterior can add.
 
     Attributes:
         temperature: τ₁ > 0.
-        epsilon: ε at the beginning, within ±τ₁; by default τ₁ / 5.
+        epsilon: initial ε, within ±τ₁; by default τ₁ / 5.
         learn_epsilon: whether ε is learned.
     """
 

@@ -16,13 +16,12 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class ViewsMethod(ConcentrationMethod):
-    """Train μ and κ together on two random views of each image, without labels of the training part.
+    """Train μ and κ together on two random views of each image, without labels.
 
-    The loss has three parts: a loss of directions, the alignment of the two views scaled by their concentrations, and a
-    regulariser of these. κ is softplus of the head's number; kappa="none" leaves the loss of directions alone. The
-    network's own head is the projection; the sources' two layers are `cifar_resnet18` with its option `projection`. A
-    run keeps the epoch of the best retrieval on the validation part, by its labels, or the last one if no two images
-    match.
+    The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
+    of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's own head is
+    the projection; `cifar_resnet18` with `projection` has the sources' two layers. A run keeps the epoch of the best
+    retrieval by the labels of the validation split, or the last epoch if no two of its images match.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
@@ -32,7 +31,7 @@ class ViewsMethod(ConcentrationMethod):
         decay: λ of the square.
         crop_scale: least share of an image's area that a view shows.
         flip: probability that a view is mirrored; 0 where left and right mean something.
-        jitter: how far a view's contrast and brightness may be from the image's.
+        jitter: largest change of a view's contrast and brightness.
     """
 
     kappa: KappaBy = "shared"
@@ -63,7 +62,7 @@ class ViewsMethod(ConcentrationMethod):
     def trained_by(
         self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
     ) -> dict[str, Any]:
-        """With the settings of the views; see `Method.trained_by`."""
+        """The curvature, with the settings of the views; see `Method.trained_by`."""
         return {**super().trained_by(loss, dimension, learned), "views": asdict(self.view())}
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:

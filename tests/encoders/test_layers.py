@@ -451,7 +451,7 @@ def test_kron_names_the_layers_that_it_has_factors_of():
         ({"predictive": "exact"}, "predictive must be one of linearised, sampled, got 'exact'"),
         (
             {"layers": "last", "predictive": "sampled"},
-            "predictive is of several layers, got 'sampled' with layers=\"last\"",
+            "predictive needs several layers, got 'sampled' with layers=\"last\"",
         ),
         ({"head": "train"}, "layers='all' need a network that ends in its own linear layer, got head='train'"),
         (
@@ -498,7 +498,7 @@ def test_a_posterior_over_layers_is_not_loaded_without_a_network():
     ("options", "message"),
     [
         ({"layers": "all", "structure": "ekfac"}, "^structure must be one of diag, kron, got 'ekfac'"),
-        ({"predictive": "linearised"}, "^predictive is of several layers"),
+        ({"predictive": "linearised"}, "^predictive needs several layers"),
         ({"layers": "all", "fix": "full"}, "^layers other than the last have no place for cross terms"),
         ({"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] take pairs within batches"),
     ],

@@ -19,10 +19,10 @@ from tests.helpers import unchecked
     ("batches", "options", "message"),
     [
         (None, {"margin": 2.5}, r"margin must be in \(0, 2\]"),
-        (None, {"margin": None}, "give the margin of the contrastive loss, or the curvature of another"),
+        (None, {"margin": None}, "needs a margin: give margin, or another curvature"),
         (None, {"curvature": "supcon"}, "SupConCurvature must have temperature, got None"),
         (None, {"curvature": "cosine"}, "curvature must be one of contrastive, supcon, .*, got 'cosine'"),
-        (None, {"curvature": InfoNCECurvature}, r'an object of lam.hessians, made by one of .*"supcon".*, got <class'),
+        (None, {"curvature": InfoNCECurvature}, "supcon.* an object of lam.hessians, got <class"),
         (
             None,
             {"curvature": ContrastiveCurvature(0.7, fix="full"), "pairs": "dataset"},

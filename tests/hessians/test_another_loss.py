@@ -94,7 +94,7 @@ def test_its_head_is_trained_and_its_triplets_are_chosen_by_a_margin_that_is_giv
     assert encoder.posterior.weight.shape == (3, 3)
     mined = fit(batches, margin=0.7, pairs=Relation(miner="semihard"))
     assert mined.relation.triplet_margin == 0.7
-    with pytest.raises(ValueError, match='head="train" trains a layer by the contrastive loss: give its margin'):
+    with pytest.raises(ValueError, match='head="train" .* give its margin'):
         fit(batches, head="train")
     with pytest.raises(ValueError, match="semihard triplets need a margin"):
         fit(batches, pairs=Relation(miner="semihard"))

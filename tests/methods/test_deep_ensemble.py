@@ -167,14 +167,14 @@ def test_a_network_of_ones_own_comes_with_what_makes_the_others():
     assert (ensemble.dimension, seeds) == (12, [5, 6])
     with pytest.raises(ValueError, match=r"did not build this network, .* Training\(another=...\)"):
         method.train(own(), DATA, small.training())
-    with pytest.raises(ValueError, match=r"the head of member 3 is 3 \(16 -> 5\), that of member 1 3 \(16 -> 4\)"):
+    with pytest.raises(ValueError, match=r"member 1 has 3 \(16 -> 4\), member 3 has 3 \(16 -> 5\)"):
         method.train(own(), DATA, small.training(another=lambda seed: own(3 + seed)))
 
 
 def test_what_makes_no_ensemble_is_refused():
-    with pytest.raises(ValueError, match="a checkpoint is one network and a deep ensemble has 5: name a file for each"):
+    with pytest.raises(ValueError, match="one trained network: give 5 files as checkpoints"):
         DeepEnsemble().train(small.network(), DATA, small.training(pretrained=True))
-    with pytest.raises(ValueError, match="a checkpoint is one network and a deep ensemble has 2: name a file for each"):
+    with pytest.raises(ValueError, match="one trained network: give 2 files as checkpoints"):
         DeepEnsemble(n_members=2, checkpoints=["a.pth", "b.pth"]).check_start(pretrained=True)
     with pytest.raises(ValueError, match="n_members must be at least 2, got 1"):
         DeepEnsemble(n_members=1)

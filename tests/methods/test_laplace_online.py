@@ -198,7 +198,7 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
 def test_bad_options_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         LaplaceOnline(**change)
-    with pytest.raises(ValueError, match="no step was made"):
+    with pytest.raises(ValueError, match="the posterior has not been trained"):
         OnlineLaplaceStep("head", OPTIONS).diagonal(True)
 
 

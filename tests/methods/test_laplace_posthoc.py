@@ -103,7 +103,7 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
 
 
 def test_options_that_say_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="tune_step is of tune='marginal_likelihood', got 0.1 with tune='calibration'"):
+    with pytest.raises(ValueError, match="tune_step needs tune='marginal_likelihood', got tune='calibration'"):
         LaplacePosthoc(tune_step=0.1)
     with pytest.raises(ValueError, match="tune_step must be positive and finite, got 0.0"):
         LaplacePosthoc(tune="marginal_likelihood", tune_step=0.0)

@@ -129,7 +129,7 @@ def lengthen_features(network: nn.Module, _: Poisoned) -> None:
     [
         (lose_features, "the loss is nan"),
         (lose_h, "the curvature h is not finite"),
-        (lengthen_features, r"the curvature cannot be followed \(features must be at most"),
+        (lengthen_features, r"the curvature of a batch is unusable \(features must be at most"),
     ],
 )
 def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(

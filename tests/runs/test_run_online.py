@@ -43,7 +43,7 @@ def test_training_online_goes_on_after_a_stop(tmp_path: Path):
     [
         ("--method.memory_factor=1.5", r"memory_factor must be in (0, 1), got 1.5"),
         ("--method.update=sum", "method.update"),
-        ("--checkpoint=setup.cfg", "a checkpoint holds no posterior"),
+        ("--checkpoint=setup.cfg", "laplace_online cannot start from a trained network"),
     ],
 )
 def test_wrong_settings_are_one_line_before_any_work(option, message, tmp_path, capsys):

@@ -1,7 +1,6 @@
-"""Training: one function for every method, on Lightning Fabric for devices and precision.
+"""Training: one function for every method, with devices and precision by Lightning Fabric.
 
-A method with a gradient of its own hands in a `Step`. The loop is in `lam.training.loop`, options in
-`lam.training.settings`.
+A method with its own gradient passes a `Step`. `lam.training.loop` holds the loop, `lam.training.settings` the options.
 """
 
 import os
@@ -24,19 +23,19 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings goes on from the last good checkpoint; `epochs` may have grown. On
+    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may have grown. On
     the CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
-    In several processes, started by torchrun, each calls it with the same arguments and gets the same weights. A batch
-    is cut into as many parts, with pairs over the whole; every process takes a batch of fewer than two items a process
-    whole. The first process validates and writes checkpoints.
+    Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
+    each batch, with pairs over the whole batch; a batch of fewer than two items a process goes to every process. The
+    first process validates and writes checkpoints.
 
     Args:
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
-        dataset: of (input, label), with a length; `__getitems__` and `labels` are used where it has them.
-        training: how; `pretrained`, `another` and `stage` are for methods, and have no effect here.
-        step: how the gradient of a batch is taken; by default at the network's own weights.
-        method: the method's name, which checkpoints keep: those of another are rejected.
+        dataset: of (input, label), with a length; may have `__getitems__` and `labels`.
+        training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
+        step: computes the gradient of a batch; by default at the network's own weights.
+        method: name of the method; checkpoints of another method are rejected.
 
     Returns:
         The history of the run, with the epochs before an interruption.
@@ -44,8 +43,8 @@ def train(
     Raises:
         ValueError: for data without a positive or without a negative pair, an epoch of batches without positive pairs,
             missing devices, or a folder with checkpoints of other settings.
-        DivergenceError: where the loss, the weights or the validation is not finite; the last checkpoint stands.
-        CorruptFileError: where the folder has checkpoints and none is whole.
+        DivergenceError: if the loss, the weights or the validation is not finite; the last checkpoint is kept.
+        CorruptFileError: if every checkpoint of the folder is damaged.
 
     Example:
         >>> import torch
@@ -60,7 +59,7 @@ def train(
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ValueError(
-            "no parameter of the network requires a gradient: take the head train, or a method without training, such "
+            "no parameter of the network requires a gradient: use the head train, or a method without training, such "
             "as laplace_posthoc, knn_distance or deterministic"
         )
     check_data(dataset, training)
@@ -76,20 +75,20 @@ def train(
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """The device that `train` uses in this process; `ValueError` for an accelerator that is unknown or missing."""
+    """The device of `train` in this process; `ValueError` for an unknown or missing accelerator."""
     return _fabric(accelerator, 1, "32-true").device
 
 
 def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Any:
-    from lightning_fabric import Fabric  # a second to import, for those who only fit
+    from lightning_fabric import Fabric  # its import takes a second, which `lam.fit` saves
 
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
-        raise ValueError(f"devices must be one device, 1 or its index in a list such as [1], got {devices}")
+        raise ValueError(f"devices must be 1 or a list of one index, such as [1], got {devices}")
     resolved = resolve_accelerator(accelerator)
     distributed.join()
     places: dict[str, Any] = {"devices": devices} if distributed.world_size() == 1 else _of_torchrun(resolved)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of devices that stay unused; which to use is the caller's choice
+        warnings.simplefilter("ignore")  # Fabric warns of unused devices, which the caller left unused on purpose
         fabric = Fabric(accelerator=resolved, precision=precision, **places)
     if fabric.world_size != distributed.world_size():
         raise ValueError(
@@ -102,7 +101,7 @@ def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Preci
 
 
 def _of_torchrun(accelerator: str) -> dict[str, Any]:
-    """Fabric's options of a process that torchrun started, each with a device of its own."""
+    """Fabric's options for a process of torchrun; each process has its own device."""
     if not torch.distributed.is_torchelastic_launched():
         raise ValueError(
             f"torch.distributed runs {distributed.world_size()} processes that torchrun did not start: "
@@ -111,22 +110,22 @@ def _of_torchrun(accelerator: str) -> dict[str, Any]:
     n_local, n_devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if accelerator == "cuda" and n_devices < n_local:
         raise ValueError(
-            f"torchrun started {n_local} processes here, and there are {n_devices} CUDA devices: "
-            "lower --nproc_per_node, or take the accelerator cpu"
+            f"torchrun started {n_local} processes for {n_devices} CUDA devices: lower --nproc_per_node, or use "
+            "accelerator cpu"
         )
     return {"strategy": "ddp", "devices": n_local, "num_nodes": distributed.world_size() // n_local}
 
 
 def check_data(dataset: Any, training: Training) -> None:
-    """Reject data that `train` would reject, as far as that is known without reading them."""
+    """Reject unusable data as `train` does, as far as their length and labels tell."""
     if training.loss.needs_classes and not training.by_label:
         raise ValueError(
-            f"the loss {type(training.loss).__name__} needs classes, and pairs by distance have none: train on labels"
+            f"the loss {type(training.loss).__name__} needs classes, not pairs by distance: train on labels"
         )
     if len(dataset) < 2:
         raise ValueError(f"dataset must hold at least 2 items, got {len(dataset)}")
     if training.per_class is not None and not hasattr(dataset, "labels"):
-        raise ValueError("per_class needs a data set with labels, and this one has none: leave it out")
+        raise ValueError("per_class needs a data set with labels, got one without: leave per_class out")
     if not hasattr(dataset, "labels") or not (training.by_label or training.per_class):
         return
     labels = torch.as_tensor(dataset.labels)
@@ -138,8 +137,8 @@ def check_data(dataset: Any, training: Training) -> None:
     available, needed = len(classes_of(dataset)), training.batch_size // training.per_class
     if available < needed:
         raise ValueError(
-            f"a batch needs batch_size / per_class = {needed} classes, or groups of places, and the data have "
-            f"{available} of at least 2 items: lower batch_size, raise per_class, or leave it out"
+            f"a batch needs batch_size / per_class = {needed} classes, or groups of places, of at least 2 items, got "
+            f"{available}: lower batch_size, raise per_class, or leave it out"
         )
 
 

@@ -1,6 +1,7 @@
-"""The batches of an epoch, each with a random state of its own.
+"""The batches of an epoch, each with its own random state.
 
-It follows from the run's seed and the batch's place, so any number of processes, starting at any batch, read the same.
+The state follows from the run's seed, the epoch and the batch. Any number of processes, from any batch on, read the
+same.
 """
 
 import math
@@ -18,16 +19,15 @@ class Batches(Dataset):
 
     Args:
         dataset: of (input, label), with a length.
-        batch_size: items a batch; the last one may be smaller.
+        batch_size: items in a batch; the last one may be smaller.
         seed: of the run.
         epoch: counted from 0.
-        process: number of the reading process, and how many there are. Each reads its part of every batch, and the
-            parts in order are the batch of one process. Draws of the data set itself agree in the first part only.
-        per_class: items of each class in a batch, by `groups` of the data or else `labels`. Each batch draws classes,
-            and items of them, without replacement: all items of a class that has fewer, none of a class with a single
-                one. The
-            last class is cut where it would overfill the batch. With large classes this is pytorch-metric-learning's
-            `MPerClassSampler` with draws of its own.
+        process: rank of the process and number of processes. Each reads its part of every batch; the parts in order
+            are the batch of one process. Random numbers of the data set itself agree in the first part only.
+        per_class: items of each class in a batch; `groups` of the data, or else `labels`, are the classes. Each batch
+            draws classes, and items of them, without replacement. Smaller classes give all their items, classes of one
+            item none. A full batch cuts its last class. For large classes this is pytorch-metric-learning's
+            `MPerClassSampler`, with other random numbers.
 
     Example:
         >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
@@ -57,9 +57,9 @@ class Batches(Dataset):
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def sizes(self, batch: int) -> tuple[int, ...]:
-        """How many items of a batch each process reads, larger parts first.
+        """Number of items of a batch that each process reads, larger parts first.
 
-        Empty where each reads them all: in one process, and for a batch of fewer than two items a process.
+        Empty if each process reads them all: for one process, or fewer than two items a process.
         """
         n, processes = len(self.indices(batch)), self.process[1]
         if processes == 1 or n < 2 * processes:
@@ -94,7 +94,7 @@ class Batches(Dataset):
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """The items of each class of at least two, for `per_class`: by `groups` of the data, or else labels."""
+    """The items of each class with at least two; `groups` of the data, or else `labels`, are the classes."""
     groups = getattr(dataset, "groups", None)
     groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

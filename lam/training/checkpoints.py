@@ -1,7 +1,7 @@
-"""Checkpoints: numbered folders of tensors and JSON, the last good one of which can always be read.
+"""Checkpoints: numbered folders of tensors and JSON; the last good one can always be read.
 
-A checkpoint is written under a hidden name and renamed once its manifest stands, so a process may die at any moment.
-The one before it is kept, in case the disk alters the newest.
+A checkpoint is written under a hidden name and renamed after its manifest is written, so a process may die at any
+moment. The checkpoint before it is kept, in case the disk damages the newest.
 """
 
 import re
@@ -39,7 +39,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
     Args:
         folder: of the checkpoints; created if missing.
-        number: ≥ 0, rises with time; a checkpoint of this number, and any of a larger one, is replaced.
+        number: ≥ 0, rises with time; checkpoints of this and of larger numbers are removed.
         tensors: by name; two names may share memory.
         state: JSON, without NaN or infinities.
 
@@ -74,13 +74,13 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The last whole checkpoint of a folder, which may be missing; a warning names each altered one.
+    """The last undamaged checkpoint of a folder, which may be missing; a warning names each damaged one.
 
     Returns:
-        The whole checkpoint of the largest number; None where there is no checkpoint.
+        The undamaged checkpoint of the largest number; None without checkpoints.
 
     Raises:
-        CorruptFileError: where there are checkpoints and none of them is whole.
+        CorruptFileError: if every checkpoint is damaged.
         ValueError: for a checkpoint of another format.
     """
     paths = _checkpoints(Path(folder))
@@ -92,7 +92,7 @@ def load(folder: str | Path) -> Checkpoint | None:
         except CorruptFileError as error:
             warnings.warn(f"{error}; the checkpoint before {path.name} is used", stacklevel=2)
     if paths:
-        raise CorruptFileError(f"no checkpoint in {folder} is whole; remove {folder} to start again")
+        raise CorruptFileError(f"every checkpoint in {folder} is damaged; remove {folder} to start again")
     return None
 
 
@@ -103,7 +103,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint so that no half of it is ever found under its name."""
+    """Remove a checkpoint; the rename ensures that a half-removed one is never found under its name."""
     hidden = path.with_name(f".{path.name}.old")
     path.rename(hidden)
     shutil.rmtree(hidden)

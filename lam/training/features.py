@@ -1,4 +1,4 @@
-"""The items of a data set as features of a frozen network, computed once instead of every epoch."""
+"""A data set's items as features of a frozen network, computed once instead of every epoch."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _BATCH = 64
 
 
 class FeatureItems:
-    """A data set of features (N, P) and targets, with all other attributes of the data set that it comes from."""
+    """A data set of features (N, P) and targets, with all other attributes of the original data set."""
 
     def __init__(self, dataset: Dataset, features: Float[Tensor, "N P"]) -> None:
         self.dataset, self.features = dataset, features
@@ -26,7 +26,7 @@ class FeatureItems:
         return len(self.features)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # while a copy is made
+        if name == "dataset":  # not set yet while copying or unpickling: avoids infinite recursion
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -38,10 +38,10 @@ class FeatureItems:
 
 
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
-    """The items of a data set as features of a network's frozen part, computed at the first call for both.
+    """A data set's items as features of a network's frozen part, computed once for both.
 
-    The given data set is returned if the network has no frozen part, the data are augmented, or the features would
-    exceed `KEPT_BYTES`. `num_workers` processes read.
+    Returns the data set itself if the network has no frozen part, the data are augmented, or the features would exceed
+    `KEPT_BYTES`. `num_workers` processes read.
     """
     frozen = frozen_in(network)
     is_plain = isinstance(dataset, Dataset) and not isinstance(dataset, Augmented)

@@ -1,12 +1,12 @@
 """The training loop: epochs, updates, validation, and the contents of a checkpoint.
 
-`lam.training.train` is the way in and checks the arguments. Every random number follows from the seed, the epoch and
-the batch, so a resumed run needs no random state.
+`lam.training.train` checks the arguments and runs it. Every random number follows from the seed, the epoch and the
+batch, so a resumed run needs no random state.
 
-Several processes train one network: each runs its part of a batch, the outputs are gathered with gradients, each takes
-the loss of all pairs, and DistributedDataParallel averages the gradients. The result is that of one process up to the
-order of summation, with two exceptions: draws in network and data (dropout, augmentation) agree only in the first part
-of a batch, and batch norm takes the statistics of each part, with the running ones of the first process.
+With several processes, each runs its part of a batch and gathers all outputs with their gradients. Each computes the
+loss of all pairs, and DistributedDataParallel averages the gradients. One process gives the same result, up to the
+order of summation and two exceptions. Random numbers of network and data (dropout, augmentation) agree only in the
+first part of a batch. Batch norm uses the statistics of each part, and the first process's running statistics.
 """
 
 import copy
@@ -48,11 +48,11 @@ class History:
 
     Attributes:
         losses: mean training loss of each epoch.
-        validation: what `validate` returned after each epoch; empty without it.
+        validation: value of `validate` after each epoch; empty without it.
         seconds: duration of each epoch, validation included.
-        best_epoch: the epoch, counted from 1, whose weights the network has.
-        batches_without_positives: how many batches were skipped as they had no positive pair.
-        learned: what the loss learned beside the network, by name; empty for most losses.
+        best_epoch: epoch of the network's final weights, counted from 1.
+        batches_without_positives: number of batches skipped for lack of a positive pair.
+        learned: learned parameters of the loss, by name; empty for most losses.
     """
 
     losses: tuple[float, ...]
@@ -65,7 +65,7 @@ class History:
 
 @dataclass
 class _Progress:
-    """How far training is, as checkpoints hold it in JSON."""
+    """Progress of training, saved as JSON in checkpoints."""
 
     epoch: int = 0
     batch: int = 0
@@ -80,7 +80,7 @@ class _Progress:
 
 
 class Loop:
-    """One run of training on a Fabric of `lightning_fabric`: `run` does it once."""
+    """One training on a Fabric of `lightning_fabric`; call `run` once."""
 
     def __init__(
         self, fabric: Any, network: nn.Module, dataset: Any, training: Training, step: Step, method: str | None
@@ -89,9 +89,9 @@ class Loop:
         self.method, self.pairs = method, (training.relation or Relation()).pairs
         self.folder = None if training.folder is None else Path(training.folder)
         self.loss, parameters = training.loss, list(network.parameters())
-        self.restored: dict[str, Any] = {"network": network, "step": step}  # whose states a checkpoint holds
-        if isinstance(training.loss, TrainableLoss):  # its gradient is that of the whole batch in every process
-            self.loss = self.restored["loss"] = copy.deepcopy(training.loss).to(fabric.device)
+        self.stateful: dict[str, Any] = {"network": network, "step": step}  # a checkpoint holds their states
+        if isinstance(training.loss, TrainableLoss):  # every process has the gradient of the whole batch
+            self.loss = self.stateful["loss"] = copy.deepcopy(training.loss).to(fabric.device)
             parameters += self.loss.parameters()
         self.plain_optimizer = OPTIMIZERS[training.optimizer](
             parameters, lr=training.learning_rate, weight_decay=training.weight_decay
@@ -164,7 +164,7 @@ class Loop:
             at.skipped += 1
             return
         place = (self.training.seed, at.epoch, at.batch, "step")
-        # dropout has to differ between the parts of a batch, draws of a step have to agree in all processes
+        # dropout must differ between the parts of a batch; a step's random numbers must agree in all processes
         reseed(derive_seed_of_part(distributed.rank() if self.sizes else 0, *place), self.fabric.device)
         self.optimizer.zero_grad()
         generator = torch.Generator().manual_seed(derive_seed(*place))
@@ -190,8 +190,8 @@ class Loop:
         at = self.at
         if at.loss_count == 0:
             raise ValueError(
-                f"none of the {self.n_batches} batches of epoch {at.epoch + 1} held a positive pair: raise batch_size "
-                f"(now {self.training.batch_size}) or give labels that more items share"
+                f"the {self.n_batches} batches of epoch {at.epoch + 1} hold no positive pair: raise batch_size (now "
+                f"{self.training.batch_size}) or give labels that more items share"
             )
         distributed.overwrite_by_rank_zero(self.network.buffers())
         self._check_weights()
@@ -222,12 +222,12 @@ class Loop:
         at.validation.append(value)
 
     def _weights(self) -> dict[str, Tensor]:
-        """The weights of network and loss, and the state of the step."""
-        return _flatten({owner: part.state_dict() for owner, part in self.restored.items()})
+        """Weights of network and loss, and the state of the step."""
+        return _flatten({owner: part.state_dict() for owner, part in self.stateful.items()})
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         states = _unflatten(weights)
-        for owner, part in self.restored.items():
+        for owner, part in self.stateful.items():
             part.load_state_dict(states.get(owner, {}))
 
     def _check_weights(self) -> None:
@@ -236,7 +236,7 @@ class Loop:
                 raise self._diverged(f"{name} is not finite", self.at.batch)
 
     def _diverged(self, problem: str, batch: int) -> DivergenceError:
-        remaining = "" if self.folder is None else f"; the last checkpoint in {self.folder} stands"
+        remaining = "" if self.folder is None else f"; the last checkpoint in {self.folder} is kept"
         return DivergenceError(
             f"{problem} at epoch {self.at.epoch + 1}, step {self.at.epoch * self.n_batches + batch}: lower "
             f"learning_rate (now {self.training.learning_rate}) or check the data{remaining}"
@@ -281,7 +281,7 @@ class Loop:
         saved, now = checkpoint.state["settings"], self.resume_key
         if changed := [name for name in now if saved.get(name) != now[name]]:
             raise ValueError(
-                f"{checkpoint.path} was made with other settings: "
+                f"{checkpoint.path} has other settings: "
                 + ", ".join(f"{name} {saved.get(name)!r}, now {now[name]!r}" for name in changed)
                 + "; use those, or another folder"
             )
@@ -293,7 +293,7 @@ class Loop:
             )
 
     def _resume_key(self) -> dict[str, Any]:
-        """Everything that decides the weights, as JSON: a checkpoint is loaded only under the same."""
+        """Everything that determines the weights, as JSON; a checkpoint must have the same."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         resume_key = {
             "method": self.method,
@@ -311,13 +311,13 @@ class Loop:
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
-    """The tensors of groups, named group/name. An optimizer that has not begun has None states, which are left out."""
+    """Tensors of groups, named group/name, without the None states of an optimizer before its first step."""
     named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def _unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The groups that `_flatten` joined."""
+    """Inverse of `_flatten`."""
     groups: dict[str, dict[str, Tensor]] = {}
     for path, tensor in tensors.items():
         group, name = path.split("/", 1)
@@ -326,7 +326,7 @@ def _unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:
-    """Fingerprint of an attribute that a data set may have for all its items."""
+    """Fingerprint of an attribute of a data set; None if it is missing."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 

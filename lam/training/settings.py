@@ -1,4 +1,4 @@
-"""How a network is trained: the options of a configuration, and the record of a whole training."""
+"""Settings of training: `TrainingOptions` of a configuration, and `Training` with everything else."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,34 +18,33 @@ Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Maps the name of a stage to the context that it runs in, where a caller times and announces it."""
+"""Function from the name of a stage to a context around it, in which a caller times and announces it."""
 
 _LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0.0, "checkpoint_every": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What a configuration says about training.
+    """The options of training in a configuration.
 
     Attributes:
         epochs: passes over the data, at least 1.
-        batch_size: items a batch, at least 2 for each process; the last batch of an epoch may be smaller.
-        per_class: batches of so many items, at least 2, of each of batch_size / per_class random classes, or more
-            classes where some are smaller; see `lam.training.batches.Batches`. None for batches that pass through the
-            data.
-        miner: which pairs of a batch the loss takes, "all", "violating", "easy", "semihard" or "hard", or a miner of
-            pytorch-metric-learning; see `lam.pairs.Mining`. A batch in which it finds none has a loss of zero.
-        max_pairs: at most so many of these triplets, or pairs of each type for "all", drawn at random; None for no
+        batch_size: items in a batch, at least 2 for each process; the last batch of an epoch may be smaller.
+        per_class: items of each class in a batch, at least 2. Each batch draws batch_size / per_class random classes,
+            or more if some are smaller; see `lam.training.batches.Batches`. None for random batches of all items.
+        miner: which pairs of a batch the loss takes: "all", "violating", "easy", "semihard" or "hard", or a miner of
+            pytorch-metric-learning; see `lam.pairs.Mining`. A batch without such pairs has a loss of zero.
+        max_pairs: largest number of mined triplets, or of pairs of each type for "all", drawn at random; None for no
             limit.
         learning_rate: positive.
-        learning_rate_decay: in (0, 1], the learning rate's factor an epoch.
+        learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         weight_decay: of the optimizer, ≥ 0.
-        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are float32 in all of them.
-        checkpoint_every: write a checkpoint after so many batches too, beside the one after every epoch.
+        precision: "32-true", "bf16-mixed" or "16-mixed"; weights are always float32.
+        checkpoint_every: number of batches between further checkpoints within an epoch.
 
     Raises:
-        ValueError: for one outside its limits, whose name the message begins with.
+        ValueError: for an option outside its limits; the message begins with its name.
     """
 
     epochs: int
@@ -72,8 +71,8 @@ class TrainingOptions:
         per_class, size = self.per_class, self.batch_size
         if per_class is not None and (size % per_class or size == per_class):
             raise ValueError(
-                f"batch_size must be per_class={per_class} times the number of classes in a batch, at least 2, "
-                f"got {size}: take {max(2, round(size / per_class)) * per_class}, or another per_class"
+                f"batch_size must be per_class={per_class} times at least 2 classes, got {size}: take "
+                f"{max(2, round(size / per_class)) * per_class}, or another per_class"
             )
         _ = self.mining  # checks miner and max_pairs
 
@@ -84,22 +83,22 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(TrainingOptions):
-    """All settings of a training, beside the network, the data and the method.
+    """All settings of a training except the network, the data and the method.
 
     Attributes:
         loss: of `lam.losses`.
         relation: what makes two items a positive or a negative pair; by default their labels.
-        seed: of the order of the data and all draws; at least 0.
-        pretrained: the network is trained already; a method then does only its later steps.
-        trained_by: name and settings of the curvature of the loss that trained such a network; see
+        seed: of the order of the data and all random numbers; at least 0.
+        pretrained: the network is trained already; a method does only its later steps.
+        trained_by: for a pretrained network, the name and settings of its loss's curvature; see
             `lam.methods.Method.trained_by`.
-        another: maps a seed to a network like the one to train, for a method that trains several; by default
-            `lam.models.build` follows the network's recipe.
+        another: function from a seed to a new network of the same kind, for a method that trains several; by default
+            `lam.models.build` with the network's recipe.
         validate: called after each epoch with the network in evaluation mode; higher is better. The first best epoch is
-            kept; without it, the last one.
-        folder: of the checkpoints, written after every epoch; None for none.
-        num_workers: processes that read data.
-        accelerator: "cpu", "cuda", or "auto" for CUDA if there is one.
+            kept; without `validate`, the last one.
+        folder: of the checkpoints, written after every epoch; None to write none.
+        num_workers: number of processes that read data.
+        accelerator: "cpu", "cuda", or "auto" for CUDA if available.
         devices: one device: 1, or its index in a list. Under torchrun each process has its own.
         progress: show a progress bar on standard error, in the first process.
         stage: see `Stage`; by default nothing is timed or announced.
@@ -126,24 +125,24 @@ class Training(TrainingOptions):
         check_at_least("num_workers", self.num_workers, 0)
 
     def part(self, name: str) -> Path | None:
-        """The folder of checkpoints of one of several trainings; None if none are kept."""
+        """Sub-folder of checkpoints for one of several trainings; None without a folder."""
         return None if self.folder is None else Path(self.folder) / name
 
     @property
     def by_label(self) -> bool:
-        """Whether labels make the pairs of a batch, instead of distances."""
+        """Whether labels, not distances, make the pairs of a batch."""
         return self.relation is None or self.relation.positive_within is None
 
     def resume_key(self) -> dict[str, Any]:
-        """The settings that decide the weights of an epoch, as JSON."""
+        """The settings that determine the weights of an epoch, as JSON."""
         names = [name for name in TrainingOptions.__dataclass_fields__ if name not in ("epochs", "checkpoint_every")]
         return {**{name: getattr(self, name) for name in (*names, "seed")}, **self.mining.settings}
 
 
 def resolve_accelerator(accelerator: str) -> str:
-    """The accelerator that trains, "cpu" or "cuda"; "auto" is CUDA if there is one.
+    """The accelerator, "cpu" or "cuda"; "auto" is CUDA if available.
 
-    Apple's mps is never chosen: it has no float64, in which curvatures are summed.
+    Apple's mps is never chosen: curvatures are summed in float64, which it does not have.
     """
     check_choice("accelerator", accelerator, get_args(Accelerator))
     if accelerator == "cuda" and not torch.cuda.is_available():

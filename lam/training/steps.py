@@ -1,4 +1,4 @@
-"""A training step: how the gradient of one batch is taken, and what is remembered between batches."""
+"""A training step: the gradient of one batch, and a state that lasts between batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lam.utils import distributed
 
 
 class DivergenceError(ValueError):
-    """Training that ran into NaN or infinity; where a step raises it, the loop adds at which step."""
+    """Training reached NaN or infinity; the loop adds the number of the step."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Minibatch:
     """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs of the network, on its device; each of several processes has its part of them, and all
-            share pairs, targets and generator.
-        pairs: the pairs among them, at least one of them positive.
+        inputs: (N, ...) inputs of the network, on its device. With several processes, each has its own part; pairs,
+            targets and generator are the same in all.
+        pairs: pairs of the N items, at least one of them positive.
         epoch: counted from 0.
         generator: on the CPU, seeded for this batch alone.
         targets: (N,) labels, or (N, X) positions, of the pairs.
         mining: which of the pairs the loss takes; see `choose_pairs`.
-        sizes: items of each process; empty where each has all N, as in one process.
+        sizes: number of items in each process; empty if each has all N, as in one process.
     """
 
     inputs: Tensor
@@ -42,14 +42,14 @@ class Minibatch:
     sizes: tuple[int, ...] = ()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The N rows of all processes, from this process's rows; the same tensor in one process.
+        """The N rows of all processes, from this process's rows; in one process, the same tensor.
 
-        The network that a step gets gathers its output itself; this is for values from inside it.
+        A step's network gathers its own output; this is for values from inside the network.
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
     def choose_pairs(self, embeddings: Tensor, margin: float | None, mining: Mining | None = None) -> Pairs:
-        """Pairs that the loss's mining, or another, chooses by these embeddings (N, D), unit rows."""
+        """Pairs mined by these embeddings (N, D), unit rows; by default with the loss's mining."""
         mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs
@@ -60,7 +60,7 @@ class Step:
     """The gradient of the loss at the network's own weights; a method with another loss overrides `value`.
 
     Attributes:
-        settings: options as JSON; a run is resumed only with the same.
+        settings: options as JSON; a resumed run must have the same.
     """
 
     settings: Mapping[str, Any] = {}
@@ -74,25 +74,25 @@ class Step:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:
-            network: in training mode, gradients zeroed; the loop updates it afterwards. In several processes it gives
-                the outputs of all, so each takes the loss of the whole batch, and gradients are averaged.
+            network: in training mode, gradients zeroed; the loop updates it afterwards. With several processes, it
+                returns the outputs of all, each computes the loss of the whole batch, and gradients are averaged.
             loss: of the embeddings and the pairs.
             batch: inputs and pairs.
-            backward: takes the place of `Tensor.backward`, as the precision may scale the loss.
+            backward: replaces `Tensor.backward`, as the precision may scale the loss.
 
         Returns:
-            The loss, a detached scalar; training stops where it is not finite.
+            The loss, a detached scalar; training stops if it is not finite.
 
         Raises:
-            DivergenceError: where the step cannot go on; the loop adds at which step.
+            DivergenceError: if the step cannot go on; the loop adds its number.
         """
         value = self.value(network, loss, batch)
         backward(value)
         return value.detach()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors that are remembered between batches, for a checkpoint."""
+        """Tensors of the state between batches, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned; from a checkpoint, it is on the CPU."""
+        """Restore the result of `state_dict`; tensors of a checkpoint are on the CPU."""

@@ -32,7 +32,7 @@ def train(method: str, **options: Any) -> Trained:
 def test_a_checkpoint_of_another_method_is_refused_and_both_are_named(tmp_path: Path, method: str) -> None:
     first = "norm" if method == "deterministic" else "deterministic"
     train(first, folder=tmp_path)
-    with pytest.raises(ValueError, match=f"was made with other settings: method '{first}', now '{method}'"):
+    with pytest.raises(ValueError, match=f"has other settings: method '{first}', now '{method}'"):
         train(method, folder=tmp_path)
     assert train(first, folder=tmp_path).histories["network"].best_epoch == 1
 
@@ -41,7 +41,7 @@ def test_a_loss_of_classes_is_refused_for_places_before_any_work(tmp_path: Path)
     options: dict[str, Any] = {"relation": Relation("batch", 10.0, 25.0), "folder": tmp_path / "checkpoints"}
     for method, loss in (("pfe", "varcon"), ("varcon", "contrastive")):
         training = small.training(loss=losses.build(loss, margin=0.7), **options)
-        with pytest.raises(ValueError, match="VarCon needs classes, and pairs by distance have none: train on labels"):
+        with pytest.raises(ValueError, match="VarCon needs classes, .* train on labels"):
             find(method)().check(small.network(), small.images(), training)
 
 

@@ -135,7 +135,9 @@ def lengthen_features(network: nn.Module, _: Poisoned) -> None:
 def test_what_is_not_finite_stops_at_its_step_and_the_last_checkpoint_stands(
     tmp_path: Path, disaster: Callable[[nn.Module, Poisoned], None], message: str
 ) -> None:
-    with pytest.raises(DivergenceError, match=f"{message}.* at epoch 2, step 5: lower learning_rate .*stands"):
+    with pytest.raises(
+        DivergenceError, match=f"{message}.* at epoch 2, step 5: lower learning_rate .*the last checkpoint"
+    ):
         fit(make_network(), Poisoned(disaster), folder=tmp_path)
     found = checkpoints.load(tmp_path)
     assert found is not None

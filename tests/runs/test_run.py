@@ -351,7 +351,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         (["--method.structure=full", "--method.max_memory=10"], "takes 37,896,336 bytes, more than max_memory, 10"),
         (["--method.curvature=supcon"], "SupConCurvature needs a temperature"),
         (["--training.temperature=-1"], "training.temperature must be positive and finite, got -1"),
-        (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* the data have 8 "),
+        (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* got 8:"),
         (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "at least k = 61 items, got 60"),
         (["--ambiguity.learn=true", "--data.limit=16"], "learnt from at least 20 items with a match, got 16"),
     ],

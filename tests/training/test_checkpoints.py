@@ -87,7 +87,7 @@ def test_only_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-00000001" / "MANIFEST.json").unlink()
     with (
         pytest.warns(UserWarning, match="checkpoint-00000001"),
-        pytest.raises(CorruptFileError, match=r"no checkpoint in .* is whole; remove"),
+        pytest.raises(CorruptFileError, match="every checkpoint in .* is damaged; remove"),
     ):
         checkpoints.load(tmp_path)
 

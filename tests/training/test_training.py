@@ -244,7 +244,7 @@ def test_an_epoch_of_batches_without_positives_is_an_error() -> None:
     data = Images(size=8, classes=8)
     del data.labels
     pairs = list(zip(data.images, range(8), strict=True))
-    with pytest.raises(ValueError, match=r"none of the 2 batches of epoch 1 held a positive pair: raise batch_size"):
+    with pytest.raises(ValueError, match="the 2 batches of epoch 1 hold no positive pair: raise batch_size"):
         fit(network(), pairs, batch_size=4)
 
 
@@ -256,7 +256,9 @@ def test_a_loss_that_is_not_finite_stops_and_the_last_checkpoint_stands(tmp_path
             self.left -= 1
             return super().backward(*args) * (1 if self.left >= 0 else torch.nan)
 
-    with pytest.raises(DivergenceError, match=r"the loss is nan at epoch 2, step 5: lower learning_rate .*stands"):
+    with pytest.raises(
+        DivergenceError, match=r"the loss is nan at epoch 2, step 5: lower learning_rate .*the last checkpoint"
+    ):
         fit(network(), step=Diverging(), folder=tmp_path)
     checkpoint = checkpoints.load(tmp_path)
     assert checkpoint.path.name == "checkpoint-00000003"
@@ -340,7 +342,7 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"learning_rate_decay": 1.5}, r"learning_rate_decay must lie in \(0, 1\], got 1.5"),
-        ({"devices": 2}, r"devices must be one device, .*got 2"),
+        ({"devices": 2}, r"devices must be .*got 2"),
         ({"dataset": Images(size=1)}, "dataset must hold at least 2 items, got 1"),
         ({"dataset": Images(classes=1)}, "all 40 items have one label: there is no negative pair"),
         ({"dataset": Images(classes=40)}, "no two of 40 items share a label: there is no positive pair"),

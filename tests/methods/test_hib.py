@@ -113,7 +113,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
     for name, tensor in whole.tensors().items():
         assert torch.equal(resumed.tensors()[name], tensor)
     assert torch.equal(resumed.network.head.weight, whole.network.head.weight)
-    with pytest.raises(ValueError, match="made with other settings.*kl_weight"):
+    with pytest.raises(ValueError, match="has other settings.*kl_weight"):
         train(make_network(), data, epochs=4, folder=tmp_path, **{**common, "options": replace(OPTIONS, kl_weight=0.5)})
 
 

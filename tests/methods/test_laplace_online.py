@@ -153,7 +153,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
     assert resumed_histories["network"].losses == histories["network"].losses
     assert torch.equal(resumed.posterior.curvature.sums, whole.posterior.curvature.sums)
     assert torch.equal(resumed.posterior.weight, whole.posterior.weight)
-    with pytest.raises(ValueError, match="made with other settings.*memory_factor"):
+    with pytest.raises(ValueError, match="has other settings.*memory_factor"):
         train(
             make_network(),
             data,
@@ -161,7 +161,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Pa
             folder=tmp_path,
             **{**common, "options": replace(OPTIONS, memory_factor=0.5)},
         )
-    with pytest.raises(ValueError, match="made with other settings"):
+    with pytest.raises(ValueError, match="has other settings"):
         train_network(make_network(), data, Training(loss=loss, epochs=4, batch_size=16, folder=tmp_path, **QUIET))
 
 

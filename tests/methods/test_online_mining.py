@@ -93,7 +93,7 @@ def test_a_resumed_mined_run_equals_an_uninterrupted_one_and_other_miners_are_re
     assert torch.equal(steps[0].h, steps[2].h)
     assert torch.equal(whole.head.weight, resumed.head.weight)
     for other in (online(hessian_max_pairs=8), online(**{**options, "hessian_miner": "easy"})):
-        with pytest.raises(ValueError, match="made with other settings: step_settings"):
+        with pytest.raises(ValueError, match="has other settings: step_settings"):
             fit(make_network(), other, folder=tmp_path, **common)
 
 

@@ -109,7 +109,7 @@ def test_both_stages_run_and_a_resumed_training_equals_an_uninterrupted_one(tmp_
     assert (tmp_path / "head").is_dir()
     for name, tensor in whole.tensors().items():
         assert torch.equal(resumed.tensors()[name], tensor)
-    with pytest.raises(ValueError, match="made with other settings.*frozen"):
+    with pytest.raises(ValueError, match="has other settings.*frozen"):
         train(make_network(7), data, epochs=2, options=OPTIONS, pretrained=True, folder=tmp_path, **common)
 
 
@@ -178,7 +178,7 @@ def test_float64_networks_give_float64_embeddings():
 
 def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
     options = Pfe(learning_rate=1e30)
-    with pytest.raises(DivergenceError, match="is nan at epoch 1, step.*the last checkpoint in .*head stands"):
+    with pytest.raises(DivergenceError, match="is nan at epoch 1, step.*the last checkpoint in .*head is kept"):
         train(
             make_network(), make_data(), loss=LOSS, epochs=1, options=options, pretrained=True, folder=tmp_path, **QUIET
         )

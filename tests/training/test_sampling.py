@@ -187,7 +187,7 @@ def test_places_are_mined_by_name() -> None:
 )
 def test_a_checkpoint_of_other_mining_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     fit(network(), folder=tmp_path, epochs=1, **MINED)
-    with pytest.raises(ValueError, match=f"made with other settings: {message}"):
+    with pytest.raises(ValueError, match=f"has other settings: {message}"):
         fit(network(), folder=tmp_path, epochs=1, **MINED | options)
 
 

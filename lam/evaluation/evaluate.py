@@ -26,7 +26,7 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
-"""How many hits of a query are kept; scores look at `lam.retrieval.metrics.hit_scores.N_HITS`."""
+"""Number of hits kept for each query; scores use `lam.retrieval.metrics.hit_scores.N_HITS`."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Evaluation:
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G searched items.
         candidates: (G,) their positions in the evaluated set.
-        hits: (Q, K) positions of the nearest of them except the query itself, by cosine of the directions.
+        hits: (Q, K) positions of the gallery items of highest cosine, without the query itself.
         correct: (Q,) whether the first hit answers the query.
-        answerable: (Q,) whether any item of the gallery does; retrieval metrics leave out the others.
+        answerable: (Q,) whether any gallery item answers the query; retrieval metrics leave out the others.
         relevance: which items answer which query.
         reliability: confidence against accuracy; None for a method without samples.
-        primary: the OOD score whose metrics have no suffix.
-        scores: by score, (Q,) values of the queries; higher means more doubt.
-        ood_scores: by OOD set and score, the same of its items.
+        primary: the OOD score that metrics without a suffix use.
+        scores: (Q,) values of the queries, by score; higher means more doubt.
+        ood_scores: values of OOD items, by OOD set and score.
         ood_embeddings: by OOD set.
     """
 
@@ -78,11 +78,11 @@ def evaluate(
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    A query searches all other items, unless `HeldOut.is_query` parts queries and gallery. Metrics are those of
-    `lam.retrieval.metrics.registry.METRICS`, by every score of its `SCORES` that is available: `auroc`, `auprc` by the
-    encoder's own, which is κ by default, and with a suffix, such as `auroc_variance`, by the others; of further OOD
-    sets with `@name` at the end. OOD items search the same gallery, so that cosine and margin of their first hits are
-    scores too. If only some queries have a match in the gallery, `no_match_auprc` says how well each score tells them.
+    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. The metrics of
+    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of its `SCORES`. Names without a
+    suffix, such as `auroc`, belong to the encoder's own score, by default κ; other scores have a suffix, such as
+    `auroc_variance`, and further OOD sets `@name`. OOD items search the same gallery, so cosine and margin of their
+    first hits are scores too. If only some queries have a match, `no_match_auprc` says how well a score finds the rest.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
@@ -91,8 +91,8 @@ def evaluate(
         id: held-out in-distribution items, never used for tuning. Doubt is compared with the entropy of their soft
             labels.
         ood: out-of-distribution batches, or several sets by name, the main one first.
-        reference: features of training items, for scores by distance to them, which are left out without it.
-        n_samples: samples S behind κ, and sampled networks behind the calibration; by default the encoder's own number.
+        reference: features of training items, for scores by distance to them.
+        n_samples: number S of samples for κ and of sampled networks for the calibration; by default the encoder's own.
         costly: also measure the accuracy of neighbours and of a linear probe, which need a reference with classes, and
             the agreement of clusters with classes.
         progress: show progress bars on standard error.
@@ -104,7 +104,7 @@ def evaluate(
     sets: Mapping[str, Any] = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
     if sets and encoder.ood_score == "knn" and reference is None:
         raise ValueError(
-            "the OOD score of this encoder is the k-NN distance: give reference, features of training items"
+            "this encoder's OOD score is the k-NN distance: give reference, the features of training items"
         )
     options: Any = {"n_samples": n_samples, "progress": progress}
     held_out = HeldOut.of(id)
@@ -135,7 +135,7 @@ def evaluate(
     entropy = None
     if (soft_labels := held_out.soft_labels) is not None:
         if len(soft_labels) != len(targets):
-            raise ValueError(f"soft_labels must be a row for each of {len(targets)} items, got {len(soft_labels)}")
+            raise ValueError(f"soft_labels must have a row for each of {len(targets)} items, got {len(soft_labels)}")
         entropy = label_entropy(soft_labels).to(queries.device)[queries]
     if reference is not None:
         metrics |= {"n_reference": len(reference), "reference_bytes": reference.nbytes}
@@ -170,8 +170,8 @@ def evaluate(
             metrics |= measure(evidence, score=score, own=own, ood_set=name if number else "")
     if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
         warnings.warn(
-            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries: it orders no answers and tells no "
-            "outsiders; tune the posterior, or fit it on other data",
+            f"κ is {float(embeddings.kappa[0]):.3g} for all {len(queries)} queries, so it orders no answers and finds "
+            "no outsiders: tune the posterior, or fit it on other data",
             stacklevel=2,
         )
     metrics = {name: None if value != value else value for name, value in metrics.items()}  # NaN: undefined
@@ -196,7 +196,7 @@ def evaluate(
 def _nearest(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
 ) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
-    """First hits and their cosines, 0 for a query without a direction, which only OOD items may lack."""
+    """First hits and their cosines; 0 for a query without a direction, which occurs in OOD sets only."""
     shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
     hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
     hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)

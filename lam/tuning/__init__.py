@@ -1,3 +1,3 @@
-"""What is chosen and learnt on held-out data: the likelihood scale, the ambiguity of items, and the OOD score."""
+"""Choices on held-out data: the likelihood scale, the ambiguity of items, and the OOD score."""
 
 __all__: list[str] = []

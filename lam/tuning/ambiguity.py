@@ -1,9 +1,9 @@
-"""`Ambiguity`: κ_a, how closely the matches of an item lie, and p_known, how well known it is, from held-out items.
+"""`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that its kind is known.
 
-The posterior's κ_e says how well the data determine the weights for an item; κ_a says how closely its matches lie
-around it, and is learnt from them or given by a trained head. One number joins ambiguity and strangeness: a mixture of
-the item's von Mises-Fisher distribution and, with probability 1 − p_known, the uniform one on the sphere has the mean
-resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
+The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely its matches lie
+around it; held-out matches or a trained head give it. One κ joins ambiguity and strangeness. An item follows its von
+Mises-Fisher distribution with probability p_known, and otherwise the uniform one on the sphere. This mixture has the
+mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
 """
 
 from collections import defaultdict
@@ -83,7 +83,7 @@ class TrainedHead(TensorRecord):
     Attributes:
         hidden_weight, hidden_bias: (U, P) and (U,).
         output_weight, output_bias: (U,) and ().
-        form: () the index, in `FORMS`, of how κ follows from the head's number.
+        form: () index in `FORMS` of the function from the head's output to κ.
     """
 
     hidden_weight: Float[Tensor, "U P"]
@@ -101,7 +101,7 @@ class TrainedHead(TensorRecord):
 
     @staticmethod
     def of(head: KappaHead) -> "TrainedHead":
-        """The same function of the features as a head, in float64."""
+        """The record of a head, in float64."""
         hidden, output = head.first, head.last
         tensors = (hidden.weight, hidden.bias, output.weight[0], output.bias[0])
         form = torch.tensor(FORMS.index(head.form), device=hidden.weight.device)
@@ -118,12 +118,12 @@ class TrainedHead(TensorRecord):
 
 @dataclass(frozen=True)
 class Ambiguity:
-    """What was learnt from held-out items.
+    """κ_a and p_known, learnt from held-out items.
 
     Attributes:
-        head: κ_a, learnt from their matches; or that of a trained head.
+        head: κ_a, learnt from matches or by a trained head.
         typicality: p_known.
-        ambiguous_below: () κ_a below which an item could be several things: a tenth of known items are.
+        ambiguous_below: () an item of smaller κ_a could be several things; 10 % of known items are.
     """
 
     head: ConcentrationHead | TrainedHead
@@ -132,7 +132,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with κ of both parts, and these beside it; their own κ becomes the epistemic one."""
+        """The embeddings with κ from κ_a and p_known, and with both parts; the old κ becomes `kappa_epistemic`."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -150,13 +150,13 @@ class Ambiguity:
         )
 
     def doubts(self, embeddings: Embeddings) -> list[Doubt]:
-        """Why each item is uncertain, in words; empty if neither part of its κ says so.
+        """The doubt about each item, in words; empty for a known, unambiguous item.
 
         Raises:
-            ValueError: for embeddings without the parts of κ.
+            ValueError: for embeddings without `p_known` and `kappa_aleatoric`.
         """
         if embeddings.p_known is None or embeddings.kappa_aleatoric is None:
-            raise ValueError("the embeddings have no parts of κ: embed with an encoder that has learnt its ambiguity")
+            raise ValueError("p_known and kappa_aleatoric are missing: embed with an encoder that learnt its ambiguity")
         several = (embeddings.kappa_aleatoric < self.ambiguous_below.to(embeddings.kappa_aleatoric)).tolist()
         unseen = (embeddings.p_known < 0.5).tolist()
         return [UNSEEN if new else SEVERAL if many else "" for new, many in zip(unseen, several, strict=True)]
@@ -172,7 +172,7 @@ class Ambiguity:
 
     @staticmethod
     def restored(tensors: Mapping[str, Tensor]) -> "Ambiguity":
-        """The ambiguity of these tensors."""
+        """The record of these tensors."""
         parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for path, tensor in tensors.items():
             part, _, name = path.partition(".")
@@ -185,17 +185,17 @@ class Ambiguity:
 def match_loss(
     kappa: Float[Tensor, "*B N"], cosine: Float[Tensor, "*B N"], count: Float[Tensor, "*B N"], dimension: int
 ) -> Float[Tensor, "*B"]:
-    """−mean over positive pairs of [log C_D(κ_a) + κ_a n_a·n_p], a proper score of where the matches of items lie.
+    """−mean over positive pairs of [log C_D(κ_a) + κ_a n_a·n_p], a proper score of the matches' directions.
 
-    The pairs of an item enter by their number and mean cosine alone.
+    Only the number and the mean cosine of an item's pairs enter.
 
-    Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches in place of
+    Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, for matches instead of
     class centres.
 
     Args:
         kappa: κ_a ≥ 0 of each item.
-        cosine: the mean cosine of each to its matches.
-        count: how many matches each has, not all 0.
+        cosine: mean cosine of each item to its matches.
+        count: number of matches of each item, not all 0.
         dimension: D ≥ 2.
 
     Example:
@@ -207,7 +207,7 @@ def match_loss(
 
 
 def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Mean cosine of each query to its matches in the gallery, 0 for none, and their number; float64."""
+    """Mean cosine of each query to its matches in the gallery, 0 without a match, and their number; float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
     cosines, counts = [], []
@@ -216,7 +216,7 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
         matches = relevance.of_rows(part).to(unit.device)
         own = unit[relevance.queries[part].to(unit.device)]
         total, count = (own * (matches.double() @ gallery)).sum(1), matches.sum(1).double()
-        if relevance.gallery is None:  # where each is among its own matches
+        if relevance.gallery is None:  # each query is among its own matches here
             total, count = total - own.square().sum(1), count - 1
         cosines.append(total / count.clamp(min=1))
         counts.append(count)
@@ -228,8 +228,8 @@ def check_enough(relevance: Relevance) -> None:
     n_matched = int((relevance.count() > 0).sum())
     if n_matched < LEAST_ITEMS:
         raise ValueError(
-            f"ambiguity is learnt from at least {LEAST_ITEMS} items with a match, got {n_matched}: give more items "
-            "that share a label, or are of places near each other"
+            f"ambiguity needs at least {LEAST_ITEMS} items with a match, got {n_matched}: give more items that share a "
+            "label, or places near each other"
         )
 
 
@@ -245,19 +245,19 @@ def learn(
 ) -> Ambiguity:
     """Learn κ_a and p_known from known items that the network was not trained on, in five folds.
 
-    Each of five small networks learns from four fifths of the items, and stops at the best likelihood of the matches of
-    the last fifth; p_known takes its thresholds from scores that other folds taught.
+    Each of five small networks learns from four folds, and stops at the best likelihood of the matches in the fifth.
+    p_known takes its thresholds from scores that were learnt on other folds.
 
     Args:
-        features, mean: (N, P), and (N, D) the retrieved directions.
-        relevance: which of them match; its queries teach.
-        reference: (O, P) further known features, among which the nearest is looked for.
-        kappa_head: gives κ_a, which is then not learnt.
-        seed: of the folds and the first weights.
+        features, mean: (N, P) features and (N, D) retrieved directions.
+        relevance: which items match; its queries are learnt from.
+        reference: (O, P) further known features, for the distance to the nearest.
+        kappa_head: trained head that gives κ_a, which is then not learnt.
+        seed: of the folds and the initial weights.
 
     Raises:
         ValueError: for features or directions that are not finite, fewer than 20 items with a match, D below 2, or a
-            head of another number of features.
+            head for another number of features.
 
     Example:
         >>> from lam.pairs.relevance import LabelRelevance
@@ -287,7 +287,7 @@ def learn(
         head = TrainedHead.of(kappa_head).to(features.device)
         kappa = head(features[queries], mean[queries])
     apart = torch.ones(len(features), dtype=torch.bool, device=features.device)
-    apart[queries] = False  # a gallery beside the queries, or items without a match, are known too
+    apart[queries] = False  # the others are known too: gallery items, and queries without a match
     known = torch.cat([features[apart], features[:0] if reference is None else reference.to(features)])
     typicalities, scores = learn_typicality(features[queries], folds, reference=known, seed=seed)
     unit = F.normalize(mean)
@@ -296,15 +296,15 @@ def learn(
     chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
     learnt = Ambiguity(head, typicalities[chosen], kappa.quantile(_AMBIGUOUS)).tensors()
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
-    return Ambiguity.restored(own)  # views of others' memory are neither saved nor exported well
+    return Ambiguity.restored(own)  # copies, as views of shared memory cannot be saved or exported well
 
 
 def _widest(
     typicalities: list[Typicality], scores: Tensor, resultant: Tensor, correct: Tensor, generator: torch.Generator
 ) -> int:
-    """The widest p_known of shape whose AUSC is within one standard error of the best, by a paired bootstrap.
+    """Position of the widest p_known with an AUSC within one standard error of the best, by a paired bootstrap.
 
-    A wide one falls under more corruption, a narrow one leaves the order of ordinary items to κ_a.
+    A wide p_known drops under more kinds of corruption; a narrow one leaves the order of ordinary items to κ_a.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()
@@ -319,7 +319,7 @@ def _widest(
 def head_inputs(
     own: Components, directions: Components, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]
 ) -> Float[Tensor, "N I"]:
-    """Components of directions and of features, and the features' shape, float64, before they are standardised."""
+    """Components of directions and of features, and the features' shape, float64, not standardised."""
     return torch.cat([directions(mean)[0].double(), own(features)[0].double(), shape_of(features)], 1)
 
 
@@ -360,10 +360,9 @@ def _learn_head(
 def _train(
     inputs: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, dimension: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """Adam on batches of the other folds, all five networks at once; each keeps the weights that its own fold likes
-    best.
+    """Train five networks at once, each on the other folds, and keep the weights of least loss on its own fold.
 
-    The first of these is one κ for all, so the result is never worse than that on its fold.
+    The initial weights give one κ to all items, so the result is never worse than that on its fold.
     """
     n_inputs, device = inputs.shape[1], inputs.device
     start = kappa_from_resultant((cosine * count).sum() / count.sum(), dimension, max_kappa=KAPPA_RANGE[1])

@@ -1,4 +1,4 @@
-"""Outsiders made from images at hand, and the score by which an encoder recognises them best."""
+"""Made outsiders, which are altered images, and the score that tells them best from the originals."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ METRICS |= {
     "kappa_on_made": Metric(
         "AUROC of κ, made outsiders",
         "higher",
-        "of validation images inverted, with pixels permuted, and blurred; the mean over the three",
+        "mean over three alterations of validation images: inverted, pixels permuted, blurred",
     ),
     "variance_on_made": Metric(
         "AUROC of the variance, made outsiders", "higher", "the same by the variance before normalisation"
@@ -26,12 +26,12 @@ METRICS |= {
 
 
 def is_images(inputs: Any) -> bool:
-    """Whether a batch of inputs is one of images."""
+    """Whether a batch of inputs holds images."""
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
 
 
 def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
-    """Images of unknown kind: inverted, with pixels permuted, all alike, and blurred to 7 × 7 patches."""
+    """Altered images by kind: inverted, pixels permuted in one order for all, and blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
     order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)
@@ -48,19 +48,19 @@ class Recommendation:
     """The OOD score that recognises made outsiders best: κ, or the variance before normalisation.
 
     Attributes:
-        auroc: by score, and by kind of outsider, the AUROC against the images that these were made from.
+        auroc: AUROC against the original images, by score and by kind of outsider.
     """
 
     auroc: dict[str, dict[str, float]]
 
     @property
     def means(self) -> dict[str, float]:
-        """By score, the mean over the kinds."""
+        """Mean AUROC over the kinds, by score."""
         return {score: sum(kinds.values()) / len(kinds) for score, kinds in self.auroc.items()}
 
     @property
     def score(self) -> str:
-        """The score of the highest mean."""
+        """The score with the highest mean."""
         return max(self.means, key=lambda score: self.means[score])
 
     def metrics(self) -> dict[str, float]:

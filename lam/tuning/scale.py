@@ -20,13 +20,13 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""Above this share of the predictive variance from clipped weights, κ says little."""
+"""κ says little if clipped weights make more than this share of the predictive variance."""
 
 COSINE_LIMIT = 0.9
-"""Tuning warns if the mean of samples points elsewhere than the network: a mean cosine below this."""
+"""Tuning warns below this mean cosine: the mean of samples points elsewhere than the network."""
 
 FLAT_DECADES = 3
-"""Held-out data that cannot tell scales so many powers of ten apart do not say how wide the posterior should be."""
+"""If scales so many powers of ten apart score alike, held-out data do not determine the posterior's width."""
 
 _DEPTH = 10
 
@@ -37,8 +37,8 @@ METRICS |= {
     "tuned_score": Metric(
         "log score", "lower", "of the votes of sampled networks for the first hits, on the validation split"
     ),
-    "tuned_score_behind": Metric("log score, above the best", "lower", "by how much the chosen s is behind the best"),
-    "tuned_score_error": Metric("standard error of that", "neither", "of the difference, query by query"),
+    "tuned_score_behind": Metric("log score, above the best", "lower", "log score of the chosen s minus the best one"),
+    "tuned_score_error": Metric("standard error of the difference", "neither", "over queries"),
     "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
     "tuned_cosine": Metric(
         "cosine of sampled and own direction",
@@ -56,8 +56,8 @@ class Trial:
         scale: s.
         score: log score of the votes for the first hits, the mean over the queries; lower is better.
         ece: retrieval ECE, lower is better.
-        behind: how far the score is above the best one.
-        error: standard error of that difference, query by query.
+        behind: the score minus the best one.
+        error: standard error of `behind` over queries.
     """
 
     scale: float
@@ -68,13 +68,13 @@ class Trial:
 
     @property
     def within_error(self) -> bool:
-        """Whether the held-out data cannot tell this scale from the best one."""
+        """Whether the held-out data do not separate this scale from the best one."""
         return self.behind <= self.error
 
 
 @dataclass(frozen=True)
 class ReplacedCurvature:
-    """A curvature that another took the place of, as clipped weights made most of the variance.
+    """A curvature that another replaced, because clipped weights made most of the variance.
 
     Attributes:
         curvature: its name and settings.
@@ -94,10 +94,10 @@ class Tuning:
     Attributes:
         likelihood_scale: the chosen scale s.
         trials: every tried s, in rising order.
-        direction_cosine: at that s, the mean cosine between the network's direction and that of the mean of samples.
+        direction_cosine: at that s, the mean cosine between the network's direction and the samples' mean direction.
         clipped_share: at that s, the share of the predictive variance from weights with a negative curvature.
-        n_queries: how many held-out queries judged the scales.
-        replaced: the posterior's earlier curvature, if another took its place.
+        n_queries: number of held-out queries.
+        replaced: the posterior's earlier curvature, if it was replaced.
     """
 
     likelihood_scale: float
@@ -120,21 +120,21 @@ class Tuning:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the held-out data do not say how wide the posterior should be."""
+        """Whether the held-out data do not determine the posterior's width."""
         low, high = self.interval
         return math.log10(high / low) >= FLAT_DECADES or self.likelihood_scale == self.trials[-1].scale
 
     @property
     def remark(self) -> str | None:
-        """What tuning decided by itself and what that means, in one line; None if nothing."""
+        """Decisions that tuning took by itself and their meaning, in one line; None without any."""
         remarks: list[str] = []
         if self.replaced is not None:
             share = f"{self.replaced.clipped_share:.0%}"
-            remarks.append(f"the posterior was fitted again, as {share} of its variance said nothing of the data")
+            remarks.append(f"the posterior was refitted, as {share} of its variance did not depend on the data")
         if self.is_flat:
             remarks.append(
-                f"{self.n_queries} validation queries do not tell how wide the posterior should be, so the narrowest "
-                "is taken: κ orders items, its size means little"
+                f"{self.n_queries} validation queries do not determine the posterior's width, so the narrowest is "
+                "taken: κ orders items, but its size means little"
             )
         return "; ".join(remarks) or None
 
@@ -154,7 +154,7 @@ class Tuning:
 
 
 class Tuned(NamedTuple):
-    """A posterior with the best scale, its tuning, and the log score of each of Q held-out queries there."""
+    """A posterior at the chosen scale, its tuning, and the log scores of Q held-out queries at that scale."""
 
     posterior: Posterior
     tuning: Tuning
@@ -171,35 +171,34 @@ def calibrate_scale(
     greatest: float = 1e14,
     refinements: int = 2,
 ) -> Tuned:
-    """Choose the likelihood scale s whose votes score best on held-out in-distribution data.
+    """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    h and the prior precision stay as they are, so another s costs only sampling, and retrieval is the same for every s.
-    The share of S sampled networks that agree with a first hit is its probability of being right; their log score,
-    which is proper, judges s. Calibration error alone would be as low, with few queries, for a posterior that knows
-    nothing. The largest s within one standard error of the best, query by query, is chosen: of posteriors that the
-    data cannot tell apart, the one that changes the network least (benchmarks/tuning.py compares other scores and
-    errors).
+    h and the prior precision stay the same, so another s costs only sampling, and retrieval is the same for every s.
+    A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
+    of these votes is proper; with few queries, the calibration error is as low for a posterior that knows nothing. Of
+    all s within one standard error of the best, over queries, the largest is chosen. The data cannot tell them apart,
+    and it changes the network least (benchmarks/tuning.py compares other scores and errors).
 
-    First every power of ten is tried, then the neighbourhood of the best and of the ends of what is within its error,
-    at half the distance each time. All draws share their noise. Scales at which κ of a held-out item is at the upper
-    end of its range are excluded.
+    All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
+    follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the
+    upper end of its range are excluded.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
     Args:
         posterior: to tune.
         batches: inputs of the posterior, such as features, of N held-out items in parts.
-        relevance: which of them answer which.
+        relevance: which items answer which.
         n_samples: sampled networks S, as many as in the evaluation: the ECE at a given s depends on S.
         least: the smallest s tried.
         greatest: the largest s tried.
-        refinements: how often the distance is halved around the best.
+        refinements: number of times the distance is halved.
 
     Raises:
         ValueError: if no item answers another, for an empty range, or if κ is at its upper end at every s.
     """
     if not relevance.count().any():
-        raise ValueError(f"none of {len(relevance.queries)} queries has an answer: there is nothing to calibrate on")
+        raise ValueError(f"{len(relevance.queries)} queries have no answer: give held-out items with matches")
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     check_at_least("refinements", refinements, 0)
@@ -217,11 +216,10 @@ def calibrate_scale(
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The posterior of the best log score among others tuned on the same data, with the old one's curvature as
-    `replaced`.
+    """The best of other posteriors tuned on the same data, by log score, with the old curvature as `replaced`.
 
-    Others in which clipped weights make most of the variance are left out. The old one stays if no other is left, or
-    the best of them is behind it by more than the standard error.
+    Others in which clipped weights make most of the variance are left out. The old posterior stays if no other is left,
+    or if the best of them is behind it by more than the standard error.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -234,7 +232,7 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
 
 
 class _Tuner:
-    """Judges exponents log₁₀ s, each once."""
+    """Scores of exponents log₁₀ s, each computed once."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
@@ -244,11 +242,11 @@ class _Tuner:
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
-        """Every power of ten, and more around the best and around the ends of what is within its error."""
+        """All powers of ten, and exponents around the best and around both ends of the range within its error."""
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
-        while grid and self._kappa_is_capped(grid[-1]):  # there κ no longer orders items, and rises with s
+        while grid and self._kappa_is_capped(grid[-1]):  # κ at its cap no longer orders items, and it rises with s
             grid.pop()
         if not grid:
             raise ValueError(
@@ -290,13 +288,13 @@ class _Tuner:
 
 
 def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
-    """The mean difference of the scores of Q queries, and its standard error."""
+    """Mean difference of the scores of Q queries, and its standard error."""
     behind = scores - best
     return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
 
 def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: int) -> float:
-    """The mean cosine between an item's own direction and that of the mean of its samples."""
+    """Mean cosine between an item's own direction and the mean direction of its samples."""
     own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
     predict = posterior.predictor(n_samples=n_samples, mean="sampled")
     sampled = torch.cat([predict(batch).mean for batch in batches])
@@ -304,9 +302,9 @@ def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: i
 
 
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """The gravest reason why κ is of little use, which often causes the others; None if there is none.
+    """The gravest reason why κ is of little use, which often causes the others; None for a useful κ.
 
-    `others` says whether posteriors by other curvatures were tried.
+    `others` says whether posteriors with other curvatures were tried.
     """
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
@@ -331,10 +329,10 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Advice on a curvature of the same loss that is never negative, if there is one: in Python, and for a run."""
+    """Advice on a curvature of the same loss that is never negative, in Python and for a run; else empty."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""
     name, value = ("fix", "positive") if posterior.structure.takes_cross_terms else ("negative_weight", 0)
     call = f'ContrastiveCurvature({curvature.margin:g}, split="euclidean", {name}={value!r})'
-    return f"with curvature={call} (--method.split=euclidean --method.{name}={value}), which has none, or "
+    return f"with curvature={call} (--method.split=euclidean --method.{name}={value}), which is never negative, or "

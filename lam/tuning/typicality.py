@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features alone.
 
-A single one-sided score calls some corruption more known than known: noise lengthens features, blur and low contrast
-shorten them, and some of it moves them towards the training data. So two scores are joined: the distance to the nearest
-known features, one-sided; and how usual their length and its spread over them is, two-sided. Both are learnt from known
-items alone, without corrupted or foreign ones.
+A single one-sided score rates some corrupted inputs as better known than known ones: noise lengthens features, blur and
+low contrast shorten them, and some of it moves them towards the training data. So two scores are joined. One is the
+distance to the nearest known features. The other, two-sided, is the deviation of the features' length and spread from
+the usual. Both are learnt from known items alone.
 """
 
 import math
@@ -17,14 +17,14 @@ from torch import Tensor
 from lam.tuning.tensors import TensorRecord
 
 COMPONENTS = 64
-"""The most principal components in which features are compared; and at most one for every ten items."""
+"""Largest number of principal components that compare features; also at most one for every ten items."""
 
 QUANTILES = 0.98, 0.99
-"""The share of known items below the score at which it alone gives p_known = ½: of distance, of shape."""
+"""Quantiles of distance and shape over known items at which the score alone gives p_known = ½."""
 
 DISTANCE_WIDTH = 1 / 20
 SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
-"""How fast p_known falls there, in ranges between the score's quartiles: of shape one of these, narrowest first."""
+"""Widths of the fall of p_known, in interquartile ranges of the score; shape takes one of three, narrowest first."""
 
 _PCA_ITEMS = 2000
 _LEAST, _ALIKE = 1e-12, 1e-9
@@ -51,7 +51,7 @@ class Components(TensorRecord):
 
     @staticmethod
     def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """The first components of at most 2,000 random rows: at most `most`, and one for ten rows."""
+        """The first components of at most 2,000 random rows; at most `most`, and at most one for ten rows."""
         from sklearn.decomposition import PCA
 
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
@@ -67,12 +67,12 @@ class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
     p = 1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2, over two scores s_j. Each alone gives ½ at t_j. Far
-    below it p is 1; far above it p falls by the square of the distance, so that very far items keep their order.
+    below it p is 1; far above it p falls with the squared distance, so that very far items keep their order.
 
     Attributes:
         centre, axes: of the components of unit features.
-        reference: (O, q) coordinates of the known features among which the nearest is looked for.
-        rest: (O,) the squared length of each outside the components.
+        reference: (O, q) coordinates of known features, for the distance to the nearest.
+        rest: (O,) their squared length outside the components.
         shape_mean: (3,) mean of `shape_of` over known items.
         shape_whitening: (3, 3) scales their deviations to variance 1.
         thresholds: (2,) t of distance and shape.
@@ -94,7 +94,7 @@ class Typicality(TensorRecord):
 
     def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
         """Distance and shape, float64, higher for less known items."""
-        if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # as many rows of distances are held at once
+        if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # blocks limit the memory of distances
             return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
         components = Components(self.centre, self.axes)
         distance = nearest_distance(components(features), (self.reference, self.rest))
@@ -117,18 +117,19 @@ def p_known(
 def nearest_distance(
     items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² to the nearest of O unit rows v, each given by coordinates and the squared length of its rest.
+    """log ½‖u − v‖² to the nearest of O unit rows v, given as coordinates and squared lengths outside the components.
 
-    The rests are taken to be at right angles, as they nearly are in many dimensions.
+    The parts outside are taken as orthogonal, which nearly holds in many dimensions.
     """
     (coordinates, rest), (others, other_rest) = items, reference
     nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)
-    apart = (coordinates.double() - others[nearest].double()).square().sum(1)  # taken anew: without cancellation
+    # differences do not cancel, unlike the expanded square above
+    apart = (coordinates.double() - others[nearest].double()).square().sum(1)
     return ((apart + rest + other_rest[nearest]) / 2).clamp(min=_LEAST).log()
 
 
 def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
-    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; and the share that is not above 0; float64.
+    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; and the share of features ≤ 0; float64.
 
     Example:
         >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))
@@ -142,17 +143,17 @@ def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
 def unusual(
     shape: Float[Tensor, "N 3"], mean: Float[Tensor, "3"], whitening: Float[Tensor, "3 3"]
 ) -> Float[Tensor, " N"]:
-    """Mahalanobis distance of shapes from those of known items, in any direction."""
+    """Mahalanobis distance of shapes from the mean shape of known items."""
     return ((shape - mean) @ whitening).norm(dim=1)
 
 
 def learn_typicality(
     features: Float[Tensor, "N P"], folds: Int[Tensor, " N"], *, reference: Tensor | None, seed: int
 ) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
-    """Learn p_known from known items (N, P) that the network was not trained on; other folds teach the scores of each.
+    """Learn p_known from known items (N, P) that the network was not trained on; each is scored by other folds.
 
-    Among `reference` (O, P), further known features, the nearest is looked for, too. Returns one typicality for each
-    width of shape, narrowest first, and the scores.
+    `reference` (O, P) adds known features for the distance to the nearest. Returns one typicality for each width of
+    shape, narrowest first, and the scores.
     """
 
     def learnt(known: Tensor) -> Typicality:
@@ -160,7 +161,7 @@ def learn_typicality(
         coordinates, rest = components(known if reference is None else torch.cat([known, reference]))
         shape = shape_of(known)
         values, vectors = torch.linalg.eigh(torch.cov(shape.T))
-        inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # what all share says nothing
+        inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # a constant part is left out
         blank = shape.new_zeros(2)
         return Typicality(
             **components.tensors(),
@@ -177,7 +178,7 @@ def learn_typicality(
         others = learnt(features[folds != fold])
         scores[folds == fold] = others.scores(features[folds == fold])
     low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), 0)
-    flat = high - low < _ALIKE  # a score that all share says nothing: p_known is then 1 for more of the same
+    flat = high - low < _ALIKE  # a constant score says nothing: p_known is then about 1 at its value
     thresholds = torch.stack([scores[:, column].quantile(level) for column, level in enumerate(QUANTILES)])
     whole = replace(learnt(features), thresholds=thresholds + flat.double())
     widths = [

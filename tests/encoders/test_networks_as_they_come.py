@@ -267,9 +267,7 @@ class Labelled(torch.utils.data.TensorDataset):
 def test_a_kappa_that_is_one_constant_is_told() -> None:
     batches = make_batches()
     sure = fit(batches, prior_precision=1e12, likelihood_scale=1e30)
-    with pytest.warns(
-        UserWarning, match=r"κ is 1e\+08 for all 64 queries: it orders no answers and tells no outsiders"
-    ):
+    with pytest.warns(UserWarning, match=r"κ is 1e\+08 for all 64 queries, so it orders no answers"):
         lam.evaluate(sure, batches)
     lam.evaluate(fit(batches), batches)
     lam.evaluate(DeterministicEncoder(make_network(), "2"), batches)

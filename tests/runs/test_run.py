@@ -353,7 +353,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
         (["--training.temperature=-1"], "training.temperature must be positive and finite, got -1"),
         (["--training.per_class=2", "--training.batch_size=64"], "= 32 classes, .* got 8:"),
         (["--method.name=knn_distance", "--method.k=61", "--data.limit=60"], "at least k = 61 items, got 60"),
-        (["--ambiguity.learn=true", "--data.limit=16"], "learnt from at least 20 items with a match, got 16"),
+        (["--ambiguity.learn=true", "--data.limit=16"], "at least 20 items with a match, got 16"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(overrides: list[str], message: str, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
         encoder.learn_ambiguity([(broken, labels)])
     assert encoder.ambiguity is None
     ambiguity, plain = learn(features, features, LabelRelevance(labels)), encoder.embed(features)
-    with pytest.raises(ValueError, match="no parts of κ"):
+    with pytest.raises(ValueError, match="p_known and kappa_aleatoric are missing"):
         ambiguity.doubts(plain)
     with pytest.raises(ValueError, match="dimensions of the embeddings must be at least 2"):
         learn(features, features[:, :1], LabelRelevance(labels))

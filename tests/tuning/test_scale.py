@@ -145,7 +145,7 @@ def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
     labels = torch.arange(40) % 4
     features = torch.eye(4)[labels] + 0.01 * torch.randn(40, 4)
     encoder = lam.fit_features(features, labels, torch.eye(4)[:3] + 0.1, margin=0.7)
-    with pytest.warns(Note, match="40 validation queries do not tell how wide the posterior should be"):
+    with pytest.warns(Note, match="40 validation queries do not determine the posterior's width"):
         encoder.tune([(features, labels)])
     assert encoder.tuning.likelihood_scale == encoder.tuning.interval[1]
     assert not encoder.embed(features).capped.any()
@@ -206,7 +206,7 @@ def test_a_posterior_of_clipped_weights_is_replaced_by_the_alternative_that_scor
     encoder, held_out = clipped_encoder(), make_batches(8, N=32)[4:]
     vague = fit(make_batches(8, N=32)[:4], prior_precision=1e-3).posterior
     other = fit(make_batches(8, N=32)[:4], curvature=ContrastiveCurvature(0.7, "euclidean", "positive")).posterior
-    with pytest.warns(Note, match=r"the posterior was fitted again, as \d+% of its variance said nothing of the data"):
+    with pytest.warns(Note, match=r"the posterior was refitted, as \d+% of its variance"):
         encoder.tune(held_out, alternatives=(posterior for posterior in (vague, other)), n_samples=8, greatest=1e8)
     tuning = encoder.tuning
     assert encoder.posterior.curvature is other.curvature

@@ -1,4 +1,4 @@
-"""`Encoder`: the result of every method, and all that index, metrics, report and service know of it."""
+"""`Encoder`: the result of every method, and its interface to index, metrics, report and service."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ from lam.vmf.embeddings import Embeddings
 OodScore = Literal["kappa", "knn"]
 NO_INPUTS = "there are no inputs to embed"
 N_SAMPLES = 32
-"""Samples S behind a κ by default."""
+"""Default number of samples S behind each κ."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Prediction:
 
     Attributes:
         features: (N, P) inputs of the head, which k-NN compares and `norm` measures.
-        embeddings: of the N inputs.
-        samples: (S, N, D) unit vectors, comparable across items for one s: drawn under one sampled network, or one from
-            each distribution of a method without them. None unless asked for, or if the method has none.
+        embeddings: embeddings of the N inputs.
+        samples: (S, N, D) unit vectors. For one s they are comparable across items: all come from one sampled network,
+            or one from each item's distribution. None unless requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -49,7 +49,7 @@ class Prediction:
 
     @staticmethod
     def concatenate(parts: "list[Prediction]") -> "Prediction":
-        """Join batches, in order; at least one."""
+        """Join one or more batches, in order."""
         samples = [part.samples for part in parts if part.samples is not None]
         return Prediction(
             torch.cat([part.features for part in parts]),
@@ -61,28 +61,28 @@ class Prediction:
 Predictor = Callable[[Any, int], Prediction]
 """Maps a batch of inputs, and the position of its first item in the pass, to its prediction."""
 
-Same = TypeVar("Same", bound="Encoder")  # typing.Self is refused by the type checks of test runs
+Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject typing.Self
 
 
 class Encoder(ABC):
     """Map inputs to embeddings with a concentration κ each.
 
-    Several threads may use encoders: networks run one at a time in a process, as lam puts hooks on them and changes
-    their modes. Training a network in another thread meanwhile is not safe.
+    Threads may share encoders. In a process, networks run one at a time, because lam adds hooks and changes modes.
+    Training a network in another thread meanwhile is not safe.
 
     Attributes:
-        kind: the name by which `lam.load` finds the class.
-        has_kappa: whether κ means anything; an encoder without uncertainty first has to learn its ambiguity.
-        keeps: names of further constructor arguments and attributes that `save` keeps: JSON, or tensors.
-        ambiguity: κ_a of matches, and p_known, after `learn_ambiguity`.
+        kind: name of the class for `lam.load`.
+        has_kappa: whether κ has a meaning; for encoders without uncertainty, only after `learn_ambiguity`.
+        keeps: names of further constructor arguments and attributes that `save` writes: JSON, or tensors.
+        ambiguity: κ_a of matches and p_known, after `learn_ambiguity`.
 
     Args:
         network: any module; None if inputs are features.
-        head: path of the network's last linear layer, or `lam.models.head.ADDED` for one that comes after the network.
+        head: path of the network's last linear layer, or `lam.models.head.ADDED` for a layer after the network.
         relation: what makes two items match.
-        preprocessing: how an image file becomes an input, if known.
-        ood_score: marks an input as out of distribution: `kappa`, or `knn` where κ cannot know.
-        n_samples: S ≥ 2 samples behind each κ by default. It is saved, as a threshold on κ holds for one S.
+        preprocessing: turns an image file into an input, if known.
+        ood_score: score that marks an input as out of distribution: `kappa`, or `knn` if κ cannot tell.
+        n_samples: default number S ≥ 2 of samples behind each κ. It is saved: a threshold on κ holds for one S.
         trained_on: hashes of some training items; see `lam.encoders.seen`.
 
     Raises:
@@ -117,30 +117,30 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """The number of dimensions of the embeddings' mean directions."""
+        """Number of dimensions of the mean directions."""
 
     @property
     def kappa_dimension(self) -> int:
-        """The number of dimensions of the sphere of κ: equal to `dimension`, except for ensembles."""
+        """Number of dimensions of the sphere on which κ is defined: equal to `dimension`, except for ensembles."""
         return self.dimension
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches; noise that all batches share is drawn once, here.
+        """A function that predicts batches; noise that all batches share is drawn here, once.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
-            joint: also draw samples that may be compared across items.
+            joint: also draw samples that are comparable across items.
         """
 
     @classmethod
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
-        """The encoder that `save` wrote: saved settings and tensors are arguments of the constructor."""
+        """A saved encoder; its settings and tensors are arguments of the constructor."""
         own: dict[str, Any] = {**saved.settings, **saved.tensors}
         return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """Move everything that the encoder holds to a device, in place."""
+        """Move the encoder's network and tensors to a device, in place."""
         for name, part in vars(self).items():
             if hasattr(part, "to"):
                 setattr(self, name, part.to(device))
@@ -157,13 +157,13 @@ class Encoder(ABC):
         """Features, embeddings and, with `joint`, samples of inputs, from one pass.
 
         Args:
-            inputs: a batch, or a loader of batches (alone, or followed by targets).
+            inputs: a batch, or a loader of batches, with or without targets.
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
-            joint: also draw samples that may be compared across items.
+            joint: also draw samples that are comparable across items.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for no item at all, features that are not finite, or fewer than 2 samples.
+            ValueError: for no items, features that are not finite, or fewer than 2 samples.
         """
         parts = self.predict_batches(inputs, n_samples=n_samples, joint=joint, progress=progress)
         return Prediction.concatenate(list(parts))
@@ -180,8 +180,8 @@ class Encoder(ABC):
         """Prediction of batches (inputs, targets), and the targets, on the device of the features.
 
         Args:
-            loader: batches that all have labels or positions.
-            purpose: named in the error for a batch without them.
+            loader: batches, each with labels or positions.
+            purpose: what needs targets, for the error about a batch without them.
             n_samples, joint, progress: as in `predict`.
 
         Raises:
@@ -203,12 +203,12 @@ class Encoder(ABC):
     def embed(
         self, inputs: Batch | Iterable[Batch], *, n_samples: int | None = None, progress: bool = False
     ) -> Embeddings:
-        """Embeddings of inputs, with a concentration κ each; arguments and errors as in `predict`."""
+        """Embeddings of inputs, each with its κ; arguments and errors as in `predict`."""
         parts = self.predict_batches(inputs, n_samples=n_samples, progress=progress)
         return Embeddings.concatenate([part.embeddings for part in parts])
 
     def n_samples_or_default(self, n_samples: int | None) -> int:
-        """The number of samples S of a call, at least 2, by default the encoder's own."""
+        """Number of samples S ≥ 2 of a call; for None, the encoder's own."""
         check_at_least("n_samples", n_samples, 2)
         return self.n_samples if n_samples is None else n_samples
 
@@ -217,11 +217,11 @@ class Encoder(ABC):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Further constructor arguments, as JSON, that `save` keeps."""
+        """Further constructor arguments that `save` writes as JSON."""
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that `save` keeps beside the network."""
+        """Tensors that `save` writes beside the network."""
         return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(
@@ -232,7 +232,7 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Iterator[Prediction]:
-        """Predictions batch by batch, for passes too large for memory; arguments and errors as in `predict`."""
+        """Prediction of each batch, for inputs too large for memory; arguments and errors as in `predict`."""
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             prediction = predict(split_batch(batch)[0], n_items)
@@ -243,7 +243,7 @@ class Encoder(ABC):
             raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with κ of both parts if the encoder has learnt its ambiguity; else unchanged."""
+        """Embeddings with κ from κ_a and p_known if the encoder has learnt its ambiguity; else unchanged."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
     @torch.inference_mode(False)
@@ -257,16 +257,16 @@ class Encoder(ABC):
         seed: int = 0,
         progress: bool = False,
     ) -> None:
-        """Learn from held-out items how closely the matches of an item lie, and how well known it is.
+        """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)), with its parts beside it: small for ambiguous and for
-        unseen items. Directions, posterior and samples stay as they are. See `lam.tuning.ambiguity`.
+        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)), and keeps its parts: it is small for ambiguous and for
+        unseen items. Directions, posterior and samples stay the same. See `lam.tuning.ambiguity`.
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
-            reference: further batches of known items, training items too, among which nearest features are looked for.
-            kappa_head: of a method that trains one beside the same network: it gives κ_a, and only p_known is learnt.
-            seed: of all draws.
+            reference: further batches of known items, also training items; p_known searches them for neighbours.
+            kappa_head: a κ head trained beside the same network; it gives κ_a, and only p_known is learnt.
+            seed: seed of all draws.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -293,10 +293,10 @@ class Encoder(ABC):
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:
-        """Write the encoder to a folder as safetensors and JSON, sealed; it replaces an encoder there at once.
+        """Write the encoder to a folder as safetensors and JSON with a manifest; an encoder there is replaced.
 
         Raises:
-            ValueError: if the folder holds something else, such as a run or an index.
+            ValueError: if the folder holds other files, such as a run or an index.
         """
         encoder_files.save(
             folder,
@@ -317,7 +317,7 @@ class Encoder(ABC):
 
 
 def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
-    """The arguments of `Encoder` itself, from a saved one."""
+    """Arguments of `Encoder` from a saved encoder."""
     return {
         "relation": Relation(**saved.relation),
         "preprocessing": None if saved.preprocessing is None else preprocessing_from_json(saved.preprocessing),
@@ -328,10 +328,10 @@ def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
 
 
 def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
-    """Directions f/‖f‖ of outputs or features, float32 or wider; zero where f is."""
+    """Directions f/‖f‖ of outputs or features, float32 or wider; zero rows stay zero."""
     return F.normalize(at_least_float32(rows), dim=-1)
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """A network's output in float32 or wider, as sums and quotients of half precision lose digits."""
+    """A network's output in float32 or wider: sums and quotients in half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""What a loader yields: inputs alone, or followed by targets; and `HeldOut`, batches to evaluate, tune or learn on."""
+"""Batches of a loader, with or without targets, and `HeldOut`: batches for evaluation, tuning and learning."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from lam.pairs.relation import Relation
 from lam.pairs.relevance import Relevance, relevance_of
 
 Batch = Any
-"""A batch of a loader: the inputs, a tensor or a dictionary of named ones; or (inputs, targets, ...).
+"""A batch of a loader: inputs, or (inputs, targets, ...). Inputs are a tensor, or a dictionary of named tensors.
 
-A dictionary may hold the targets under `labels` or `label`, as Hugging Face's do. Arrays are read as tensors.
+A dictionary may hold targets under `labels` or `label`, as in Hugging Face data sets. Arrays become tensors.
 """
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Inputs and targets of a batch; targets are None if there are none."""
+    """Inputs and targets of a batch; None for missing targets."""
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
@@ -39,7 +39,7 @@ def _as_tensors(inputs: Any) -> Any:
 
 
 def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets of every batch of a loader; `ValueError` with the purpose for a batch without targets."""
+    """Inputs and targets of every batch; raises `ValueError`, with the purpose, for a batch without targets."""
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(f"{purpose} needs batches of inputs with labels")
@@ -47,12 +47,12 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
 
 
 def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> Iterable[Batch]:
-    """The batches of a loader; a single batch, inputs alone or with labels or positions, is the only one.
+    """The batches of a loader, or a single batch as the only one.
 
     Args:
-        inputs: a loader, or one of its batches. Two tensors of equal length are inputs and targets if the second has
-            fewer axes, else two batches.
-        labelled: every batch has targets, so that two tensors are one batch.
+        inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if the second has fewer
+            axes, else two batches.
+        labelled: whether every batch has targets; two tensors are then one batch.
     """
     if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
@@ -68,13 +68,13 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Held-out items, to evaluate, tune or learn on.
+    """Held-out items for evaluation, tuning or learning.
 
     Attributes:
         batches: (inputs, labels) or, for places, (inputs, positions).
-        is_query: (N,) which items are queries; the others are the gallery. By default every item is both.
-        relevant_within: metres to a right answer, for places; by default the distance of a positive pair in training.
-        soft_labels: (N, C) how often people gave each class to each item.
+        is_query: (N,) True for queries, False for the gallery. By default every item is both.
+        relevant_within: greatest distance of a right answer, in metres, for places; by default as in training.
+        soft_labels: (N, C) how often people chose each class for each item.
 
     Example:
         >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])
@@ -90,9 +90,9 @@ class HeldOut:
 
     @classmethod
     def of(cls, items: "HeldOut | Iterable[Batch]") -> "HeldOut":
-        """Wrap batches, unless they are wrapped already."""
+        """Batches as `HeldOut`; a `HeldOut` is returned unchanged."""
         return items if isinstance(items, HeldOut) else cls(items)
 
     def relevance(self, relation: Relation, targets: Tensor) -> Relevance:
-        """Which items match each query; errors as in `lam.pairs.relevance.relevance_of`."""
+        """The items that match each query; errors as in `lam.pairs.relevance.relevance_of`."""
         return relevance_of(relation, targets, is_query=self.is_query, relevant_within=self.relevant_within)

@@ -38,17 +38,17 @@ METRICS |= {
     "share_clipped": Metric(
         "curvature entries clipped",
         "neither",
-        "share that is negative and counts as zero: these weights keep the prior",
+        "share of negative entries, which count as zero: their weights keep the prior",
     ),
     "share_left": Metric(
         "second moment left to the diagonal",
         "lower",
-        "share of the features' second moment that a low rank does not hold",
+        "share of the features' second moment outside the low-rank part",
     ),
     "variance_clipped": Metric(
         "variance of clipped entries",
         "lower",
-        "their share of the predictive variance, which no likelihood scale changes",
+        "share of the predictive variance from clipped entries, which no likelihood scale changes",
     ),
 }
 
@@ -58,14 +58,14 @@ class BayesianEncoder(Encoder):
 
     Attributes:
         network: any module that ends in the head; None if inputs are features.
-        head: the head's path in the network.
+        head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
-        mean: the retrieved direction: `network` for its own, which no posterior changes; or, as in the paper, `sampled`
-            for the mean direction of the samples.
+        mean: the mean direction: `network` for the network's output, which no posterior changes; `sampled` for the mean
+            direction of the samples, as in the paper.
         common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
         tuning: the trials of the last `tune`, if any.
-        recommendation: of the last `recommend` since the last tuning, if any.
+        recommendation: the result of the last `recommend` since the last tuning, if any.
     """
 
     kind = "laplace"
@@ -95,12 +95,11 @@ class BayesianEncoder(Encoder):
         """Inputs of the head (N, P), on the network's device, float32 or wider.
 
         Args:
-            inputs: a batch for the network, or a loader of batches (alone, or followed by targets); without a network,
-                features.
+            inputs: a batch, or a loader of batches, with or without targets; features if there is no network.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for features that are not finite, with the index of the first.
+            ValueError: for features that are not finite; it names the first row.
         """
         parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
@@ -108,19 +107,19 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches: κ by marginal samples, joint samples by whole last layers."""
+        """A function that predicts batches: κ from marginal samples, joint samples from sampled last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = self._features_and_output(inputs, offset)
-            entering = self._entering(inputs, features)
-            return Prediction(features, embed(entering, output), None if sample is None else sample(entering))
+            own = self._posterior_input(inputs, features)
+            return Prediction(features, embed(own, output), None if sample is None else sample(own))
 
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of curvature, tuning and recommendation, and the clipped share of the variance."""
+        """Metrics of curvature, tuning and recommendation, and the variance share of clipped entries."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
@@ -136,24 +135,24 @@ class BayesianEncoder(Encoder):
         alternatives: Iterable[Posterior] = (),
         **options: Any,
     ) -> None:
-        """Choose the likelihood scale or the prior precision; h stays as it is.
+        """Choose the likelihood scale or the prior precision; the curvature h stays the same.
 
-        `calibration` takes the likelihood scale s whose votes score best on held-out in-distribution data; see
+        `calibration` chooses the likelihood scale s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`.
         `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the present s, without
-        data. It cannot choose s, which would take the normalisers of the loss's densities.
+        data. It cannot choose s: that needs the normalisers of the loss's densities.
 
         Args:
-            held_out: items with labels, never the data that are reported.
+            held_out: items with labels; never the test data.
             by: the criterion.
-            alternatives: of `calibration`: posteriors over the same layer, by curvatures that are never negative. They
-                are tuned, and the best-scoring one taken, if clipped weights make most of the predictive variance.
-            options: of `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.tuning.scale.calibrate_scale`; of `marginal_likelihood`: `step`, by which log α
-                moves once towards higher evidence, instead of to the maximum.
+            alternatives: for `calibration`: posteriors over the same layer with non-negative curvatures. If clipped
+                weights make most of the predictive variance, they are tuned too, and the one with the best score taken.
+            options: for `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
+                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`; log α moves by
+                it once towards higher evidence, instead of to the maximum.
 
         Raises:
-            ValueError: for another `by`, options that the criterion does not have, or data without labels.
+            ValueError: for another `by`, an option that the criterion does not have, or data without labels.
         """
         check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
@@ -163,23 +162,23 @@ class BayesianEncoder(Encoder):
             step, posterior = options.get("step"), self.posterior
             self.posterior = posterior.with_best_prior() if step is None else posterior.with_prior_step(step)
             return
-        entering: list[Any] = []
+        posterior_inputs: list[Any] = []
         parts: list[Tensor] = []
         held_out = HeldOut.of(held_out)
         for inputs, own in labelled_batches(held_out.batches, "tuning by calibration"):
             features, _ = self._features_and_output(inputs, sum(map(len, parts)))
-            entering.append(self._entering(inputs, features))
+            posterior_inputs.append(self._posterior_input(inputs, features))
             parts.append(targets_of(features, own))
         if not parts:
-            raise ValueError("there is nothing to tune on: the loader gave no batch")
+            raise ValueError("tuning needs at least one batch: the loader gave no batch")
         targets = torch.cat(parts)
         if self.relation.positive_within is None:
             check_labels(targets)
         relevance = held_out.relevance(self.relation, targets)
         options = {"n_samples": self.n_samples, **options}
-        tuned = calibrate_scale(self.posterior, entering, relevance, **options)
+        tuned = calibrate_scale(self.posterior, posterior_inputs, relevance, **options)
         tried = list(alternatives) if tuned.tuning.clipped_share > CLIPPED_LIMIT else []
-        others = [calibrate_scale(other, entering, relevance, **options) for other in tried]
+        others = [calibrate_scale(other, posterior_inputs, relevance, **options) for other in tried]
         self.posterior, self.tuning, _ = best_posterior(tuned, others)
         if problem := complaint(self.posterior, self.tuning, others=bool(others)):
             warnings.warn(problem, stacklevel=2)
@@ -187,17 +186,17 @@ class BayesianEncoder(Encoder):
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """The OOD score that better recognises outsiders made from held-out images; it is kept and saved.
+        """Recommend the OOD score that better separates held-out images from outsiders made of them; `save` keeps it.
 
-        κ, the spread on the sphere, divides the variance of an output by its squared length; network and structure
-        decide whether that helps. `ood_score` stays as it is.
+        κ measures spread on the sphere: the variance of an output divided by its squared length. Whether this division
+        helps depends on network and structure. `ood_score` stays the same.
 
         Args:
             loader: batches of images (N, C, H, W), with or without targets.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for inputs that are no images, or none at all.
+            ValueError: for inputs other than images, or no inputs.
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)
         predict, n_items = self.predictor(n_samples=self.n_samples), 0
@@ -223,21 +222,21 @@ class BayesianEncoder(Encoder):
         return self.recommendation
 
     def forget(self, loader: Iterable[Batch], *, progress: bool = False) -> None:
-        """Take batches back out of the posterior, the same ones that it was fitted on.
+        """Subtract the curvature of batches from the posterior, which was fitted on them.
 
         Args:
-            loader: the batches to forget, cut as they were fitted. Only sums are kept, so batches that were never
-                fitted cannot be recognised.
+            loader: the batches to forget, the same as in fitting. The posterior keeps sums only, so it cannot notice
+                batches that it was not fitted on.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, or more items than it learned.
+            ValueError: for a posterior that was not fitted in batches, or for all its items or more.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
             raise ValueError(
-                "only a posterior fitted in batches can forget, not a running mean of training, nor one with pairs of "
-                'scope "dataset"'
+                "only a posterior fitted in batches can forget: a running mean of training, or pairs of scope "
+                '"dataset", cannot'
             )
         loader = as_batches(loader, labelled=True)
         batches = map(split_batch, tqdm(loader, desc="forgetting", unit="batch", disable=not progress))
@@ -248,17 +247,18 @@ class BayesianEncoder(Encoder):
         self.recommendation = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
-        """Join two encoders of one network, fitted on different batches, into the one fitted on all of them.
+        """The encoder fitted on the batches of both, two encoders of one network.
 
         Raises:
-            ValueError: if networks or settings differ, or one was fitted over a whole data set at once.
+            ValueError: if networks or settings differ, or a posterior was not fitted in batches.
         """
         if not _same_network(self.network, other.network):
-            raise ValueError("only encoders of one network add up: their weights differ")
+            raise ValueError("only encoders of one network can be added: their weights differ")
         adds_up = self.relation.in_batches and self.posterior.curvature.adds_up and other.posterior.curvature.adds_up
         if self.relation != other.relation or not adds_up:
             raise ValueError(
-                f"only encoders fitted in batches, with one relation, add up; got {self.relation} and {other.relation}"
+                "only encoders fitted in batches, with the same relation, can be added; got "
+                f"{self.relation} and {other.relation}"
             )
         joined = copy(self)
         joined.posterior = self.posterior + other.posterior
@@ -282,10 +282,10 @@ class BayesianEncoder(Encoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
-        """The encoder that `save` wrote."""
+        """A saved encoder, with its posterior."""
         settings = saved.settings
         check_choice("structure", settings["posterior"]["structure"], cls.posteriors)
-        posterior = cls._restored_posterior(cls.posteriors[settings["posterior"]["structure"]], saved)
+        posterior = cls._restore_posterior(cls.posteriors[settings["posterior"]["structure"]], saved)
         encoder = cls(saved.network, saved.head, posterior, mean=settings["mean"], **base_arguments(saved))
         if settings["tuning"] is not None:
             trials = tuple(Trial(**trial) for trial in settings["tuning"]["trials"])
@@ -299,23 +299,22 @@ class BayesianEncoder(Encoder):
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
         """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
 
-        With ambiguity learnt, κ is of both parts, and κ_e, κ_a and p_known follow the variance.
+        After `learn_ambiguity`, κ combines its parts, and κ_e, κ_a and p_known follow the variance.
 
         Args:
-            path: the file, which should end in .pt2.
-            example: (N, ...) a batch of inputs of the right shape, N ≥ 2; by default blank images of the shape of
-                `preprocessing`.
+            path: the file, usually with the suffix .pt2.
+            example: (N, ...) a batch of at least 2 inputs; by default blank images of the shape of `preprocessing`.
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
-            ValueError: without a network, or without an example and a preprocessing of one shape.
+            ValueError: without a network, or with neither an example nor a preprocessing of fixed shape.
         """
         if self.network is None:
-            raise ValueError("an encoder without a network cannot be exported: it has no inputs but features")
+            raise ValueError("an encoder without a network cannot be exported: its inputs are features")
         if example is None:
             shape = None if self.preprocessing is None else self.preprocessing.shape
             if shape is None:
-                raise ValueError("the shape of an input is not known: give an example, a batch of at least 2 inputs")
+                raise ValueError("the shape of an input is unknown: give an example, a batch of at least 2 inputs")
             example = torch.zeros(2, *shape, device=self.posterior.weight.device)
         embed = self.posterior.unchecked_predictor(n_samples=self.n_samples_or_default(n_samples), mean=self.mean)
 
@@ -324,7 +323,7 @@ class BayesianEncoder(Encoder):
 
         export_encoder(path, example, self.network, self.head, predict)
 
-    def _entering(self, inputs: Any, features: Tensor) -> Any:
+    def _posterior_input(self, inputs: Any, features: Tensor) -> Any:
         """The posterior's input for a batch."""
         return features
 
@@ -332,10 +331,10 @@ class BayesianEncoder(Encoder):
         return {"variance_clipped": self.posterior.clipped_variance_share(features)}
 
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
-        """Curvature of batches (inputs, targets), summed as the posterior's is, and their number of items."""
+        """Curvature of batches (inputs, targets), summed as in fitting, and their number of items."""
         posterior = self.posterior
 
-        def entering() -> Iterator[tuple[Tensor, Any]]:
+        def features_and_targets() -> Iterator[tuple[Tensor, Any]]:
             n_items = 0
             for inputs, targets in batches:
                 features, _ = self._features_and_output(inputs, n_items)
@@ -348,14 +347,14 @@ class BayesianEncoder(Encoder):
             seed=posterior.seed,
             weight=posterior.weight,
             bias=posterior.bias,
-        ).accumulate(entering())
+        ).accumulate(features_and_targets())
 
     @classmethod
-    def _restored_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:
+    def _restore_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:
         return kind.restored(saved.tensors, saved.settings["posterior"])
 
     def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Inputs of the head, and the network's output if it is the head's."""
+        """Inputs of the head, and the network's output if the head computes it."""
         output = None
         if self.network is None:
             features = inputs
@@ -363,7 +362,7 @@ class BayesianEncoder(Encoder):
             features, output = features_and_output(self.network, self.head, inputs)
         if features.ndim != 2 or features.is_complex():
             raise ValueError(
-                "features must be real numbers of shape (N, P), a row for each item, got "
+                "features must be real numbers of shape (N, P), one row for each item, got "
                 f"{features.dtype} of shape {tuple(features.shape)}"
             )
         features = features.to(self.posterior.weight.dtype)

@@ -1,4 +1,4 @@
-"""Encoders with κ as a function of the features: the embedding's length, a head, the distance to training items."""
+"""Encoders with κ as a function of the features: the output's length, a κ head, or the distance to training items."""
 
 from abc import abstractmethod
 from typing import Any
@@ -19,19 +19,18 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 class ConcentrationEncoder(SeededEncoder):
-    """Embed by the network's own direction, with a κ that is a function of the features.
+    """Embed by the network's own direction, with κ as a function of the features.
 
-    The resultant is A_D(κ), and `variance` is 1 − A_D(κ)², as there is no distribution before normalisation. Samples of
-    each item are drawn from its von Mises-Fisher distribution; they follow from the seed and the item's position in the
-    pass.
+    The resultant is A_D(κ). `variance` is 1 − A_D(κ)², because there is no distribution before normalisation. An item's
+    samples come from its von Mises-Fisher distribution; they depend on the seed and its position in the pass.
     """
 
     @abstractmethod
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """κ ≥ 0, float64, from inputs of the head; it is then clamped to `KAPPA_RANGE`."""
+        """κ ≥ 0 in float64, from inputs of the head, before it is clamped to `KAPPA_RANGE`."""
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches; it draws `n_samples` only with `joint`."""
+        """A function that predicts batches; it draws `n_samples` only with `joint`."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
@@ -42,7 +41,7 @@ class ConcentrationEncoder(SeededEncoder):
             resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None
             if joint:
-                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # the CPU's draws are every device's
+                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # the CPU's draws, for every device
                 samples = self.draw_each(
                     range(offset, offset + len(mean)),
                     lambda row, generator: VonMisesFisher(*parameters[row]).sample((n_samples,), generator=generator),
@@ -54,12 +53,12 @@ class ConcentrationEncoder(SeededEncoder):
 
 
 class NormEncoder(ConcentrationEncoder):
-    """Embed with κ = ‖f‖, f = Wφ + b being the head's output before normalisation.
+    """Embed with κ = ‖f‖, the length of the head's output f = Wφ + b before normalisation.
 
-    A von Mises-Fisher density C_D(κ) exp(κ μ·x) has κμ as its natural parameter, and f is read as that. No loss of
-    normalised embeddings gives ‖f‖ a meaning; its scale is arbitrary, so only the order of κ counts.
+    f is read as κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of normalised
+    embeddings do not train ‖f‖: its scale is arbitrary, and only the order of κ counts.
 
-    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss", who train with that reading; here nothing does.
+    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss"; they train with this reading, lam does not.
     """
 
     kind = "norm"
@@ -69,7 +68,7 @@ class NormEncoder(ConcentrationEncoder):
 
 
 class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
-    """Embed with the κ of a head of its own on the features, which a loss of distributions has taught."""
+    """Embed with the κ of a second head on the features, trained by a loss of distributions."""
 
     kind = "kappa_head"
     own_head = "kappa_head", KappaHead
@@ -84,17 +83,17 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 
 
 class NeighbourEncoder(ConcentrationEncoder):
-    """Embed with the κ that solves A_D(κ) = max(0, c), c being the cosine to the k-th nearest reference feature.
+    """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    Draws of that von Mises-Fisher distribution lie, on average, at that cosine from its mean. The order of κ is that
-    of c; no source chooses the scale. An item of the reference is its own first neighbour.
+    Draws of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ has the order of c; its
+    scale is a choice of lam. A reference item is its own first neighbour.
 
     Source: Sun, Ming, Zhu and Li (2022), for the distance.
 
     Args:
         network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
-        k: the neighbour, counted from 1.
+        k: number of the neighbour, from 1.
 
     Raises:
         ValueError: for k below 1, fewer than k reference items, or rows that are not unit vectors.
@@ -108,15 +107,13 @@ class NeighbourEncoder(ConcentrationEncoder):
     ) -> None:
         check_neighbours(k, reference)
         length = reference.norm(dim=1)
-        check_all(
-            ((length - 1).abs() < 1e-4) | (length == 0), "reference must be of unit vectors, their length", length
-        )
+        check_all(((length - 1).abs() < 1e-4) | (length == 0), "reference must hold unit vectors, their length", length)
         super().__init__(network, head, **common)
         self.k = k
         self.reference = reference
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """The solution in float64, from 1 − c, which keeps its digits where c is near 1."""
+        """κ in float64, computed from 1 − c, which keeps its digits for c near 1."""
         distance = unit_knn_distance(directions_of(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(

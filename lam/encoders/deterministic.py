@@ -1,4 +1,4 @@
-"""The network as it is; with a seed for draws; and with a head of its own beside the network's."""
+"""Encoders by the network alone, with a seed for draws, or with a second head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,10 +20,10 @@ Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
 
 class DeterministicEncoder(Encoder):
-    """Embed without uncertainty: κ is the upper end of its range for every input, and the variance 0.
+    """Embed without uncertainty: for every input κ is the upper end of its range, and the variance 0.
 
     Args:
-        network: maps (N, ...) inputs to (N, D) by a linear layer at its end, normalised or not.
+        network: maps (N, ...) inputs to (N, D); it ends in a linear layer, with or without normalisation.
         head: path of that layer.
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
@@ -38,7 +38,7 @@ class DeterministicEncoder(Encoder):
         return layer.out_features
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches; nothing is drawn."""
+        """A function that predicts batches, without draws."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
@@ -50,11 +50,11 @@ class DeterministicEncoder(Encoder):
 
 
 class SeededEncoder(DeterministicEncoder):
-    """A trained network, and a seed for all draws when it embeds.
+    """A trained network, and a seed for the draws of its embeddings.
 
     Args:
-        network, head, common: of `DeterministicEncoder`.
-        seed: of all draws; torch's global generator is not used.
+        network, head, common: as for `DeterministicEncoder`.
+        seed: seed of all draws; torch's global generator is not used.
     """
 
     has_kappa = True
@@ -74,19 +74,19 @@ class SeededEncoder(DeterministicEncoder):
     def draw_each(
         self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
     ) -> Float[Tensor, "S N D"]:
-        """Draws for N items, each from its own generator on the CPU, so that they do not depend on batches or devices.
+        """Draws for N items, each from its own generator on the CPU: they do not depend on batches or devices.
 
-        `positions` are those in the whole pass, counted from 0; `draw` gets the number of an item among the N.
+        `positions` are the items' positions in the pass, from 0; `draw` takes the number of an item among the N.
         """
         generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
         return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)
 
 
 class TwoHeadedEncoder(SeededEncoder):
-    """An encoder with a head of its own beside the network's, saved by recipe and state."""
+    """An encoder with a second head beside the network's, saved by recipe and state."""
 
     own_head: ClassVar[tuple[str, type[Any]]]
-    """Name and type of the attribute that holds it."""
+    """Name and type of the attribute that holds the second head."""
 
     def settings(self) -> dict[str, Any]:
         name, _ = self.own_head
@@ -98,9 +98,9 @@ class TwoHeadedEncoder(SeededEncoder):
 
     @classmethod
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
-        """The encoder that `save` wrote."""
+        """A saved encoder, with its second head."""
         name, kind = cls.own_head
-        with torch.device("meta"):  # a recipe that anybody may have written takes no memory before it fits
+        with torch.device("meta"):  # an untrusted recipe takes no memory before its shapes are checked
             check_state(kind(**saved.settings[name]).state_dict(), saved.tensors)
         head = kind(**saved.settings[name])
         head.load_state_dict(saved.tensors)

@@ -25,14 +25,15 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 class DropoutEncoder(SeededEncoder):
     """Embed by S thinned networks: the mean direction of their embeddings, and the κ of their spread.
 
-    Sample s is one thinned network: seed and s alone decide its masks, which all items share, so samples are comparable
-    across items, and κ of an item is the same in any batch. The paper does not say how masks are drawn; torch draws
-    one an item. `variance` is that of the outputs before normalisation, summed over D; `features` are without dropout.
+    Sample s is one thinned network. Its masks depend on the seed and s only, and all items share them. So samples are
+    comparable across items, and κ of an item is the same in any batch. torch itself draws one mask for each item; the
+    paper does not say which it uses. `variance` is the variance of the outputs before normalisation, summed over D;
+    `features` are without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
 
     Args:
-        network, head, common: of `SeededEncoder`; the network has dropout layers, else a `ValueError`.
+        network, head, common: as for `SeededEncoder`; a network without dropout layers raises a `ValueError`.
     """
 
     kind = "mc_dropout"
@@ -42,7 +43,7 @@ class DropoutEncoder(SeededEncoder):
         super().__init__(network, head, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches: κ and joint samples come from the same thinned networks."""
+        """A function that predicts batches; κ and joint samples come from the same thinned networks."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
@@ -74,10 +75,9 @@ class DropoutEncoder(SeededEncoder):
 
 @contextmanager
 def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
-    """Within the context, each dropout layer of a network in evaluation mode multiplies by one mask, the same for all
-    items.
+    """Within the context, each dropout layer of a network in evaluation mode applies one mask to all items.
 
-    A layer that runs twice in one pass drops the same both times. torch's global generator is not used.
+    A layer that runs twice in one pass applies the same mask. torch's global generator is not used.
 
     Example:
         >>> layer = nn.Dropout(0.5).eval()
@@ -96,9 +96,9 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
 
 
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
-    """Mask of a dropout layer for its inputs, 0 or 1/(1 − rate): of single values, or whole channels if it drops those.
+    """Mask of a dropout layer, 0 or 1/(1 − rate) for each value, or each channel if the layer drops channels.
 
-    The draw is on the CPU, the same for every device.
+    It is drawn on the CPU, the same for every device.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
     keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
@@ -106,7 +106,7 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers of a network with a rate in (0, 1), by path without wrappers."""
+    """The dropout layers of a network with a rate in (0, 1), by their path without wrappers."""
     layers = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }
@@ -114,17 +114,17 @@ def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
 
 
 def check_network(network: nn.Module) -> None:
-    """Reject a network without dropout, and say how it gets some."""
+    """Reject a network without dropout; the error says how to add it."""
     if not dropouts_of(network):
         raise ValueError(
-            "mc_dropout needs a network with dropout layers of a rate in (0, 1), and this one has none: build it with "
-            "the option dropout, such as network.options.dropout=0.05, or put nn.Dropout between its layers"
+            "mc_dropout needs a network with dropout layers of a rate in (0, 1), got no such layer: build it with the "
+            "option dropout, such as network.options.dropout=0.05, or put nn.Dropout between its layers"
         )
 
 
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
-    """Within the context, each dropout layer of a network runs the forward hook of its path."""
+    """Within the context, each dropout layer of a network runs its forward hook, `hook` of its path."""
     with network_lock:
         handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
         try:

@@ -1,4 +1,4 @@
-"""Several networks as one encoder; where they disagree, the input is uncertain.
+"""Several networks as one encoder; an input on which they disagree is uncertain.
 
 Source: Lakshminarayanan, Pritzel and Blundell (2017); Warburg et al. (2023), appendix G.4.
 """
@@ -21,29 +21,29 @@ from lam.vmf.resultant import mean_resultant_length
 Combine = Literal["concatenate", "mean"]
 
 ROUNDS = 10
-"""The most rounds of an alignment; two or three come within `SETTLED` as a rule."""
+"""Greatest number of rounds of an alignment; usually two or three reach `SETTLED`."""
 
 SETTLED = 1e-6
-"""An alignment ends when a round brings the members closer by no more than this, in mean squared resultant length."""
+"""An alignment ends when a round raises the mean squared resultant length by no more than this."""
 
 
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
-    Each member has a sphere of its own: the loss does not change when one is turned, so directions of members cannot be
-    compared. `concatenate` therefore joins the M unit vectors, divided by √M, so that cosines are means of the members'
-    cosines; κ is that of the members' vectors in R^D, aligned by one rotation each. `mean`, as in the paper, takes the
-    mean direction of the members as they are, which loses recall, and κ of their spread.
+    Each member has its own sphere: rotating a member does not change its loss, so directions of different members are
+    not comparable. `concatenate` joins the M unit vectors, divided by √M, so cosines are means of the members' cosines;
+    κ is computed in R^D, after one rotation for each member. `mean`, as in the paper, takes the mean direction of the
+    members without rotation, which loses recall, and κ of their spread.
 
-    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance, and `variance` is 1 − R̄², as
-    there is no distribution before normalisation. Joint samples are the aligned members; `features` are the first
-    member's.
+    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance. `variance` is 1 − R̄², because
+    there is no distribution before normalisation. Joint samples are the aligned members; `features` come from the
+    first member.
 
     Args:
-        members: M ≥ 2 networks that map (N, ...) inputs to (N, D) by a linear layer at their end, normalised or not.
-        head: path of that layer, the same in each.
-        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None to take directions as they
-            are.
+        members: M ≥ 2 networks that map (N, ...) inputs to (N, D); each ends in a linear layer, with or without
+            normalisation.
+        head: path of that layer, the same in each member.
+        rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None for no alignment.
         combine: `concatenate` or `mean`.
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
 
@@ -81,11 +81,11 @@ class EnsembleEncoder(Encoder):
 
     @property
     def kappa_dimension(self) -> int:
-        """D, the members' own sphere; with ambiguity learnt, that of the embedding."""
+        """D, the dimension of a member; after `learn_ambiguity`, `dimension`."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches; the samples are the M members, whatever `n_samples` is."""
+        """A function that predicts batches; its samples are the M members, for any `n_samples`."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
@@ -101,21 +101,21 @@ class EnsembleEncoder(Encoder):
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
-    """M unit vectors of each item joined and divided by √M: cosines of rows are means of M cosines."""
+    """M unit vectors of each item, concatenated and divided by √M: cosines of rows are means of M cosines."""
     return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
 
 
 def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
-    """The rotations, reflections included, that bring M embeddings of the same items closest together.
+    """Rotations (or reflections) that align M embeddings of the same items.
 
-    argmin Σ_m ‖X_m Q_m − X̄‖², X̄ the mean of all X_m Q_m, Q_m orthogonal: generalised Procrustes analysis, which
-    favours no member. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, the closest for a given X̄, at first X_1, in
-    float64. If N < D, or the embeddings lie in fewer dimensions, the rest of the rotation is arbitrary.
+    argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, with X̄ the mean of all X_m Q_m: generalised Procrustes analysis,
+    which favours no member. X̄ starts as X_1. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, the best for this X̄,
+    in float64. If N < D, or the embeddings span fewer dimensions, the rest of the rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
 
     Returns:
-        (M, D, D), to be multiplied from the right, in the type of `units`.
+        (M, D, D) matrices in the type of `units`; multiply them from the right.
 
     Example:
         >>> units = F.normalize(torch.randn(2, 50, 3, dtype=torch.float64), dim=-1)

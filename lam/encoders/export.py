@@ -15,7 +15,7 @@ from lam.utils.files import write_atomically
 
 
 class _Program(nn.Module):
-    """Inputs -> (features, mean, κ, variance, any parts of κ), with marginal samples of the posterior's own noise."""
+    """Map inputs to (features, mean, κ, variance, any parts of κ), with marginal samples from the posterior's noise."""
 
     def __init__(self, network: nn.Module, head: str, predict: Predictor) -> None:
         super().__init__()
@@ -27,11 +27,11 @@ class _Program(nn.Module):
             output = self.network(inputs)
         features = head_inputs[-1]
         embeddings = self._predict(features, None if self._head == ADDED else output)
-        features = features.to(torch.promote_types(features.dtype, torch.float32))  # as `Encoder.predict` gives them
+        features = features.to(torch.promote_types(features.dtype, torch.float32))  # as `Encoder.predict` does
         return features, embeddings.mean, embeddings.kappa, embeddings.variance, *embeddings.parts().values()
 
 
-@without_autocast()  # or the program would work under autocast alone
+@without_autocast()  # a program exported under autocast would run only under autocast
 def export_encoder(
     path: str | Path,
     example: Float[Tensor, "N ..."],
@@ -41,8 +41,8 @@ def export_encoder(
 ) -> None:
     """Write the program of a network and its head; see `BayesianEncoder.export`.
 
-    `predict` maps features, and the network's output if it is the head's, to embeddings. The example has N ≥ 2 items,
-    so that the batch size stays free.
+    `predict` maps features, and the network's output if the head computes it, to embeddings. The example has N ≥ 2
+    items, so that the batch size stays free.
     """
     if len(example) < 2:
         raise ValueError(
@@ -53,6 +53,6 @@ def export_encoder(
         exported = torch.export.export(program, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No complete tensor")  # said of weights in channels_last that are complete
+        warnings.filterwarnings("ignore", "No complete tensor")  # torch warns of complete channels_last weights too
         torch.export.save(exported, content)
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))

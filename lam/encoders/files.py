@@ -1,9 +1,9 @@
-"""An encoder as a folder: a sealed generation of safetensors and JSON, nothing pickled.
+"""An encoder as a folder: safetensors and JSON with hashes, no pickle.
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
 posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
-network.safetensors      the state of the network, where there is one, by the names that it has outside of wrappers
-ambiguity.safetensors    what was learnt of held-out items, where `learn_ambiguity` was called
+network.safetensors      state of the network, if any, by names without wrappers
+ambiguity.safetensors    tensors of `learn_ambiguity`, if it was called
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from lam.utils.files import (
 
 FORMAT = FolderFormat(5, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
 NETWORK = "network.safetensors"
-"""Beside these: its shapes are compared with those of the network before it is read."""
+"""State of the network; its shapes are compared with the network's before it is read."""
 
 MOST_SAMPLES = 1_000_000
 _TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "settings": dict, "trained_on": list}
@@ -40,16 +40,16 @@ class SavedEncoder:
     """The contents of an encoder's folder.
 
     Attributes:
-        kind: the name by which `lam.load` finds the class.
-        network: rebuilt, with its weights, or None.
+        kind: name of the class for `lam.load`.
+        network: the rebuilt network with its weights, or None.
         head: path of its last linear layer.
         relation: fields of `lam.pairs.Relation`.
-        preprocessing: as `Preprocessing.to_json` gives it, or None.
+        preprocessing: result of `Preprocessing.to_json`, or None.
         ood_score, n_samples: see `lam.encoders.base.Encoder`.
         settings: `Encoder.settings`.
         tensors: `Encoder.tensors`.
-        trained_on: hashes of some of the items that the network was trained on; see `lam.encoders.seen`.
-        ambiguity: tensors of what was learnt by `Encoder.learn_ambiguity`, if it was.
+        trained_on: hashes of some training items; see `lam.encoders.seen`.
+        ambiguity: tensors of `Encoder.learn_ambiguity`, if it was called.
     """
 
     kind: str
@@ -66,9 +66,9 @@ class SavedEncoder:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """SHA-256 over the hashes of an encoder's files, which tells network, posterior and preprocessing from others.
+    """SHA-256 over the hashes of an encoder's files: it identifies network, posterior and preprocessing.
 
-    The name of the generation, which changes whenever the encoder is written, does not enter.
+    It does not depend on the name of the generation, which is new each time the encoder is written.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -81,7 +81,7 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def save(folder: str | Path, encoder: SavedEncoder) -> None:
-    """Write an encoder; a crash leaves what was there before, or all of this."""
+    """Write an encoder; after a crash the folder holds the old encoder or the new one."""
     network = encoder.network
     plain = {name: value for name, value in vars(encoder).items() if name not in ("network", "tensors", "ambiguity")}
     metadata = {**plain, "has_network": network is not None, "recipe": _recipe(network)}
@@ -100,7 +100,7 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
 
 
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
-    """Read an encoder, checked before anything is parsed; see `lam.load`."""
+    """Read an encoder; hashes are checked before anything is parsed. See `lam.load`."""
     generation = read_generation(folder, FORMAT.required)
     metadata, tensors, ambiguity = FORMAT.read_files(generation)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")
@@ -109,7 +109,7 @@ def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
         network = _network(generation, recipe, network)
         metadata["head"] = own_path(_member(network), metadata["head"])
         if metadata["head"] != ADDED:
-            _member(network).get_submodule(metadata["head"])  # there is one
+            _member(network).get_submodule(metadata["head"])  # raises if the network has no such layer
     elif network is not None:
         raise ValueError(f"{folder} was saved without a network: load it without one")
     return SavedEncoder(network=network, tensors=tensors, ambiguity=ambiguity, **metadata)
@@ -126,12 +126,12 @@ def _check_types(file: Path, metadata: dict[str, Any]) -> None:
 
 
 def _member(network: nn.Module) -> nn.Module:
-    """The network in which a head's path is looked up: the first of an ensemble, whose members are alike."""
+    """The network that a head's path refers to: the first member of an ensemble."""
     return network[0] if isinstance(network, nn.ModuleList) else network
 
 
 def _recipe(network: nn.Module | None) -> Any:
-    """The arguments of `lam.models.build`, a list of them for several networks; None where lam cannot build it."""
+    """Arguments of `lam.models.build`, a list for an ensemble; None if lam cannot build the network."""
     if isinstance(network, nn.ModuleList):
         recipes = [_recipe(member) for member in network]
         return recipes if all(recipes) else None
@@ -145,7 +145,7 @@ def _network(generation: Path, recipe: Any, network: nn.Module | None) -> nn.Mod
         if recipe is None:
             raise ValueError(
                 f"{generation.parent} holds a network that lam cannot rebuild by name: pass one of the same "
-                "architecture, lam.load(folder, network), or of an ensemble all of its members, "
+                "architecture, lam.load(folder, network), or all members of an ensemble, "
                 "lam.load(folder, torch.nn.ModuleList(members))"
             )
         from lam.models import rebuild

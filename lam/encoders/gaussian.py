@@ -1,4 +1,4 @@
-"""`GaussianEncoder`: a Gaussian embedding of every input, as PFE and HIB learn it."""
+"""`GaussianEncoder`: Gaussian embeddings, as PFE and HIB learn them."""
 
 from typing import Any
 
@@ -21,15 +21,14 @@ from lam.vmf.resultant import projected_resultant
 class GaussianEncoder(TwoHeadedEncoder):
     """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
 
-    Retrieval compares the directions of μ. κ is that of samples μ + σ ε projected to the sphere (Sra 2012, of their
-    unbiased mean resultant length), with the same ε for every input, so that it is the same in any batch. The variance
-    is Σ_d σ_d². Joint samples are independent between items; they follow from the seed and the item's position in the
-    pass.
+    Retrieval compares the directions of μ. κ is estimated from samples μ + σ ε, projected to the sphere, by their
+    unbiased mean resultant length (Sra 2012). All inputs share ε, so κ is the same in any batch. The variance is
+    Σ_d σ_d². Joint samples are independent between items; they depend on the seed and the item's position in the pass.
 
     Args:
-        network, head, common: of `SeededEncoder`.
+        network, head, common: as for `SeededEncoder`.
         uncertainty: maps the inputs of the network's head to log variances (N, D).
-        unit_mean: μ is the layer's output projected to the sphere; else that output itself.
+        unit_mean: whether μ is the head's output projected to the sphere, instead of the output itself.
     """
 
     kind = "gaussian"
@@ -51,7 +50,7 @@ class GaussianEncoder(TwoHeadedEncoder):
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function of batches: all items share the noise of κ, each has its own noise of joint samples."""
+        """A function that predicts batches; items share the noise of κ, and each has its own noise of joint samples."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))
         rows = max(1, CHUNK_ELEMENTS // shared.numel())

@@ -14,26 +14,26 @@ from lam.posteriors.layers import LayersAccumulator
 
 
 class LayersEncoder(BayesianEncoder):
-    """As `BayesianEncoder`, with a posterior over layers of the network: see `lam.posteriors.LayersPosterior`."""
+    """A `BayesianEncoder` with a posterior over several layers; see `lam.posteriors.LayersPosterior`."""
 
     kind = "laplace_layers"
     posteriors: ClassVar[Mapping[str, type[Posterior]]] = LAYERS_POSTERIORS
     posterior: LayersPosterior
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
-        """Rejected with a `ValueError`; a posterior over the last layer can be exported."""
+        """Raise a `ValueError`; only a posterior over the last layer can be exported."""
         raise ValueError(
             f"a {type(self.posterior).__name__} cannot be exported: the program would hold every sampled network, or "
             'the derivatives of one; fit with layers="last" for an encoder that can'
         )
 
-    def _entering(self, inputs: Any, features: Tensor) -> Any:
+    def _posterior_input(self, inputs: Any, features: Tensor) -> Any:
         if len(features) == 0:
             raise ValueError(NO_INPUTS)
         return inputs
 
     def _clipped_variance(self, features: Tensor) -> dict[str, float]:
-        return {}  # it would take the inputs
+        return {}  # the share depends on the inputs, not the features only
 
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
         posterior = self.posterior
@@ -47,5 +47,5 @@ class LayersEncoder(BayesianEncoder):
         ).accumulate(batches)
 
     @classmethod
-    def _restored_posterior(cls, kind: Any, saved: SavedEncoder) -> Posterior:
+    def _restore_posterior(cls, kind: Any, saved: SavedEncoder) -> Posterior:
         return kind.restored(saved.tensors, saved.settings["posterior"], network=saved.network, head=saved.head)

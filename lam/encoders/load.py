@@ -1,4 +1,4 @@
-"""Encoders by kind, and reading one of any kind from its folder."""
+"""Encoders by kind, and `load` for encoders of any kind."""
 
 from pathlib import Path
 
@@ -26,11 +26,11 @@ ENCODERS: dict[str, type[Encoder]] = {
 }
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
-"""Raised by settings of wrong types, as a folder may come from anybody."""
+"""Errors of settings with wrong types: a folder is untrusted input."""
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
-    """Enter a class of encoders under a kind that is free, which its folders then name."""
+    """Enter a class of encoders under a new kind, which its folders then name."""
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
 
@@ -39,13 +39,14 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
     """Read an encoder that `Encoder.save` wrote, equal to the bit.
 
     Args:
-        folder: where it was saved.
-        network: of the same architecture, if lam cannot rebuild it by name; its weights and their types are replaced.
+        folder: folder of the encoder.
+        network: a network of the same architecture, if lam cannot rebuild it by name; its weights and their types
+            are replaced.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a missing network, or one with other tensors or shapes, naming them; for an unknown kind; or
-            for a folder that lam did not write.
+        ValueError: for a missing network, other tensors or shapes of a network (named), an unknown kind, or a folder
+            that lam did not write.
     """
     try:
         return _restored(encoder_files.load(folder, network), folder)
@@ -56,12 +57,12 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 def _restored(saved: SavedEncoder, folder: str | Path) -> Encoder:
     if saved.kind not in ENCODERS:
         raise ValueError(
-            f"{folder} holds an encoder of kind {saved.kind!r}; known are {', '.join(ENCODERS)}: enter others with "
-            "lam.encoders.load.register"
+            f"{folder} holds an encoder of kind {saved.kind!r}; known kinds are {', '.join(ENCODERS)}: enter others "
+            "with lam.encoders.load.register"
         )
     encoder = ENCODERS[saved.kind].restored(saved)
     if isinstance(encoder, BayesianEncoder):
-        encoder.posterior.log_marginal_likelihood(encoder.posterior.prior_precision)  # which reads every setting
+        encoder.posterior.log_marginal_likelihood(encoder.posterior.prior_precision)  # fails for any wrong setting
     if saved.ambiguity is not None:
         encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
     return encoder

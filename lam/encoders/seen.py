@@ -1,4 +1,4 @@
-"""A few hashes of training items, which recognise them when they come again."""
+"""Hashes of some training items: an encoder recognises these items later."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,13 +10,13 @@ from torch import Tensor
 from lam.encoders.batches import Batch, split_batch
 
 REMEMBERED = 64
-"""How many training items an encoder remembers."""
+"""Greatest number of training items that an encoder remembers."""
 
 
 def item_hashes(inputs: Any) -> list[int]:
-    """A number of 63 bits for each item of a batch, from its values alone: a tensor, or a dictionary of them.
+    """A 63-bit hash of the values of each item in a batch, a tensor or a dictionary of tensors.
 
-    Zeros of a dictionary are skipped, since texts of a batch are padded to the longest.
+    Zeros in a dictionary are skipped, because texts are padded to the longest of their batch.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
@@ -31,7 +31,7 @@ def item_hashes(inputs: Any) -> list[int]:
 
 
 class HashedBatches:
-    """Batches, to be read once, whose items are remembered by their hashes."""
+    """Batches that remember the hashes of their items while they are read, once."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
@@ -43,16 +43,16 @@ class HashedBatches:
             yield batch
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]  # which a generator refuses as it would itself
+        return len(self._batches)  # type: ignore[arg-type]  # raises TypeError for a generator, as it should
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """How many of these hashes were read, in the whole pass or among some of its rows."""
+        """Number of these hashes among the items read, or among some rows of them."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 
 
 def spread(count: int) -> list[int]:
-    """At most 64 positions spread evenly over so many items."""
+    """At most 64 positions, spread evenly over `count` items."""
     return torch.linspace(0, count - 1, min(count, REMEMBERED)).round().long().unique().tolist()
 
 

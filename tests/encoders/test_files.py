@@ -152,7 +152,7 @@ def test_a_program_gives_features_as_the_encoder_does() -> None:
 def test_exported_it_gives_the_same_for_any_batch_size(tmp_path: Path):
     batches = make_batches()
     encoder = fit(batches)
-    with pytest.raises(ValueError, match="the shape of an input is not known: give an example"):
+    with pytest.raises(ValueError, match="the shape of an input is unknown: give an example"):
         encoder.export(tmp_path / "encoder.pt2")
     encoder.export(tmp_path / "encoder.pt2", batches[0][0])
     program = torch.export.load(tmp_path / "encoder.pt2").module()

@@ -71,5 +71,5 @@ def test_what_cannot_be_a_reference_is_refused(encoder: NeighbourEncoder):
         KnnDistance(reference=4)
     with pytest.raises(ValueError, match="the reference must hold at least k = 5 items, got 2"):
         NeighbourEncoder(encoder.network, "head", reference=torch.eye(2))
-    with pytest.raises(ValueError, match="reference must be of unit vectors, their length, got 2.0 at index 1"):
+    with pytest.raises(ValueError, match="reference must hold unit vectors, their length, got 2.0 at index 1"):
         NeighbourEncoder(encoder.network, "head", reference=torch.diag(torch.tensor([1.0, 2.0])), k=1)

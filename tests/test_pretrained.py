@@ -160,7 +160,7 @@ def test_a_network_that_gives_several_things_is_refused_with_how_to_wrap_it():
     with pytest.raises(
         ValueError,
         match=r"it gave BaseModelOutputWithPoolingAndCrossAttentions of last_hidden_state, pooler_output: wrap it in a "
-        r'module whose forward returns them, such as self.network\(\*\*inputs\)\["pooler_output"\]',
+        r'such as self.network\(\*\*inputs\)\["pooler_output"\]',
     ):
         lam.fit(
             random(PooledBert, 8).bert, [(tokens, labels)], lam.Laplace(margin=0.7, head="identity"), progress=False

@@ -1,6 +1,6 @@
-"""Networks by name, which map images or texts to the unit sphere through a last linear layer called `head`.
+"""Networks by name: they map images or texts to the unit sphere, and end in a linear layer called `head`.
 
-A network carries the recipe that rebuilds it, so a saved encoder needs no pickle. `lam.fit` takes any other module too.
+Each network holds the recipe that rebuilds it, so a saved encoder needs no pickle. `lam.fit` takes other modules too.
 """
 
 import inspect
@@ -46,14 +46,14 @@ _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
 def build(
     name: str, *, dimension: int, weights: str | None = None, seed: int = 0, **options: Option
 ) -> EmbeddingNetwork:
-    """A new network by its name; `build(**network.recipe)` is another of the same shape.
+    """A new network by its name; `build(**network.recipe)` builds another of the same shape.
 
     Args:
-        name: a key of the networks of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
+        name: a network of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, or a file; None for random ones. The head is always new.
-        seed: of the random weights; torch's global random state stays as it was.
-        options: of the network, such as `channels`, `pooling` or `dropout`.
+        weights: the library's name of pretrained weights, or a file; None for random weights. The head is always new.
+        seed: seed of the random weights; torch's global random state does not change.
+        options: options of the network, such as `channels`, `pooling` or `dropout`.
 
     Returns:
         A network that maps N inputs, images (N, C, H, W) or texts (N, L), to unit rows (N, D).
@@ -88,31 +88,31 @@ def build(
 
 
 def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
-    """Build a saved network from an untrusted recipe, after a check of its size against the saved tensors.
+    """Build a saved network from an untrusted recipe, after its shapes are compared with the saved tensors.
 
     Args:
         recipe: the saved network's options, by name.
-        state: the saved tensors; only their shapes and types are read, so the meta device is enough.
+        state: the saved tensors; only shapes and types are read, so the meta device is enough.
 
     Raises:
-        ValueError: as `build`, and for a recipe with weights, a seed, lists, or shapes other than `state`, before
-            memory is allocated.
+        ValueError: as `build`; also, before memory is allocated, for a recipe with weights, a seed or lists, or with
+            shapes other than in `state`.
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
-        raise ValueError("a network's recipe must hold names and numbers alone")
+        raise ValueError("a network's recipe must hold only names and numbers")
     if refused := recipe.keys() & {"weights", "seed"}:
-        raise ValueError(f"a network's recipe has no {', '.join(sorted(refused))}: these are in the folder")
+        raise ValueError(f"a network's recipe must not hold {', '.join(sorted(refused))}: weights are in the folder")
     head = by_plain_name(state).get("head.weight")
     if str(recipe.get("name")).startswith(_FROZEN):
         if not isinstance(recipe.get("sha256"), str):
             raise ValueError(f"the recipe of {recipe['name']} has no SHA-256 of its weights")
         if head is not None and recipe.get("dimension") != len(head):
-            raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, the head that was saved {len(head)}")
+            raise ValueError(f"the recipe has dimension {recipe.get('dimension')}, but the saved head {len(head)}")
     else:
         try:
             with torch.device("meta"):
                 own = build(**recipe).state_dict()
-        except RuntimeError:  # a few networks of libraries compute their sizes by tensors, which need values
+        except RuntimeError:  # some libraries compute sizes with tensors, which need values
             try:
                 with _WeightsOnMeta():
                     own = build(**recipe).state_dict()
@@ -126,7 +126,7 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Makes weights on the meta device, and other tensors, such as ranges, as usual."""
+    """Creates weights on the meta device, and other tensors, such as ranges, as usual."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -135,7 +135,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:
-    """How a pretrained network takes images; None for a network that is trained on any images.
+    """Preprocessing of a pretrained network; None for a network that lam trains on any images.
 
     Example:
         >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")
@@ -145,12 +145,12 @@ def preprocessing_of(name: str) -> Preprocessing | None:
 
 
 def why_missing(name: str) -> str | None:
-    """Why a network cannot be built here and how to get it; None where nothing is missing."""
+    """Which packages a network lacks here, and how to install them; None if it can be built."""
     return photographs.why_missing() if name == photographs.NAME else None
 
 
 def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
-    """Enter a network under a name that is free: a function of `dimension` and its options."""
+    """Enter a network under a new name: a function of `dimension` and its options."""
     enter(_NETWORKS, "network", name, constructor)
 
 

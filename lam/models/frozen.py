@@ -1,6 +1,6 @@
-"""Networks that keep their weights, with a head of lam's; the features of an input are computed once.
+"""Networks with frozen weights and a head of lam; the features of an input are computed once.
 
-Frozen weights are no part of a network's state: its recipe names their source and their hash.
+A network's state does not hold its frozen weights: its recipe names their source and their hash.
 """
 
 from abc import ABC, abstractmethod
@@ -19,24 +19,25 @@ from lam.utils.checks import check_choice
 Head = Literal["train", "identity"]
 Layers = Literal["last", "all"]
 KEPT_BYTES = 2**30
-"""The most that the kept features of one network take; features of further inputs are computed anew."""
+"""Greatest size of one network's cached features; features of further inputs are computed anew."""
 
 
 class Frozen(nn.Module, ABC):
     """Map inputs to the features (N, P) of a network that is never trained.
 
-    From the first training on, features are kept, as every epoch needs them. Inputs that are features pass through.
+    From the first training on, features are cached, because every epoch needs them. Inputs that are already features
+    pass unchanged.
 
     Attributes:
-        width: P.
-        sha256: of the frozen weights, in hexadecimal digits.
-        data_features: (N, P) features of whole data sets, dropped with them; see `lam.training.features`.
+        width: number of features P.
+        sha256: SHA-256 of the frozen weights, in hexadecimal.
+        data_features: (N, P) features of whole data sets, as long as these exist; see `lam.training.features`.
     """
 
     def __init__(self, network: Any, width: int) -> None:
         super().__init__()
         network.eval().requires_grad_(False)
-        self._frozen = [network]  # in a list, so that it is no part of the state, of the modules or of their modes
+        self._frozen = [network]  # a list hides it from state_dict, modules and train()
         self._kept: dict[Hashable, Tensor] | None = None
         self.data_features: MutableMapping[Any, Tensor] = WeakKeyDictionary()
         self.width = width
@@ -51,14 +52,14 @@ class Frozen(nn.Module, ABC):
         """Features of N inputs, on any device."""
 
     def traced(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
-        """Features of N inputs by operations of torch alone, for an exported program."""
+        """Features of N inputs by operations of torch only, for an exported program."""
         raise ValueError(
-            "a network for texts cannot be exported, as its tokenizer is no operation of torch: save the encoder, and "
-            "serve it with lam"
+            "a network for texts cannot be exported, because its tokenizer is no operation of torch: save the encoder, "
+            "and serve it with lam"
         )
 
     def train(self, mode: bool = True) -> "Frozen":
-        """Change the mode; features are kept from the first training on."""
+        """Change the mode; features are cached from the first training mode on."""
         if mode:
             self.keep()
         return super().train(mode)
@@ -92,30 +93,30 @@ class Frozen(nn.Module, ABC):
 
 
 def frozen_in(network: nn.Module) -> Frozen | None:
-    """The frozen part of a network; None where it has none, or several."""
+    """The frozen part of a network; None unless it has exactly one."""
     found = [module for module in network.modules() if isinstance(module, Frozen)]
     return found[0] if len(found) == 1 else None
 
 
 def check_head(head: str, layers: str | None, dropout: float) -> None:
-    """Reject an unknown head or layers, a pair that excludes each other, and a rate of dropout outside [0, 1)."""
+    """Reject unknown head or layers, a contradiction between them, and a dropout rate outside [0, 1)."""
     check_choice("head", head, get_args(Head))
     if layers is not None:
         check_choice("layers", layers, get_args(Layers))
     if head == "identity" and layers == "all":
-        raise ValueError("layers='all' is for a head that learns from them: give head='train', or layers='last'")
+        raise ValueError("layers='all' needs a trained head: give head='train', or layers='last'")
     check_dropout(dropout)
 
 
 def with_head(
     frozen: Frozen, *, name: str, dimension: int, head: Head, dropout: float, sha256: str | None
 ) -> EmbeddingNetwork:
-    """A frozen network with a new head: a linear layer with dropout before it, or, for `identity`, the features, D = P.
+    """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
 
-    The name goes into the recipe. Frozen weights of another hash than `sha256` are a `ValueError`; None allows any.
+    The name goes into the recipe. Frozen weights with a hash other than `sha256` raise a `ValueError`; None allows any.
     """
     if sha256 not in (None, frozen.sha256):
-        raise ValueError(f"{name} has other weights than the network that was saved: put those back, or train anew")
+        raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")
     last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
     features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout and head == "train" else frozen
     embedding = EmbeddingNetwork(features, last)
@@ -124,7 +125,7 @@ def with_head(
 
 
 def identity_layer(width: int) -> nn.Linear:
-    """A linear layer that changes nothing and is not trained."""
+    """A linear layer that returns its input and is not trained."""
     layer = nn.Linear(width, width, bias=False).requires_grad_(False)
     nn.init.eye_(layer.weight)
     return layer

@@ -1,4 +1,4 @@
-"""Generalised-mean pooling: between the mean and the maximum of a feature map, with a learned exponent."""
+"""Generalised-mean pooling, between mean and maximum, with a learned exponent."""
 
 import math
 
@@ -10,19 +10,19 @@ from lam.utils.checks import check_positive
 
 
 class GeM(nn.Module):
-    """Pool every channel of a feature map to its generalised mean.
+    """Generalised mean of every channel of a feature map.
 
-    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. The logarithm is taken in float32
-    or wider, so a large p or a channel without activation neither overflows nor breaks the gradient.
+    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. It is computed by logarithms in
+    float32 or wider: a large p does not overflow, and a channel without activation has a finite gradient.
 
     Source: Radenović, Tolias and Chum (2018), "Fine-tuning CNN image retrieval with no human annotation", equation 3.
 
     Args:
-        p: the exponent at the beginning, positive; one for all channels, learned.
+        p: initial exponent, positive; one learned exponent for all channels.
         eps: ε > 0, the floor of activations.
 
     Raises:
-        ValueError: where p or eps is not positive and finite.
+        ValueError: if p or eps is not positive and finite.
 
     Example:
         >>> pooled = GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))

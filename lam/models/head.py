@@ -1,8 +1,8 @@
-"""The head: the linear layer that gives a network's output, and the features that enter it.
+"""The head: the linear layer that computes a network's output, and the features that enter it.
 
-A posterior over another layer would be wrong: the last linear layer of a classifier gives logits, and many sentence
-encoders end in a layer that the output does not use. So the head is found on a probe batch. A network without one gets
-a layer after it (`ADDED`), whose weights are in the posterior alone.
+The last linear layer is not always right: in a classifier it computes logits, and many sentence encoders do not use it
+for their output. So the head is found on a probe batch. A network without a head gets a layer after it (`ADDED`); the
+posterior holds its weights.
 """
 
 import inspect
@@ -21,44 +21,44 @@ from lam.utils.autocast import without_autocast
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
-"""The path of a head that comes after the network and takes its output."""
+"""Path of a head after the network; its input is the network's output."""
 
 network_lock = threading.RLock()
-"""Held while hooks, modes or weights of a network are changed and it runs: networks may share modules."""
+"""Guards passes that change hooks, modes or weights of a network: networks may share modules."""
 
 _ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
 
 
 def default_head(network: nn.Module, head: str | None) -> str | None:
-    """The given head; by default `identity` for a TorchScript network, whose layers cannot be reached."""
+    """The head setting; None becomes `identity` for a TorchScript network, because its layers cannot be reached."""
     return "identity" if head is None and isinstance(network, torch.jit.ScriptModule) else head
 
 
 def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
-    """Path of the linear layer that gives the direction of the network's output.
+    """Path of the linear layer that determines the direction of the network's output.
 
-    The output is a positive multiple of the layer's: equal, normalised, or, as for ArcFace, scaled.
+    The network's output is a positive multiple of the layer's output: equal, normalised, or scaled as for ArcFace.
 
     Args:
         network: any module; it runs once, in evaluation mode.
         probe: a batch of its inputs.
-        head: the path of the only layer to try; by default every linear layer is tried.
+        head: path of the only layer to try; by default every linear layer is tried.
 
     Returns:
-        The layer's path in the network; the one that ran last if several give the output.
+        The layer's path in the network; if several layers match, the one that runs last.
 
     Raises:
-        ValueError: with a list of the linear layers, if none, or not the named one, gives the output, or if it is more
-            than a linear layer; or as `probe_output`.
+        ValueError: if no linear layer matches, or `head` does not, with a list of the linear layers; if the layer
+            computes more than a linear map; or as `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
-        raise ValueError(f"head {head!r} is no linear layer of the network, which has {_list(linear)}. {_ADD}")
+        raise ValueError(f"head {head!r} is no linear layer of the network; it has {_list(linear)}. {_ADD}")
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
-        _check_by_item(network, probe, output)  # recorded, as torch.compile may forget hooks for good otherwise
+        _check_by_item(network, probe, output)  # with hooks, which torch.compile may otherwise drop for good
     matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]
@@ -66,18 +66,18 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         which = "no linear layer gives" if head is None else f"head {head!r} does not give"
         raise ValueError(
             f"{which} the direction of the network's output {tuple(output.shape)}; the network has {_list(linear)}. "
-            f"Make the embedding the output of a linear layer, followed at most by a normalisation or a scale. {_ADD}"
+            f"End the network in a linear layer, with at most a normalisation or a scale after it. {_ADD}"
         )
-    with evaluating(network):  # in which reading a spectral norm's weight changes nothing
-        for path in reversed(matching):  # the last one is nearest to the output: others may feed it unchanged
+    with evaluating(network):  # in training mode, reading a spectral norm's weight changes it
+        for path in reversed(matching):  # the last one is nearest to the output; an earlier one may only feed it
             layer, (inputs, _) = linear[path], calls[path][-1]
-            with without_autocast():  # as a head may have run without it
+            with without_autocast():  # a head may have run without it
                 linear_output = F.linear(inputs[0].to(layer.weight.dtype), layer.weight, layer.bias)
             if _same_direction(linear_output.to(output.dtype), output):
                 return path
     raise ValueError(
         f"head {matching[-1]!r} ({type(linear[matching[-1]]).__name__}) gives the network's output, but not as weight "
-        f"times input plus bias: move any other change of these to a layer or a parametrization of its own. {_ADD}"
+        f"times input plus bias: move its other operations to another layer or a parametrization. {_ADD}"
     )
 
 
@@ -85,9 +85,8 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
     """Output of a network on one batch, in evaluation mode.
 
     Raises:
-        ValueError: if the network does not take the batch, or its output is no finite matrix (N, D), with advice how to
-            wrap it; or if an item's output depends on the rest of its batch, as with batch norm in training, or is
-            random.
+        ValueError: if the network does not take the batch; if its output is no finite matrix (N, D), with advice on
+            wrapping it; or if an item's output is random or depends on other items, as with batch norm in training.
     """
     output = _embeddings_of(network, probe)
     _check_by_item(network, probe, output)
@@ -95,8 +94,8 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Float[Tensor, "N P"], Tensor]:
-    """Inputs of the head (N, P) and the network's output, of a batch in evaluation mode."""
-    is_scripted = isinstance(network, torch.jit.ScriptModule)  # which takes no hooks, and needs none
+    """Inputs of the head (N, P) and the network's output for a batch, in evaluation mode."""
+    is_scripted = isinstance(network, torch.jit.ScriptModule)  # takes no hooks, and needs none: its head is `ADDED`
     recording = nullcontext([]) if head == ADDED and is_scripted else record_head_inputs(network, head)
     with evaluating(network), recording as head_inputs:
         output = run(network, inputs)
@@ -112,7 +111,7 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 
 @contextmanager
 def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
-    """A list that collects all inputs of the head, positional or named, while the network runs."""
+    """A list that collects the inputs of the head, positional or named, while the network runs."""
     head_inputs: list[Any] = []
     own = threading.get_ident()
 
@@ -135,9 +134,9 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 
 @contextmanager
 def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
-    """Inputs and outputs of layers while the network runs, by path; with gradients, a graph starts at each output.
+    """Inputs and outputs of layers by path, recorded while the network runs, in the order of the calls.
 
-    Later layers get a copy, so they cannot change a record in place. The layer that ran last is last.
+    With gradients, a graph starts at each output. Later layers get a copy, so they cannot change a record in place.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
 
@@ -170,18 +169,18 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
 def run(network: nn.Module, inputs: Any) -> Any:
     """Output of a network on a batch, on the network's own device.
 
-    Named inputs are passed by name; a single one by position if the network has another name for it.
+    Named inputs are passed by name; a single one is passed by position if the network names it differently.
 
     Raises:
-        ValueError: for weights or inputs on the meta device, a batch that is neither tensor nor dictionary, names that
-            the network does not take, or a shape or type that it does not take.
+        ValueError: for weights or inputs on the meta device, a batch that is neither tensor nor dictionary, or names,
+            shapes or types that the network does not take.
     """
     parameter = next(network.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     if any(each.is_meta for each in network.parameters()):
         raise ValueError(
-            "the network or a part of it is on the meta device, without weights: make it on another device, or call "
-            'network.to_empty(device="cpu") and load its weights'
+            "the network, or a part of it, is on the meta device and has no weights: build it on another device, or "
+            'call network.to_empty(device="cpu") and load its weights'
         )
     if isinstance(inputs, Mapping):
         args, kwargs = _arguments(network, inputs)
@@ -193,7 +192,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
             f"a batch of inputs must be a tensor or a dictionary of named inputs, got {type(inputs).__name__}{advice}"
         )
     if any(isinstance(each, Tensor) and each.is_meta for each in (*args, *kwargs.values())):
-        raise ValueError("the inputs are on the meta device, without values: give tensors of another device")
+        raise ValueError("the inputs are on the meta device and have no values: give tensors on another device")
     try:
         return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
     except RuntimeError as error:
@@ -210,8 +209,8 @@ def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any]
         if len(inputs) == 1:
             return list(inputs.values()), {}
         raise ValueError(
-            f"the network must take a batch of {', '.join(inputs)} by name, it does not ({error}): wrap it in a "
-            "module whose forward(self, **inputs) returns embeddings (N, D), made with self.network(inputs)"
+            f"the network must take a batch of {', '.join(inputs)} by name, got an error ({error}): wrap it in a "
+            "module with a forward(self, **inputs) that returns embeddings (N, D), such as self.network(inputs)"
         ) from None
     return [], dict(inputs)
 
@@ -221,7 +220,7 @@ def _on(device: torch.device, value: Any) -> Any:
 
 
 def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None:
-    """The error for inputs of a wrong type or shape; None if these are not the reason."""
+    """The error for inputs of a wrong type or shape; None if type and shape are not the reason."""
     reason = error.splitlines()[0]
     if parameter is not None and inputs.dtype != parameter.dtype:
         scaled = "" if inputs.is_floating_point() else ", scaled and normalised as in training"
@@ -234,14 +233,14 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
     refused = f"the network does not take inputs of shape {tuple(inputs.shape)} ({reason}): "
     if inputs.ndim in (3, 4):
         return (
-            f"{refused}images are (N, C, H, W); give inputs[None] for one image alone, inputs.permute(0, 3, 1, 2) for "
+            f"{refused}images are (N, C, H, W); give inputs[None] for a single image, inputs.permute(0, 3, 1, 2) for "
             "(N, H, W, C)"
         )
-    return f"{refused}give them as in training, with a row for each item"
+    return f"{refused}give them as in training, one row for each item"
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
-    """Some items of a batch; each tensor of named inputs has a row an item."""
+    """Some items of a batch; each named tensor has one row for each item."""
     if isinstance(inputs, Mapping):
         return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
     return inputs[rows]
@@ -249,7 +248,7 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode, without gradients; afterwards every module is back in its own mode."""
+    """Within the context, a network is in evaluation mode without gradients; then every module's mode is restored."""
     with network_lock:
         training = [module for module in network.modules() if module.training]
         if training:
@@ -263,15 +262,15 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def _runs_in(thread: int) -> bool:
-    """Whether this is the given thread. Hooks use it to ignore other threads that call the network.
+    """Whether this is the given thread; hooks ignore other threads that call the network.
 
-    Always true while torch compiles: a compiled program cannot ask, and it is compiled under `network_lock`.
+    Always true while torch compiles: a compiled program cannot ask, and `network_lock` guards the compilation.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 
 
 def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
-    """`probe_output`, whatever it depends on."""
+    """`probe_output` without the check that items are independent."""
     with evaluating(network):
         output = run(network, probe)
     if not isinstance(output, Tensor) or output.ndim != 2:
@@ -279,11 +278,11 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
             raise ValueError(f"the batch gave shape {tuple(output.shape)}: {_ALONE}")
         call = f"self.network({'**' if isinstance(probe, Mapping) else ''}inputs)"
         raise ValueError(
-            f"the network must map a batch to embeddings (N, D), it gave {_in_words(output)}: wrap it in a module "
-            f"whose forward returns them, such as {_selection(call, output)}"
+            f"the network must map a batch to embeddings (N, D), got {_in_words(output)}: wrap it in a module with a "
+            f"forward that returns them, such as {_selection(call, output)}"
         )
     if len(output) == 0:
-        raise ValueError("the first batch is empty: the head cannot be found on it")
+        raise ValueError("the first batch is empty: finding the head needs at least one item")
     if not output.isfinite().all():
         raise ValueError("the network's output on the first batch is not finite")
     return output
@@ -304,19 +303,19 @@ def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
             isinstance(part, list | tuple) or (isinstance(part, Tensor) and part.shape[:1] != output.shape[:1])
             for part in parts
         ):
-            return  # what has no row for each item cannot be cut
+            return  # inputs without a row for each item cannot be cut
         beside_itself = run(network, items(probe, [0, 0]))[0].double()
     beside_others = output[0].double()
     most = RELATIVE_TOLERANCE.get(output.dtype, 1e-2) * beside_others.norm()
-    if not (beside_itself - beside_others).norm() <= most:  # NaN, too, as of a variance that is zero
+    if not (beside_itself - beside_others).norm() <= most:  # also true for NaN, such as from a zero variance
         raise ValueError(
             "the network's output for an item depends on the other items of its batch: in evaluation mode it must not "
-            "draw numbers, nor take statistics or attention over the batch"
+            "draw random numbers, or compute statistics or attention over the batch"
         )
 
 
 def _is_norm_of_batch(module: nn.Module) -> bool:
-    """Whether a batch norm takes its statistics from the batch in evaluation mode, too."""
+    """Whether a batch norm uses statistics of the batch in evaluation mode, too."""
     is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return is_norm and (module.training or module.running_mean is None)
 
@@ -328,7 +327,7 @@ def _in_words(output: Any) -> str:
 
 
 def _selection(call: str, output: Any) -> str:
-    """Code that selects a matrix among several outputs, for each matrix there is."""
+    """Python code that selects each matrix among several outputs."""
     parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
     keys = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
     if not keys:
@@ -338,7 +337,7 @@ def _selection(call: str, output: Any) -> str:
 
 
 def _same_direction(candidate: Any, output: Tensor) -> bool:
-    """Whether every row of the output is a positive multiple of the candidate's."""
+    """Whether every row of the output is a positive multiple of the candidate's row."""
     if not isinstance(candidate, Tensor) or candidate.shape != output.shape:
         return False
     gap = F.normalize(candidate.double(), dim=1) - F.normalize(output.double(), dim=1)

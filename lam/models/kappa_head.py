@@ -1,4 +1,4 @@
-"""`KappaHead`: the concentration of an embedding, from the features that enter its head."""
+"""`KappaHead`: the concentration of an embedding, from the inputs of its head."""
 
 import math
 from typing import Literal, get_args
@@ -12,28 +12,28 @@ from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import seeded
 
 Form = Literal["exp", "softplus", "inverse"]
-_MOST = math.log(1e8)  # beyond which the losses cut κ
+_MOST = math.log(1e8)  # the losses clip κ at 1e8
 _LEAST = 1e-8
 
 
 class KappaHead(nn.Module):
     """Map features to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
 
-    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), which reads r as a loss. It begins
-    near `start` for every input: W₂ is small.
+    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), which reads r as a loss. w₂ starts
+    small, so κ starts near `start` for every input.
 
     Args:
         features: P, inputs of the embedding's own head.
         hidden: units of the hidden layer.
-        start: κ at the beginning; for "exp" above 1.
-        form: how κ follows from r.
-        seed: of the random weights; torch's global random state stays as it was.
+        start: initial κ; above 1 for "exp".
+        form: function from r to κ.
+        seed: seed of the random weights; torch's global random state does not change.
 
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
 
     Raises:
-        ValueError: for no feature or hidden unit, or a start or form outside its range.
+        ValueError: for zero features or hidden units, or a start or form out of range.
 
     Example:
         >>> head = KappaHead(16, start=20.0)
@@ -50,7 +50,7 @@ class KappaHead(nn.Module):
         check_choice("form", form, get_args(Form))
         check_positive("start", start)
         if form == "exp" and start <= 1:
-            raise ValueError(f"start must be above 1, the least that κ can be, got {start}")
+            raise ValueError(f"start must be above 1, the least κ of the form exp, got {start}")
         self.recipe = {"features": features, "hidden": hidden, "start": start, "form": form}
         self.form: Form = form
         with seeded(seed):
@@ -59,7 +59,7 @@ class KappaHead(nn.Module):
             self.first.bias.zero_()
             self.last.weight.mul_(0.1)
             value = 1 / start if form == "inverse" else start
-            of_softplus = value + math.log(-math.expm1(-value))  # the number whose softplus is the value
+            of_softplus = value + math.log(-math.expm1(-value))  # inverse of softplus
             self.last.bias.fill_(math.log(start - 1) if form == "exp" else of_softplus)
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
@@ -70,7 +70,7 @@ class KappaHead(nn.Module):
 
 
 def kappa_of(raw: Float[Tensor, " N"], form: Form) -> Float[Tensor, " N"]:
-    """κ of a head's number r."""
+    """κ from the output r of a head."""
     if form == "exp":
         return 1 + raw.clamp(max=_MOST).exp()
     value = F.softplus(raw)

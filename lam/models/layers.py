@@ -1,7 +1,7 @@
-"""The layers of a network that have weights of their own, and how its output depends on their outputs.
+"""The weighted layers of a network, and the derivatives of its output in their outputs.
 
-Autograd goes through all between them, so any network will do. A layer itself maps one tensor to one, a row for each
-item, and runs once.
+Autograd differentiates what lies between layers, so any network works. A layer must map one tensor to one tensor with
+a row for each item, and run once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from lam.models.head import evaluating, items, record_layers, run
 from lam.utils.checks import layers_without
 
 Layers = Literal["last", "all"] | Sequence[str]
-"""The layers of a posterior: the last one, all with weights, or those at some paths."""
+"""Layers of a posterior: the last one, all layers with weights, or a list of paths."""
 
 AT_ONCE = 1 << 26
-"""How many numbers a linearised network holds at once, if an item takes fewer: 256 MiB of float32."""
+"""Most numbers that a linearised network holds at once, unless one item takes more: 256 MiB of float32."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU, a tenth of the memory instead: D passes backwards cost the same for more items."""
+"""On a GPU, a tenth of its memory instead: D backward passes cost the same for more items."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class LayerPass:
     """One layer in a pass of N items through a network.
 
     Attributes:
-        path: of the layer.
+        path: path of the layer.
         module: the layer.
         weights: its parameters, by name.
-        inputs: (N, ...) of the layer.
-        slopes: (N, D, ...) derivatives of the D outputs of the network in the layer's output.
+        inputs: (N, ...) inputs of the layer.
+        slopes: (N, D, ...) derivatives of the network's D outputs in the layer's output.
     """
 
     path: str
@@ -46,7 +46,7 @@ class LayerPass:
 
 
 def weighted_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules with parameters of their own, by path."""
+    """The modules that hold parameters themselves, by path."""
     return {path: module for path, module in network.named_modules() if own_weights(module)}
 
 
@@ -61,11 +61,11 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
     Args:
         network: any module; it runs twice, in evaluation mode.
         probe: a batch of its inputs.
-        layers: `all` with weights, or the paths of some.
+        layers: `all` layers with weights, or a list of paths.
 
     Raises:
         ValueError: for a path without weights, and for a layer that shares weights, does not run exactly once, or does
-            not map one tensor to one with a row for each item; with its path and the usable layers.
+            not map one tensor to one with a row for each item. It names the layer and the usable layers.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -85,13 +85,12 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 def linearised(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any
 ) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:
-    """Outputs of the head (a path), and their derivatives in each layer's output, by D passes backwards in evaluation
-    mode.
+    """Outputs of the head, and their derivatives in each layer's output, by D backward passes in evaluation mode.
 
     Raises:
         ValueError: for a layer that the outputs do not depend on, or that no gradient reaches.
     """
-    detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no graph before the first
+    detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no earlier graph
     with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
         _run_with(network, detached, inputs)
     output, outputs = calls[head][-1][1], [calls[path][-1][1] for path in paths]
@@ -99,8 +98,8 @@ def linearised(
     if blocked or not output.requires_grad:
         where = blocked[0] if blocked else head
         raise ValueError(
-            f"layer {where!r} is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
-            f"have them, or {layers_without(blocked, paths)}"
+            f"layer {where!r} runs without gradients, as under torch.no_grad() or torch.inference_mode(): enable them, "
+            f"or {layers_without(blocked, paths)}"
         )
     rows = [
         torch.autograd.grad(output, outputs, row.expand_as(output), retain_graph=True, allow_unused=True)
@@ -111,7 +110,7 @@ def linearised(
         if not unused[0] or head.startswith(f"{unused[0]}."):
             own = ", ".join(own_weights(network.get_submodule(unused[0])))
             raise ValueError(
-                f"layer {unused[0]!r} is around {head!r}, and has weights of its own ({own}): put them into a layer "
+                f"layer {unused[0]!r} contains {head!r}, and has weights of its own ({own}): put them into a layer "
                 f"before it, or {layers_without(unused, paths)}"
             )
         raise ValueError(
@@ -127,7 +126,7 @@ def linearised(
 def head_output(
     network: nn.Module, head: str, inputs: Any, weights: Mapping[str, Tensor] | None = None
 ) -> Float[Tensor, "N D"]:
-    """Output of the head, before what follows it; `weights` by name take the place of the network's own."""
+    """Output of the head itself; `weights`, by name, replace the network's own."""
     with evaluating(network), record_layers(network, [head]) as calls:
         _run_with(network, weights or {}, inputs)
     return calls[head][-1][1]
@@ -136,10 +135,10 @@ def head_output(
 def elements_of_pass(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> int:
-    """How many numbers a linearised item takes: all slopes, and the most that a layer takes beside them.
+    """How many numbers a linearised item takes: all slopes, and the greatest need of a layer beside them.
 
-    That is its matrix applied at every place and, with `jacobians`, its derivatives, twice; for a layer that is no
-    matrix, its input and output, once for each output of the network.
+    A matrix layer needs its matrix at every place and, with `jacobians`, twice its derivatives. Another layer needs its
+    input and output for each output of the network.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
@@ -148,7 +147,7 @@ def elements_of_pass(
         (entered, *_), output = calls[path][-1]
         module: Any = network.get_submodule(path)
         slopes += D * output.numel()
-        if output.ndim > 2 or not isinstance(module, nn.Linear):  # the others' derivatives are an outer product
+        if output.ndim > 2 or not isinstance(module, nn.Linear):  # else derivatives are an outer product
             weights = list(own_weights(module).values())
             n, rows = sum(weight.numel() for weight in weights), weights[0].shape[0] if weights[0].ndim else 1
             is_matrix = isinstance(module, (nn.Linear, nn.Conv2d)) and getattr(module, "groups", 1) == 1
@@ -160,7 +159,7 @@ def elements_of_pass(
 def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
-    """A batch in parts whose items take at most `AT_ONCE` numbers together; see `elements_of_pass`."""
+    """Slices of a batch, each of at most `AT_ONCE` numbers; see `elements_of_pass`."""
     if n_items(inputs) == 0:
         return []
     device, at_once = next(network.parameters()).device, AT_ONCE
@@ -171,7 +170,7 @@ def rows_at_once(
 
 
 def n_items(inputs: Any) -> int:
-    """Number of items in a batch; each tensor of named inputs has a row an item."""
+    """Number of items in a batch; each named tensor has one row for each item."""
     parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next(len(part) for part in parts if isinstance(part, Tensor))
 
@@ -192,14 +191,14 @@ class _Run(nn.Module):
 
 
 def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str, str]:
-    """Why a posterior cannot be over some of these layers, by path."""
+    """Reasons, by path, why a posterior cannot cover a layer."""
 
     def calls_with(N: int) -> dict[str, Any]:
         with evaluating(network), record_layers(network, paths) as calls:
             run(network, items(probe, [0] * N))
         return calls
 
-    calls, more_calls = calls_with(2), calls_with(3)  # rows that are places may be as many as items once
+    calls, more_calls = calls_with(2), calls_with(3)  # two sizes: rows that are no items may agree in number once
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
@@ -212,22 +211,22 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
         if shared:
             problems[path] = f"shares its weights with {', '.join(map(repr, sorted(shared)))}"
         elif narrow:
-            problems[path] = f"has weights of {narrow[0]}, where float32 is needed, network.float()"
+            problems[path] = f"has weights of {narrow[0]}, but needs float32 (call network.float())"
         elif isinstance(vars(module).get("weight"), Tensor):
-            problems[path] = "has a weight that a hook sets, which torch.nn.utils.parametrizations does without"
+            problems[path] = "has a weight that a hook sets (use torch.nn.utils.parametrizations)"
         elif len(calls[path]) != 1:
-            times = f"{len(calls[path])} times" if calls[path] else "never"
-            problems[path] = f"is run {times} in one pass, where a layer that shares no weights is run once"
+            times = f"runs {len(calls[path])} times" if calls[path] else "never runs"
+            problems[path] = f"{times} in one pass, but must run once"
         elif not (_is_by_item(calls[path][0], 2) and _is_by_item(more_calls[path][0], 3)):
-            problems[path] = "does not map one tensor to one, a row for each item"
+            problems[path] = "does not map one tensor to one, with a row for each item"
         elif _is_changed_by_hook(module, *calls[path][0]):
-            problems[path] = "has a forward hook that changes what it gives, which belongs in a module after it"
+            problems[path] = "has a forward hook that changes its output (move the change to a later module)"
     return problems
 
 
 @torch.no_grad()
 def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any) -> bool:
-    """Whether a hook changes the output of a layer that is used by its matrix."""
+    """Whether a hook changes the output of a matrix layer."""
     if not (module._forward_hooks and isinstance(module, (nn.Linear, nn.Conv2d))):
         return False
     with evaluating(module):

@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm with an embedding head in place of the classifier."""
+"""Networks of torchvision and timm with an embedding head instead of the classifier."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ _INCEPTIONS = ("googlenet", "inception_v3")
 def from_torchvision(
     architecture: str, *, dimension: int, weights: str | None = None, **options: Option
 ) -> EmbeddingNetwork:
-    """A classification network of torchvision with a new head in place of its last linear layer.
+    """A classification network of torchvision with a new head instead of its last linear layer.
 
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
         dimension: embedding dimensions D.
-        weights: torchvision's name of weights, such as "DEFAULT", or a file of its network; None for random ones.
-        options: further arguments of torchvision's, such as `image_size` of a vision transformer.
+        weights: torchvision's name of weights, such as "DEFAULT", or a file of them; None for random weights.
+        options: further arguments of torchvision, such as `image_size` of a vision transformer.
     """
     from torchvision import models
 
@@ -30,7 +30,7 @@ def from_torchvision(
     if architecture not in known:
         raise ValueError(f"torchvision's image classifiers are {', '.join(known)}; got {architecture!r}")
     if "num_classes" in options:
-        raise ValueError(f"num_classes is of the classifier of {architecture}, which has to go: give dimension")
+        raise ValueError(f"num_classes sets the classifier of {architecture}, which lam removes: give dimension")
     allowed = list(models.get_model_weights(architecture).__members__)
     file = _file(weights)
     if file is None and weights is not None and weights not in allowed:
@@ -44,7 +44,7 @@ def from_torchvision(
     except TypeError as error:
         raise ValueError(f"{architecture} of torchvision does not take these options ({error})") from None
     if architecture in _INCEPTIONS:
-        network.transform_input = True  # otherwise it would depend on `weights`, which a rebuilt network does not have
+        network.transform_input = True  # torchvision sets it by `weights`, which a rebuilt network does not have
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")
@@ -64,7 +64,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
-        weights: "DEFAULT" for those of the name, or a file of timm's network; None for random ones.
+        weights: "DEFAULT" for the weights in the name, or a file of timm's network; None for random weights.
     """
     try:
         import timm
@@ -75,7 +75,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     file = _file(weights)
     if file is None and weights not in (None, "DEFAULT"):
         raise ValueError(
-            "weights of a timm network must be 'DEFAULT' or None, as its name says which, or a file "
+            "weights of a timm network must be 'DEFAULT' (the weights in its name), None or a file "
             f"({', '.join(_SUFFIXES)}), got {weights!r}"
         )
     network: Any = timm.create_model(architecture, pretrained=file is None and weights is not None, num_classes=0)

@@ -1,4 +1,4 @@
-"""The shape of every network of `lam.models`: features, a linear head, the sphere."""
+"""`EmbeddingNetwork`, the form of every network of `lam.models`: features, a linear head, normalisation."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
@@ -12,8 +12,8 @@ class EmbeddingNetwork(nn.Module):
 
     Attributes:
         features: maps N inputs to (N, P), the inputs of the head.
-        head: the last linear layer, P to D, on which a posterior is put.
-        recipe: the arguments of `lam.models.build` without weights and seed: JSON that rebuilds the network.
+        head: the last linear layer, P to D; a posterior covers its weights.
+        recipe: arguments of `lam.models.build` that rebuild the network, as JSON, without weights and seed.
     """
 
     def __init__(self, features: nn.Module, head: nn.Linear) -> None:
@@ -27,6 +27,6 @@ class EmbeddingNetwork(nn.Module):
 
 
 def check_dropout(rate: float) -> None:
-    """Reject a rate of dropout outside [0, 1); at 0 a network has no dropout layers."""
+    """Reject a dropout rate outside [0, 1); at 0 a network has no dropout layers."""
     if not 0 <= rate < 1:
         raise ValueError(f"dropout must be a rate in [0, 1), got {rate}")

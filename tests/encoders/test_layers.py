@@ -301,10 +301,14 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
         (
             Twice(),
             ["again", "last"],
-            "layer 'again' (Linear) is run 2 times in one pass, where a layer that shares no weights",
+            "layer 'again' (Linear) runs 2 times in one pass, but must run once",
         ),
-        (Twice(), ["never", "last"], "layer 'never' (Linear) is run never in one pass"),
-        (Recurrent(), "all", "layer 'memory' (GRU) does not map one tensor to one, a row for each item: leave it out"),
+        (Twice(), ["never", "last"], "layer 'never' (Linear) never runs in one pass"),
+        (
+            Recurrent(),
+            "all",
+            "layer 'memory' (GRU) does not map one tensor to one, with a row for each item: leave it out",
+        ),
         (
             with_norm(track_running_stats=False),
             "all",
@@ -319,12 +323,12 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
             (
                 Still(still),
                 "all",
-                "layer 'first' is run without gradients, as under torch.no_grad() or torch.inference_mode(): let it "
-                "have them, or leave it out, with layers=['last']",
+                "layer 'first' runs without gradients, as under torch.no_grad() or torch.inference_mode(): enable "
+                "them, or leave it out, with layers=['last']",
             )
             for still in (torch.no_grad, torch.inference_mode)
         ],
-        (Still(torch.no_grad, whole=True), ["last"], "layer 'last' is run without gradients"),
+        (Still(torch.no_grad, whole=True), ["last"], "layer 'last' runs without gradients"),
         (
             Shifted(),
             "all",
@@ -347,12 +351,12 @@ PATHS: list[Any] = ["all", ["first"], ["last"]]
         (
             Placed(),
             "all",
-            "layer 'place' (Embedding) does not map one tensor to one, a row for each item: leave it out",
+            "layer 'place' (Embedding) does not map one tensor to one, with a row for each item: leave it out",
         ),
         (
             hooked(),
             "all",
-            "layer '0' (Linear) has a weight that a hook sets, which torch.nn.utils.parametrizations does without: "
+            "layer '0' (Linear) has a weight that a hook sets (use torch.nn.utils.parametrizations): "
             "leave it out, with layers=['2']",
         ),
     ],
@@ -552,9 +556,7 @@ def test_a_hook_may_look_at_what_a_layer_gives_but_not_change_it():
     handle.remove()
     assert torch.equal(encoder.posterior.curvature.sums, fit(batches, layers="all").posterior.curvature.sums)
     network[0].register_forward_hook(lambda _module, _inputs, output: 10 * output)
-    with pytest.raises(
-        ValueError, match=r"layer '0' \(Linear\) has a forward hook that changes what it gives.*\['2'\]"
-    ):
+    with pytest.raises(ValueError, match=r"layer '0' \(Linear\) has a forward hook that changes its output.*\['2'\]"):
         lam.fit(network, batches, lam.Laplace(margin=0.7, layers="all"), progress=False)
     assert (
         lam.fit(network, batches, lam.Laplace(margin=0.7, layers=["2"]), progress=False)

@@ -148,7 +148,7 @@ def test_what_cannot_be_is_refused() -> None:
     for make, message in (
         (lambda: Mcinfonce(kappa_pos=0.0), "kappa_pos must be positive and finite, got 0"),
         (lambda: Mcinfonce(n_samples=0), "n_samples must be at least 1, got 0"),
-        (lambda: Mcinfonce(start=1.0), "start must be above 1, the least that κ can be, got 1"),
+        (lambda: Mcinfonce(start=1.0), "start must be above 1, the least κ of the form exp, got 1"),
         (lambda: Elk(hidden=0), "hidden must be at least 1, got 0"),
         (lambda: HibVmf(epochs=0), "epochs must be at least 1, got 0"),
         (lambda: LossPrediction(temperature=0.0), "temperature must be positive and finite, got 0"),

@@ -63,9 +63,7 @@ def test_a_named_head_is_held_to_the_same_test():
         match=r"head 'logits' does not give the direction of the network's output \(4, 3\).*logits \(3 -> 10\)",
     ):
         find_head(network, torch.randn(4, 5), "logits")
-    with pytest.raises(
-        ValueError, match=r"head 'body' is no linear layer of the network, which has .*body.0 \(5 -> 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"head 'body' is no linear layer of the network; it has .*body.0 \(5 -> 8\)"):
         find_head(network, torch.randn(4, 5), "body")
 
 
@@ -168,7 +166,7 @@ def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
     assert find_head(network, UserDict(input=torch.randn(4, 5))) == ""
     with pytest.raises(
         ValueError,
-        match=r"must take a batch of ids, mask by name, it does not \(missing a required argument: 'input'\): wrap",
+        match=r"must take a batch of ids, mask by name, got an error \(missing a required argument: 'input'\): wrap",
     ):
         find_head(network, {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5)})
     with pytest.raises(ValueError, match=r'gave dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):

@@ -127,7 +127,7 @@ def test_features_of_an_image_are_computed_once_when_training_has_begun(monkeypa
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ValueError, match="head must be one of train, identity, got 'none'"):
         unchecked(photographs.efficientnet_lite0)(dimension=4, head="none")
-    with pytest.raises(ValueError, match="layers='all' is for a head that learns from them"):
+    with pytest.raises(ValueError, match="layers='all' needs a trained head"):
         photographs.efficientnet_lite0(dimension=4, head="identity", layers="all")
     with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1"):
         photographs.efficientnet_lite0(dimension=4, dropout=1.0)

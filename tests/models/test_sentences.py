@@ -131,7 +131,7 @@ def test_all_layers_are_of_a_transformer_and_for_a_head_that_is_trained(monkeypa
     monkeypatch.setattr(sentences, "_load", lambda name, **_: [nn.Identity()])
     with pytest.raises(ValueError, match="sentence-transformers:NAME is no transformer of several layers: give layers"):
         from_sentence_transformers("NAME", dimension=4, layers="all")
-    with pytest.raises(ValueError, match="layers='all' is for a head that learns from them: give head='train'"):
+    with pytest.raises(ValueError, match="layers='all' needs a trained head: give head='train'"):
         from_sentence_transformers("NAME", dimension=4, head="identity", layers="all")
     with pytest.raises(ValueError, match="layers must be one of last, all, got 'first'"):
         unchecked(from_sentence_transformers)("NAME", dimension=4, layers="first")
@@ -167,9 +167,7 @@ def test_a_text_beyond_the_length_is_cut(frozen: Frozen) -> None:
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(
-        ValueError, match=r"networks for texts need more than is installed .*pip install 'lam-retrieval\[text\]'"
-    ):
+    with pytest.raises(ValueError, match=r"networks for texts need packages .*pip install 'lam-retrieval\[text\]'"):
         models.build("sentence-transformers:all-MiniLM-L6-v2", dimension=4)
 
 

@@ -72,5 +72,5 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_any_work(tmp_path: Pat
     with pytest.raises(ValueError, match="is a folder: give a file of weights, such as RUN/encoder"):
         load_weights(network, tmp_path)
     write_tensors(tmp_path / "tensors.safetensors", {"last/network/head.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match="of an unfinished training: .*`lam run`"):
+    with pytest.raises(ValueError, match="from an unfinished training: .*`lam run`"):
         load_weights(network, tmp_path / "tensors.safetensors")

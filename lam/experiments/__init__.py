@@ -1,7 +1,7 @@
-"""Controlled experiments of the papers, in a small size: losses on data of a known truth, and tables of accuracy.
+"""Small versions of the papers' controlled experiments: losses on data with a known truth, and tables of accuracy.
 
-Each is a frozen record of settings with `run`. `lam experiment NAME` runs one of `EXPERIMENTS` and writes its outcome
-as JSON and as a page.
+An experiment is a frozen record of settings with `run`. `lam experiment NAME` runs one of `EXPERIMENTS` and writes its
+outcome as JSON and as a page.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """An experiment with settings such as `--dimension=10`.
 
     Args:
-        name: of the experiment, or a YAML file with `name` and settings.
-        overrides: settings that replace those of the file.
+        name: an experiment, or a YAML file with `name` and settings.
+        overrides: settings that override the file.
 
     Raises:
         ValueError: for an unknown name or setting, a value of another type or outside its range, or a file without
@@ -47,7 +47,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     chosen = str(settings.pop("name", None))
     if chosen not in EXPERIMENTS:
         raise ValueError(
-            f"there is no experiment {chosen!r}; known are {', '.join(EXPERIMENTS)}, or a YAML file with a name"
+            f"there is no experiment {chosen!r}; give {', '.join(EXPERIMENTS)}, or a YAML file with a name"
         )
     experiment = EXPERIMENTS[chosen]
     settings |= dict(parse_setting(override, experiment, COMMAND) for override in overrides)
@@ -55,5 +55,5 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def describe_settings() -> str:
-    """Every setting of each experiment with its default and, where they are few, the values allowed: one a line."""
+    """Lines of help: every setting of each experiment, with its default and, if they are few, its allowed values."""
     return align([row for name, record in EXPERIMENTS.items() for row in ((f"of {name}:", ""), *describe(record))])

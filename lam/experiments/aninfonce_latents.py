@@ -1,4 +1,4 @@
-"""Whether losses recover latents, some of which vary far more within a positive pair than others.
+"""Whether losses recover latents that vary within a positive pair by different amounts.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1.
 """
@@ -28,37 +28,37 @@ _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on i
 
 @dataclass(frozen=True, kw_only=True)
 class AnInfoNCELatents(Experiment):
-    """An encoder learns latents on the sphere, seen through an invertible network, from pairs, by a loss.
+    """An encoder learns latents on the sphere from pairs; it observes them through an invertible network.
 
     z is uniform, and z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the first half of
-    the dimensions and `content` in the second. The observed g(z) has linear layers with orthogonal weights and leaky
-    ReLUs. Negatives are the other anchors; near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be
-    added, at once or later. They may also be the only ones: then the loss knows Λ⁻, and the best similarity has
-    Λ⁺ − Λ⁻. R² is of z under linear regression on the encoder's outputs. Learned and true Λ are compared sorted.
+    the dimensions and `content` in the second. The observation g(z) has linear layers with orthogonal weights, and
+    leaky ReLUs. Negatives are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may
+    be added from the start or later. Without the other anchors, the loss knows Λ⁻, and the best similarity has
+    Λ⁺ − Λ⁻. R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
 
-    Of two ways to make pairs, the second swaps style and content; an ensemble has a Λ for each, while the other losses
+    With two ways to make pairs, the second swaps style and content. An ensemble has a Λ for each way; the other losses
     treat all pairs alike.
 
-    Source: for near negatives appendix I.3, which adds three to each anchor's in fine-tuning, and corollary B.1.
+    Source: appendix I.3 for near negatives, three for each anchor in fine-tuning, and corollary B.1.
 
     Attributes:
         dimension: d, even.
         style: Λ₁ of the style.
         content: Λ₂ of the content.
-        losses: to compare.
-        temperature: of InfoNCE, 1 in the source's published code; at 1/(2Λ₁), no less isotropic, it keeps the style.
-        initial: Λ of AnInfoNCE at first, in all dimensions.
-        ways: 1 or 2 to make pairs.
-        n_hard: near negatives of each anchor; 0 for none.
-        hard: Λ⁻ of these.
-        hard_from: batches before the first with near negatives, below `n_batches`.
+        losses: losses to compare.
+        temperature: temperature of InfoNCE, 1 in the source's code; at 1/(2Λ₁), just as isotropic, it keeps the style.
+        initial: initial Λ of AnInfoNCE in all dimensions.
+        ways: number of ways to make pairs, 1 or 2.
+        n_hard: number of near negatives for each anchor.
+        hard: Λ⁻ of near negatives.
+        hard_from: number of batches before near negatives are added, below `n_batches`.
         others: whether the other anchors are negatives, too.
-        normalise: scale the encoder's outputs to unit vectors.
-        n_batches: of the training by each loss.
-        batch_size: positive pairs of a batch, of each way.
-        width: of the encoder's three hidden layers.
-        learning_rate: at first; it falls by a cosine.
-        n_test: points for the regression, and as many others for R².
+        normalise: whether the encoder's outputs are scaled to unit vectors.
+        n_batches: number of training batches for each loss.
+        batch_size: positive pairs in a batch for each way.
+        width: width of the encoder's three hidden layers.
+        learning_rate: initial learning rate; it decays by a cosine.
+        n_test: number of points for the regression, and of other points for R².
     """
 
     dimension: int = 10
@@ -92,11 +92,9 @@ class AnInfoNCELatents(Experiment):
         if self.hard_from >= self.n_batches:
             raise ValueError(f"hard_from must be below n_batches, {self.n_batches}, got {self.hard_from}")
         if not self.others and (self.n_hard == 0 or self.hard_from > 0):
-            raise ValueError("without the others near negatives are all there are: give n_hard, and hard_from=0")
+            raise ValueError("others=false leaves only near negatives: give n_hard, and hard_from=0")
         if not self.others and self.hard >= self.initial:
-            raise ValueError(
-                f"hard must be below initial, {self.initial:g}, where there are no others, got {self.hard:g}"
-            )
+            raise ValueError(f"with others=false, hard must be below initial, {self.initial:g}, got {self.hard:g}")
         if self.ways not in (1, 2):
             raise ValueError(f"ways must be 1 or 2, got {self.ways}")
         if self.dimension % 2:
@@ -111,7 +109,7 @@ class AnInfoNCELatents(Experiment):
         return torch.stack([first, first.flip(0)])[: self.ways]
 
     def run(self, progress: Progress) -> Outcome:
-        """Run it: a table row for each loss, and R² over batches."""
+        """Run the experiment: a table row for each loss, and curves of R² over batches."""
         observe = observation(self.dimension, self.generator("observation"))
         rows, curves = [], {}
         for name in self.losses:
@@ -161,7 +159,7 @@ class AnInfoNCELatents(Experiment):
         return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
-        """Means of the smaller and the larger half of the learned Λ, largest relative error, correlation of two Λ."""
+        """Means of the smaller and larger half of the learned Λ, its largest relative error, correlation of two Λ."""
         columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
             return dict.fromkeys(columns)
@@ -174,7 +172,7 @@ class AnInfoNCELatents(Experiment):
 
     @torch.no_grad()
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
-        """R² of the style and of the content, on points outside the regression."""
+        """R² of style and content, on points outside the regression."""
         z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
         outputs = self._outputs(encoder, observe(z)).double()
         design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
@@ -188,12 +186,12 @@ class AnInfoNCELatents(Experiment):
         return F.normalize(outputs) if self.normalise else outputs
 
     def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:
-        """The pairs of each way in a batch with `n_hard` near negatives an anchor."""
+        """The pairs of each way in a batch with `n_hard` near negatives for each anchor."""
         ways = range(1, self.ways + 1)
         return [pairs_of_batch(self.batch_size, way, self.ways, n_hard, device, others=self.others) for way in ways]
 
     def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Endless batches of latents: anchors, the positives of each way, then near negatives, anchor by anchor."""
+        """Endless batches of latents: anchors, the positives of each way, then the near negatives of each anchor."""
         near_negatives = torch.full((self.dimension,), self.hard)
         for batch in count():
             anchors = uniform(self.batch_size, self.dimension, generator)
@@ -211,7 +209,7 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point of the sphere for each anchor, of density e^(−Σ_d Λ_d (x_d − z_d)²): the Gaussian draws on it."""
+    """A point on the sphere for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²), from Gaussian draws near it."""
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
@@ -238,7 +236,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way: an anchor's positive is its partner in that place; negatives are near ones and `others`."""
+    """The pairs of one way: an anchor's positive is at `place`; negatives are the near ones and, if set, `others`."""
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

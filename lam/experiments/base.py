@@ -1,4 +1,4 @@
-"""What experiments share: settings as a frozen record, an outcome of tables and curves, and their files."""
+"""`Experiment`, a frozen record of settings; `Outcome`, its tables and curves; and their files."""
 
 import io
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ from lam.utils.pages import figure, rendered
 from lam.utils.random import derive_seed
 
 SECONDS = "seconds"
-"""The column of a row's processor time, which no seed repeats."""
+"""Column of a row's processor time; a seed does not repeat it."""
 Row = Mapping[str, str | float | None]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the work, the number of finished steps, and the number of all steps."""
+"""A function of the work's name, the number of finished steps, and the number of all steps."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Outcome:
     """The result of an experiment.
 
     Attributes:
-        rows: of the table, all with the same columns.
-        plots: by title.
+        rows: rows of the table, all with the same columns.
+        plots: plots by title.
         notes: remarks for the reader.
-        tables: further tables, as rows, by title.
+        tables: rows of further tables, by title.
     """
 
     rows: Sequence[Row]
@@ -56,13 +56,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """An experiment; its fields are its settings, which check themselves.
+    """An experiment; its fields are its settings, checked when it is made.
 
     Attributes:
-        seed: of all draws; they differ between kinds of devices.
-        accelerator: "cpu", "cuda", or "auto" for CUDA if there is any.
-        name: its key in `lam.experiments.EXPERIMENTS` and on the command line.
-        title: of its page.
+        seed: seed of all draws; draws differ between kinds of devices.
+        accelerator: "cpu", "cuda", or "auto" for CUDA if it is available.
+        name: key in `lam.experiments.EXPERIMENTS` and on the command line.
+        title: title of the page.
     """
 
     seed: int = 0
@@ -75,7 +75,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, progress: Progress) -> Outcome:
-        """Run it, without torch's global random state."""
+        """Run the experiment without torch's global random state."""
 
     def generator(self, *place: str) -> torch.Generator:
         """A random generator for one purpose, on the device of the experiment."""
@@ -85,7 +85,7 @@ class Experiment(ABC):
 def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
     """Run an experiment and write `outcome.json` and `report.html` into a folder, new or not."""
     folder, settings = Path(folder), asdict(experiment)
-    folder.mkdir(parents=True, exist_ok=True)  # fails before a run of hours
+    folder.mkdir(parents=True, exist_ok=True)  # before the run: it may take hours, and this may fail
     outcome = experiment.run(progress)
     write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **asdict(outcome)})
     page = rendered(
@@ -102,7 +102,7 @@ def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = 
 
 
 def check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
-    """Require at least one value, and allowed ones alone."""
+    """Require at least one value, and only allowed ones."""
     if not values:
         raise ValueError(f"{name} must be at least one of {', '.join(allowed)}, got none")
     for value in values:

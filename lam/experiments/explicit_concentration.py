@@ -1,4 +1,4 @@
-"""Whether κ, learned without labels from the agreement of two views, tells corruption and wrong answers.
+"""Whether κ, learned without labels from two views, detects corruption and wrong answers.
 
 Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 to 3, figures 2
 and 4.
@@ -28,33 +28,33 @@ from lam.utils.checks import check_at_least
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
-"""Title of the table after the source's table 1: a row a kind, a column a base with an addition."""
+"""Title of the table like the source's table 1: a row for each kind, a column for each base with an addition."""
 OUTSIDERS = "AUROC of outsiders, by features, κ and both"
-"""Title of the table after the source's table 2, of trainings with a κ."""
+"""Title of the table like the source's table 2, of trainings with a κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
 _BLOCK = 512  # items whose distances are in memory at once
-_STRONG = -0.8  # most rank correlations of the source's table are below
+_STRONG = -0.8  # most rank correlations in the source's table are lower
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitConcentration(ImageExperiment):
-    """Each base method learns from two crops of each image, alone and with an explicit concentration.
+    """Each base method learns from two crops of each image, with and without an explicit concentration.
 
-    Then the network is frozen. A linear classifier and 20 neighbours take its features. For each kind of corruption,
-    severities 0 to 5 are correlated by rank with the mean κ, at best −1. A linear classifier answers by the mean
-    directions: the AUROC of wrong answers by −κ, and the p-value of Mann-Whitney. `outlyingness` tells outsiders from
-    test images (AUROC).
+    Then the network is frozen, and a linear classifier and 20 neighbours use its features. For each kind of corruption,
+    the mean κ is correlated by rank with severities 0 to 5, at best −1. A linear classifier answers by the mean
+    directions; its wrong answers are detected by −κ (AUROC, and the p-value of Mann-Whitney). `outlyingness` separates
+    outsiders from test images (AUROC).
 
-    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; here are no colours, flips and frost.
-    For outsiders it takes the features of another network, which learned with labels.
+    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; colours, flips and frost are missing
+    here. For outsiders, the source uses the features of another network, trained with labels.
 
     Attributes:
-        bases: methods.
-        additions: "none" for the base alone, and regularisers of κ.
+        bases: base methods.
+        additions: "none" for the base without κ, and regularisers of κ.
         weight: λ_a of the alignment.
         decay: λ of the square.
-        batch_size: images, each with two views.
-        ood: the folder (or None) of each set of outsiders, by its name in `lam.datasets.load_ood`.
+        batch_size: images in a batch, each with two views.
+        ood: folder (or None) of each outsider set, by its name in `lam.datasets.load_ood`.
     """
 
     bases: tuple[Base, ...] = get_args(Base)
@@ -75,7 +75,7 @@ class ExplicitConcentration(ImageExperiment):
         Explicit(self.weight, "square", self.decay)
 
     def run(self, progress: Progress) -> Outcome:
-        """Run it: a table row for each method with each addition, and tables of κ."""
+        """Run the experiment: a table row for each method with each addition, and tables of κ."""
         train, test = self.parts()
         outsiders = {
             name: datasets.load_ood(name, like=test, root=root).limit(len(test)) for name, root in self.ood.items()
@@ -121,7 +121,7 @@ class ExplicitConcentration(ImageExperiment):
     def _of_kappa(
         self, by_kind: Mapping[str, float | None], kappa: torch.Tensor | None, right: torch.Tensor
     ) -> dict[str, float | None]:
-        """The columns on κ: all None of a method without it, some None where κ is constant."""
+        """The columns on κ: all None for a method without κ, some None for a constant κ."""
         columns = "correlation with severity", "kinds at most −0.8", "AUROC of wrong", "p of Mann-Whitney"
         if kappa is None:
             return dict.fromkeys(columns)
@@ -134,10 +134,10 @@ class ExplicitConcentration(ImageExperiment):
 
 
 def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor]:
-    """Three scores (N,) of items, higher for outsiders, after the source's table 2.
+    """Three scores (N,) of items, higher for outsiders, as in the source's table 2.
 
-    `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as one more
-    feature. Features and κ are each divided by their standard deviation among the known items.
+    `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
+    feature. Each feature and κ are divided by their standard deviation among the known items.
     """
     parts = [prediction.features for prediction in (items, known)]
     kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]

@@ -1,4 +1,4 @@
-"""What experiments on images share: data, a network for each, training, corruptions and embeddings."""
+"""`ImageExperiment`, the base of experiments on images: data, networks, training, corruptions and embeddings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,25 +25,25 @@ NETWORKS: dict[DataName, str] = {
     **{"cifar10": "convnet32", "folder": "convnet32"},
 }
 _OPTIONS: dict[DataName, dict[str, Any]] = {"folder": {"preprocessing": {"size": 32, "crop": 32}}}
-_BATCH = 500  # of images to embed
+_BATCH = 500  # images embedded at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageExperiment(Experiment):
     """An experiment that trains networks on images and evaluates their features.
 
-    The seed decides the first weights; the last epoch counts. The split of the data is the same for all seeds, and its
+    The seed decides the initial weights; the last epoch counts. The data split is the same for all seeds; its
     validation part is unused.
 
     Attributes:
-        data: "digits", "fashionmnist", "cifar10", or "folder" for your images in a folder a class, resized and cropped
-            to 32 pixels.
-        root: the folder of the files, if the data need one.
-        limit: most images of each part, at least 40; None for all.
+        data: "digits", "fashionmnist", "cifar10", or "folder" for images in a folder for each class, resized and
+            cropped to 32 pixels.
+        root: folder of the files, if the data need one.
+        limit: greatest number of images in each part, at least 40; None for all.
         dimension: D of the embeddings.
-        epochs: of each training.
-        learning_rate: of Adam.
-        n_corrupted: number of corrupted test images, of each of `lam.inputs.corruption.published_kinds`.
+        epochs: epochs of each training.
+        learning_rate: learning rate of Adam.
+        n_corrupted: number of test images to corrupt by each of `lam.inputs.corruption.published_kinds`.
     """
 
     data: DataName = "digits"
@@ -61,7 +61,7 @@ class ImageExperiment(Experiment):
         check_positive("learning_rate", self.learning_rate)
 
     def parts(self) -> tuple[Dataset, Dataset]:
-        """The images to train on, and those to test on."""
+        """The training and test images."""
         splits = datasets.load(self.data, root=self.root, **_OPTIONS.get(self.data, {}))
         limit = max(len(splits.train), len(splits.test)) if self.limit is None else self.limit
         return splits.train.limit(limit), splits.test.limit(limit)
@@ -69,14 +69,14 @@ class ImageExperiment(Experiment):
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
     ) -> Encoder:
-        """The encoder of a network that a method trains on these images; progress is by epochs."""
+        """The encoder that a method trains on these images; progress counts epochs."""
         epoch = 0
 
         def after_an_epoch(_: torch.nn.Module) -> float:
             nonlocal epoch
             epoch += 1
             progress(name, epoch, self.epochs)
-            return float(epoch)  # so that the last counts
+            return float(epoch)  # the last epoch scores best
 
         network = models.build(NETWORKS[self.data], dimension=self.dimension, seed=self.seed)
         training = Training(
@@ -92,7 +92,7 @@ class ImageExperiment(Experiment):
         return method.train(network, images, training).encoder
 
     def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
-        """The first `n_corrupted` images at severities 0 (clean) to 5, as inputs, by kind."""
+        """Inputs from the first `n_corrupted` images at severities 0 (clean) to 5, for each kind."""
         generator = torch.Generator().manual_seed(self.seed)
         preprocessing = images.preprocessing
         pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
@@ -118,5 +118,5 @@ def accuracy(answers: Tensor, labels: Tensor) -> float:
 
 
 def over_severity(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Points of a curve over severities 0, 1, ..."""
+    """Points (severity, value) of a curve over severities 0, 1, ..."""
     return [(float(severity), value) for severity, value in enumerate(values)]

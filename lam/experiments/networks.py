@@ -1,4 +1,4 @@
-"""The networks of experiments: linear layers and leaky ReLUs."""
+"""Networks of linear layers and leaky ReLUs for experiments."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,9 +10,9 @@ from torch.nn.utils import skip_init
 
 
 def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers of these widths with leaky ReLUs between them, on the device of the generator.
+    """Linear layers of these widths with leaky ReLUs between them, on the generator's device.
 
-    Outputs of all layers have about one variance at first.
+    Initially, the outputs of all layers have about the same variance.
     """
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise(widths):

@@ -25,42 +25,42 @@ from lam.vmf.distribution import VonMisesFisher
 
 LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
 
-_PROBES = 1000  # inputs to set a network's range of κ
-_CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # inputs to draw positives from at a time
-_AHEAD = 16  # batches whose positives are drawn together
-_WIDTHS = 10, 50, 50, 50, 50, 50, 10  # of the hidden layers of the learning networks, in multiples of D
+_PROBES = 1000  # inputs that set a network's range of κ
+_CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # candidates for positives at a time
+_AHEAD = 16  # batches for which positives are drawn together
+_WIDTHS = 10, 50, 50, 50, 50, 50, 10  # hidden layers of the learning networks, in multiples of D
 _NEAR = 0.5  # radians between most latents and their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks μ(x) and κ(x) are the truth; other networks learn it from pairs alone, by each loss.
+    """Other networks learn the true random networks μ(x) and κ(x) from pairs only, by each loss.
 
-    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input is the positive of an anchor's latent z
-    with the probability e^(κ_pos (z·z⁺ − 1)), negatives are any inputs. So MCInfoNCE with many samples and negatives is
-    least at the truth. κ̂ begins with the range of κ. MCInfoNCE learns μ̂ in the first half of the batches and κ̂ in the
-    second, the best order in the source; the other losses learn both at once. The loss leaves a rotation of latents
-    open, so cosines of pairs are compared.
+    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes the positive of
+    an anchor's latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are any inputs. So MCInfoNCE with many samples
+    and negatives is minimal at the truth. κ̂ starts in the range of κ. MCInfoNCE learns μ̂ in the first half of the
+    batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The loss does not
+    determine a rotation of the latents, so cosines of pairs are compared.
 
     The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat for close latents:
-    with negatives of all inputs alike, κ̂ is half of κ and loses its order.
+    with any inputs as negatives, κ̂ is half of κ and loses its order.
 
     Attributes:
         dimension: D of inputs and latents.
-        ambiguity: the least and the largest κ(x).
-        losses: to compare.
-        n_batches: of the training by each loss.
-        batch_size: positive pairs of a batch.
-        n_negatives: further inputs of a batch, uniform in the cube, negatives of all anchors. With few, the loss is not
-            least at the truth.
-        straightening: steps of training μ(x) to keep angles in proportion to distances of inputs. A random network is
+        ambiguity: the least and the greatest κ(x).
+        losses: losses to compare.
+        n_batches: number of training batches for each loss.
+        batch_size: positive pairs in a batch.
+        n_negatives: further inputs in a batch, uniform in the cube, negatives of all anchors. With few, the loss is not
+            minimal at the truth.
+        straightening: training steps that make angles of μ(x) proportional to distances of inputs. A random network is
             often discontinuous inside the cube, or nearly constant.
-        n_samples: of MCInfoNCE and HIB.
-        kappa_pos: of the process and of the losses.
-        learning_rate: at first in each phase; it falls by a cosine. For D = 10 take the source's 1e-4: with 1e-3, long
-            training moves μ̂, and κ̂ with it, away from the truth again.
-        n_test: inputs to compare κ̂; pairs of at most 2,000 of them compare μ̂.
+        n_samples: number of samples of MCInfoNCE and HIB.
+        kappa_pos: κ_pos of the process and of the losses.
+        learning_rate: initial learning rate of each phase; it decays by a cosine. For D = 10 use the source's 1e-4:
+            with 1e-3, long training moves μ̂ and κ̂ away from the truth again.
+        n_test: number of inputs that compare κ̂; pairs of at most 2,000 of them compare μ̂.
     """
 
     dimension: int = 2
@@ -91,7 +91,7 @@ class PosteriorRecovery(Experiment):
         check_choices("losses", self.losses, get_args(LossOfPosteriors))
 
     def run(self, progress: Progress) -> Outcome:
-        """Run it: a table row for each loss, and κ̂ over κ."""
+        """Run the experiment: a table row for each loss, and a plot of κ̂ over κ."""
         process = Process(self)
         test = uniform(self.n_test, self.dimension, self.generator("test"))
         rows, clouds = [], {}
@@ -147,7 +147,7 @@ class Posteriors(nn.Module):
         dimension: D of inputs and latents.
         of_mean: widths of the hidden layers for μ.
         of_kappa: widths of the hidden layers for κ.
-        generator: of the weights.
+        generator: draws the weights.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class Posteriors(nn.Module):
     def kappa(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
         """κ(x)."""
         raw = self.get_buffer("slope") * self.of_kappa(inputs)[:, 0] + self.get_buffer("shift")
-        return 1 + raw.clamp(max=18.0).exp()  # beyond e¹⁸ the losses cut κ anyway
+        return 1 + raw.clamp(max=18.0).exp()  # the losses clip κ near e¹⁸ anyway
 
     def straighten(self, n_steps: int, generator: torch.Generator) -> None:
-        """Train μ to angles in proportion to distances of inputs, π between opposite corners of the cube."""
+        """Train μ to angles proportional to distances of inputs, π between opposite corners of the cube."""
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
@@ -194,7 +194,7 @@ class Process:
     """The generative process: random posteriors, and positive pairs by rejection.
 
     Args:
-        settings: for the dimension, the range of κ, κ_pos and the steps of straightening.
+        settings: its dimension, range of κ, κ_pos and steps of straightening are used.
     """
 
     def __init__(self, settings: PosteriorRecovery) -> None:
@@ -207,7 +207,7 @@ class Process:
         self.mean, self.kappa = posteriors.mean, posteriors.kappa
 
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Endless batches of inputs: anchors, the positive of each, then negatives; drawn some batches ahead."""
+        """Endless batches of inputs: anchors, their positives, then negatives; several batches are drawn together."""
         while True:
             anchors, latents = self._draw(_AHEAD * n_pairs, generator)
             negatives = uniform(_AHEAD * n_negatives, self.dimension, generator)
@@ -215,13 +215,13 @@ class Process:
             yield from torch.cat([part.unflatten(0, (_AHEAD, -1)) for part in parts], 1)
 
     def positives(self, latents: Float[Tensor, "N D"], generator: torch.Generator) -> Float[Tensor, "N D"]:
-        """An input for each latent z, of a density proportional to E e^(κ_pos z·z⁺) over its own latents z⁺."""
+        """An input for each latent z, with density proportional to E e^(κ_pos z·z⁺) over the input's latents z⁺."""
         inputs, pending = torch.empty_like(latents), torch.arange(len(latents), device=latents.device)
         while len(pending):
             candidates, others = self._draw(_CANDIDATES[latents.device.type], generator)
             log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
             uniforms = torch.rand(log_odds.shape, generator=generator, device=log_odds.device)
-            best = (log_odds - uniforms.log()).max(1)  # candidates are accepted where positive, any is as good
+            best = (log_odds - uniforms.log()).max(1)  # positive values are accepted; any of them will do
             accepted = best.values > 0
             inputs[pending[accepted]] = candidates[best.indices[accepted]]
             pending = pending[~accepted]
@@ -239,9 +239,9 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 
 
 def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
-    """The pairs of such a batch: an anchor's positive is its partner, its negatives are the separate draws.
+    """The pairs of a batch of `Process.batches`: an anchor has its positive and all negatives.
 
-    Positives are no anchors, and other pairs are no negatives, as positives are not uniform.
+    Positives of other anchors are no negatives, because positives are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
@@ -253,7 +253,7 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """Root mean square error and rank correlation of pair cosines and of κ; median ratios of κ and of small angles."""
+    """RMSE and rank correlation of pair cosines and of κ; median ratios of κ and of small angles."""
     few = test[:2000]
     upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]

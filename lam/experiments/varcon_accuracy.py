@@ -1,4 +1,4 @@
-"""Accuracy of simple classifiers on networks trained by VarCon, SupCon and others.
+"""Accuracy of simple classifiers on features trained by VarCon, SupCon and other losses.
 
 Source: Wang et al. (2025), "Variational supervised contrastive learning", tables 1, 2 and 6 and figures 2c, 3a and 3c.
 """
@@ -29,21 +29,21 @@ _NEIGHBOURS = 5, 20
 
 @dataclass(frozen=True, kw_only=True)
 class VarConAccuracy(ImageExperiment):
-    """A network is trained by each loss at several batch sizes, and on few images a class; then it is frozen.
+    """Each loss trains a network at several batch sizes, and on few images of each class; then it is frozen.
 
-    A linear classifier learns its features, neighbours vote by its embeddings, and Ward's clusters of the embeddings
-    are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's accuracy on corrupted
-    images, the mean over kinds and severities 1 to 5. `cross_entropy` has learned directions of the classes, at the
-    same temperature. `simclr` takes two random crops of each image without labels, at a temperature of 0.5.
+    A linear classifier learns from its features, neighbours vote by its embeddings, and Ward's clusters of the
+    embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
+    over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at the same
+    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5.
 
-    The source has ResNets, SGD, 200 to 350 epochs, two views by heavy augmentation for all, and batches up to 6,144.
-    Here networks are small, Adam optimises them, and images are plain.
+    The source has ResNets, SGD, 200 to 350 epochs, two heavily augmented views for all losses, and batches up to 6,144.
+    Here networks are small, Adam trains them, and images are not augmented.
 
     Attributes:
-        losses: to compare.
-        batch_sizes: of the trainings on all images.
-        few: numbers of images a class, for trainings at the first batch size.
-        temperature: of all losses except `simclr`.
+        losses: losses to compare.
+        batch_sizes: batch sizes of trainings on all images.
+        few: numbers of images in each class, for trainings at the first batch size.
+        temperature: temperature of all losses except `simclr`.
     """
 
     losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)
@@ -65,7 +65,7 @@ class VarConAccuracy(ImageExperiment):
                 check_at_least(name, value, 2)
 
     def run(self, progress: Progress) -> Outcome:
-        """Run it: a table row for each training by each loss, and accuracy over severity."""
+        """Run the experiment: a table row for each training, and accuracy over severity."""
         train, test = self.parts()
         ways = [(batch_size, None) for batch_size in self.batch_sizes]
         ways += [(self.batch_sizes[0], number) for number in self.few]
@@ -111,14 +111,14 @@ class VarConAccuracy(ImageExperiment):
         return Deterministic(), loss
 
     def _few(self, images: Dataset, number: int) -> Dataset:
-        """So many random images of each class."""
+        """A random subset with `number` images of each class."""
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))
         labels = images.labels[order]
         return images.subset(torch.cat([order[labels == label][:number] for label in labels.unique()]))
 
 
 class ClassDirections(TrainableLoss):
-    """Cross-entropy of each item's cosines with learned directions of the classes, over a temperature."""
+    """Cross-entropy of each item's cosines with learned class directions, divided by a temperature."""
 
     needs_classes = True
 
@@ -131,5 +131,5 @@ class ClassDirections(TrainableLoss):
     def _compute(self, embeddings: Tensor, pairs: Pairs) -> Tensor:
         cosines = embeddings @ F.normalize(self.directions).T
         if pairs.labels is None:
-            raise ValueError("cross-entropy takes classes, and these pairs have none")
+            raise ValueError("cross-entropy needs pairs with labels, got pairs without labels")
         return F.cross_entropy(cosines / self.temperature, pairs.labels)

@@ -1,4 +1,4 @@
-"""From an image file or a text to the input of a network."""
+"""Preprocessing of image files and texts to inputs of a network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.texts import TextPreprocessing
 
 AnyPreprocessing = Preprocessing | TextPreprocessing
-"""From an image file or a text to an input; saved beside the network."""
+"""Preprocessing of image files or texts; saved beside the network."""
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:
-    """The preprocessing of images or of texts whose `to_json` gave these fields.
+    """The preprocessing of images or texts from the fields of its `to_json`.
 
     Raises:
         ValueError: for an unknown field or value.

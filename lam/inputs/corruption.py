@@ -1,8 +1,8 @@
-"""Corrupted images: four kinds of lam's own, and those of CIFAR-10-C.
+"""Corrupted images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C.
 
-Strengths of the four are relative to the image, for any size. Of the 19 published kinds, 17 are here at their
-severities for CIFAR-10: lengths are in pixels of an image of 32, and scale with the shorter side of a larger one.
-`saturate` needs colours. `frost` needs photographs of ice, `spatter` the edges of OpenCV: both are left out.
+Strengths of lam's kinds are relative to the image, for any size. Published kinds have their severities for CIFAR-10:
+lengths are in pixels of a 32-pixel image, and scale with the shorter side of a larger image. `saturate` needs colours.
+Two kinds are left out: `frost` needs photographs of ice, `spatter` the edges of OpenCV.
 """
 
 import io
@@ -19,22 +19,22 @@ from torch import Tensor
 from lam.utils.checks import check_choice
 
 STRENGTHS: dict[str, tuple[float, ...]] = {}
-"""lam's kinds, with their strengths at severities 1 to 5; the function of a kind says what a strength is."""
+"""lam's kinds, with their strengths at severities 1 to 5; the function of a kind explains its strengths."""
 
 PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}
-"""Published kinds, likewise."""
+"""Published kinds, with their strengths at severities 1 to 5."""
 
 Corruption = Callable[[Tensor, Any, torch.Generator], Tensor]
 _CORRUPTIONS: dict[str, Corruption] = {}
 _COLOURED = "saturate"
 _PUBLISHED_SIDE = 32
-_FALL = -135.0, -45.0  # degrees, in which snow falls
-_SWEEP = -45.0, 45.0  # degrees, in which a camera moves
+_FALL = -135.0, -45.0  # range of directions of falling snow, in degrees
+_SWEEP = -45.0, 45.0  # range of directions of camera movement, in degrees
 _GREY = 0.299, 0.587, 0.114
 
 
 def published_kinds(n_channels: int) -> tuple[str, ...]:
-    """The published kinds of images of so many channels: `saturate` needs 3.
+    """The published kinds for images with this number of channels: `saturate` needs 3.
 
     Example:
         >>> len(published_kinds(3)), len(published_kinds(1))
@@ -50,25 +50,25 @@ def corrupt(
 
     Differences to the published code: `glass-blur` takes each pixel from a random place next to it, instead of swapping
     pixels one after the other. Movements are interpolated, not rounded. `brightness` adds to the lightest channel and
-    keeps the ratios of the others, as the value of HSV does. `jpeg` compresses images of neither 1 nor 3 channels
-    channel by channel. Grey pixels have the hue of red, towards which severities 4 and 5 of `saturate` move them. As
-    published, strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with
-    every severity; `saturate` removes colours at severities 1 and 2.
+    keeps the ratios of the others, like the value of HSV. `jpeg` compresses each channel separately unless there are 1
+    or 3 channels. Grey pixels have the hue of red: severities 4 and 5 of `saturate` make them redder. As published,
+    strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with every
+    severity; `saturate` removes colours at severities 1 and 2.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
 
     Args:
         images: values in [0, 1].
-        kind: of `KINDS` or `PUBLISHED_KINDS`.
-        severity: 0 for the images themselves, up to 5.
-        generator: of random numbers.
+        kind: one of `KINDS` or `PUBLISHED_KINDS`.
+        severity: from 0 (unchanged images) to 5.
+        generator: draws random numbers.
 
     Returns:
         Images of the same shape, within [0, 1].
 
     Raises:
-        ValueError: for another kind or severity, or `saturate` of images without 3 channels.
+        ValueError: for another kind or severity, or for `saturate` without 3 channels.
 
     Example:
         >>> image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
@@ -130,7 +130,7 @@ def _blur(images: Tensor, share: float, _: torch.Generator) -> Tensor:
 
 @_own("contrast", 0.75, 0.5, 0.25, 0.15, 0.1)
 def _contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
-    """This share of each value's distance from the image's mean is left."""
+    """Keeps this share of each value's distance from the image's mean."""
     mean = images.mean((1, 2, 3), keepdim=True)
     return mean + left * (images - mean)
 
@@ -171,7 +171,7 @@ def _gaussian_blur(images: Tensor, sigma: float, _: torch.Generator) -> Tensor:
 
 @_published("defocus-blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
 def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
-    """A blur by a disk of this radius, whose border is softened by this standard deviation."""
+    """A blur by a disk of this radius, with a border softened by this standard deviation."""
     radius, softness = (length * _pixel(images) for length in strength)
     ring = max(1, round(_pixel(images)))
     reach = math.floor(radius) + ring
@@ -200,13 +200,13 @@ def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Ge
 
 @_published("motion-blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
 def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.Generator) -> Tensor:
-    """A movement of this reach and standard deviation."""
+    """A movement blur of this reach and standard deviation."""
     return _smear(images, *strength, _SWEEP, generator)
 
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
-    """The mean of enlargements up to 1 plus this share."""
+    """Mean of enlargements by factors from 1 to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
     return (images + sum(_zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
@@ -220,7 +220,7 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
 )
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
-    """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; share of the image left."""
+    """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; remaining image share."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * _normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = _zoom(flakes, enlargement)
@@ -234,7 +234,7 @@ def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generato
 
 @_published("fog", (0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
 def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """This amount of clouds, of this smoothness."""
+    """Clouds of this amount and smoothness."""
     amount, decay = strength
     height, width = images.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
@@ -245,7 +245,7 @@ def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generat
 
 @_published("brightness", 0.05, 0.1, 0.15, 0.2, 0.3)
 def _brightness(images: Tensor, added: float, _: torch.Generator) -> Tensor:
-    """This is added to the lightest channel."""
+    """Adds this value to the lightest channel."""
     value = images.amax(1, keepdim=True)
     lighter = (value + added).clamp(max=1)
     return torch.where(value > 0, images * (lighter / value.clamp(min=1e-12)), lighter)
@@ -253,7 +253,7 @@ def _brightness(images: Tensor, added: float, _: torch.Generator) -> Tensor:
 
 @_published("low-contrast", 0.75, 0.5, 0.4, 0.3, 0.15)
 def _low_contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
-    """This share of each value's distance from the channel's mean is left."""
+    """Keeps this share of each value's distance from the channel's mean."""
     means = images.mean((2, 3), keepdim=True)
     return means + left * (images - means)
 
@@ -264,7 +264,7 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
     shift, smoothness, movement = strength
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])
-    corners = images.new_tensor([[2 / 3, 2 / 3], [2 / 3, -2 / 3], [-2 / 3, -2 / 3]]) * scale  # of an image in [-1, 1]
+    corners = images.new_tensor([[2 / 3, 2 / 3], [2 / 3, -2 / 3], [-2 / 3, -2 / 3]]) * scale  # in coordinates [-1, 1]
     moved = corners + 2 * movement * scale * (2 * _uniform((n, 3, 2), images, generator) - 1)
     homogeneous = torch.cat([moved, moved.new_ones(n, 3, 1)], 2)
     back = torch.linalg.solve(homogeneous.double(), corners.double().expand(n, 3, 2)).mT.to(images)
@@ -278,7 +278,7 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
 
 @_published("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
 def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
-    """This share of each side's pixels is left."""
+    """Keeps this share of each side's pixels."""
     from PIL import Image
 
     height, width = images.shape[-2:]
@@ -294,7 +294,7 @@ def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
 @_published("jpeg", 80, 65, 58, 50, 40)
 def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
-    """JPEG of this quality."""
+    """JPEG compression of this quality."""
     from PIL import Image
 
     pictures = images if images.shape[1] in (1, 3) else images.flatten(0, 1)[:, None]
@@ -311,7 +311,7 @@ def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
 
 @_published("saturate", (0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))
 def _saturate(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
-    """The saturation is multiplied by the first number; the second is added."""
+    """Multiplies the saturation by the first number and adds the second."""
     factor, added = strength
     value = images.amax(1, keepdim=True)
     spread = value - images.amin(1, keepdim=True)
@@ -325,7 +325,7 @@ KINDS, PUBLISHED_KINDS = tuple(STRENGTHS), tuple(PUBLISHED_STRENGTHS)
 
 
 def _pixel(images: Tensor) -> float:
-    """The length here of a pixel of a published image, at least 1: a blur of less than a pixel has no effect."""
+    """Length of a pixel of a 32-pixel image in this image, at least 1: a blur below one pixel has no effect."""
     return max(1.0, min(images.shape[-2:]) / _PUBLISHED_SIDE)
 
 
@@ -344,7 +344,7 @@ def _pixels(picture: Any) -> Tensor:
 
 
 def _bell(reach: int, sigma: float) -> Float[Tensor, " K"]:
-    """Weights of a normal distribution at −reach to reach, with sum 1."""
+    """Normal weights at −reach, ..., reach, with sum 1."""
     places = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weights = (-places.square() / (2 * max(sigma, 1e-6) ** 2)).exp()
     return weights / weights.sum()
@@ -397,7 +397,7 @@ def _smear(
 
 
 def _plasma(n: int, side: int, decay: float, generator: torch.Generator) -> Float[Tensor, "N S S"]:
-    """Clouds in [0, 1] by diamonds and squares: each step is half as long, with noise divided by the decay."""
+    """Clouds in [0, 1] by the diamond-square algorithm: each step halves the length and divides noise by the decay."""
     cloud, step, noise = torch.zeros(n, side, side), side, 100.0
 
     def disturbed(total: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Limits on the parts of an image file, checked before decoding.
+"""Limits on the number of parts in an image file, checked before decoding.
 
-A decoder spends time on each scan, segment, chunk and EXIF entry, so that a small file of many parts costs minutes.
-Damaged files pass, as the decoder reports them.
+A decoder spends time on each scan, segment, chunk and EXIF entry, so a small file with many parts can take minutes.
+Damaged files pass, because the decoder reports them.
 """
 
 import mmap
@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterator
 
 MOST_SCANS = 64
-MOST_SEGMENTS = 256  # of metadata: applications' and comments
+MOST_SEGMENTS = 256  # of metadata: application segments and comments
 MOST_PARTS = 1_000  # tables of a JPEG, chunks, blocks, EXIF entries
-MOST_STRIPS = 2**18  # of a TIFF file, or tiles
+MOST_STRIPS = 2**18  # strips or tiles of a TIFF file
 MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
 _LEAST_OF_CHUNK = 1_024  # average bytes of chunks of pixels beyond the first `MOST_PARTS`
 
@@ -42,7 +42,7 @@ def check_parts(file: _Bytes) -> None:
     """Reject an image file with too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
 
     Args:
-        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; others have no such parts and pass.
+        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; other formats pass, as they have no such parts.
 
     Raises:
         TooManyPartsError: naming the part and its limit.
@@ -171,7 +171,7 @@ def _check_ppm(file: _Bytes) -> None:
 
 
 def _check_tiff(file: _Bytes) -> None:
-    """Check the entries of the first directory. Their values may not overlap, as the decoder copies each."""
+    """Check the entries of the first directory; the decoder copies each value, so overlapping values count, too."""
     order = "<" if file[:2] == b"II" else ">"
     big = 43 in file[2:4]
     head, number, entry = ("Q", "Q", "HHQ") if big else ("L", "H", "HHL")

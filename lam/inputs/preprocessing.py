@@ -1,6 +1,6 @@
-"""From an image (or its path) to the input of a network: a record that is saved beside the network.
+"""`Preprocessing`, from an image or its path to a network's input: a record that is saved beside the network.
 
-Only Pillow, NumPy and torch are used, so that a saved encoder reads images the same way on every machine.
+It uses only Pillow, NumPy and torch, so a saved encoder reads images the same way on every machine.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ from lam.utils.extras import install_command
 
 _CHANNELS = {"L": 1, "RGB": 3}
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # none runs another program to decode
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # decoded without other programs
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes a pixel; 4 in other modes
-_DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # bytes a pixel beside those, at most
-_MOST = 8  # bytes a pixel of the most pixels that Pillow takes
-MAX_SIDE = 65_535  # the longest that a JPEG can have
+_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes for each pixel; 4 in other modes
+_DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # greatest bytes for each pixel in addition
+_MOST = 8  # bytes for each pixel of Pillow's greatest image
+MAX_SIDE = 65_535  # pixels of the longest side of a JPEG
 MAX_INPUT = 8_192  # pixels of a side
-_DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel that cameras and scanners record
+_DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel in cameras and scanners
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 GREY_MODES = ("1", "L", "LA", "La", "F", *DEEP_MODES)
-_OVERSAMPLING = 2  # a reduced image has this many times the final size, which costs no quality of resizing
-_LEAST_SIDE = 256  # pixels of the shorter side of a reduced image, at least
+_OVERSAMPLING = 2  # a reduced image has at least this many times the final size, so resizing loses no quality
+_LEAST_SIDE = 256  # least pixels of the shorter side of a reduced image
 _STRIP = 2**17  # pixels
 _ORIENTATION = ExifTags.Base.Orientation
 _TELLING_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
@@ -56,21 +56,21 @@ _UPRIGHT = {
 class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
-    Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency is laid on white, and palettes,
-    CMYK and 16 bits become `mode`. White of deep grey images is the largest value of 8, 10, 12, 14 or 16 bits, the
-    fewest that hold all pixels. An image whose shorter side is at least twice `reduced_to` is first reduced by a whole
-    factor, JPEG while it is decoded.
+    Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency becomes white, and palettes,
+    CMYK and 16 bits are converted to `mode`. White of deep grey images is the largest value of 8, 10, 12, 14 or 16
+    bits, the fewest that hold all pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
+    by a whole factor, a JPEG during decoding.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
-        mean: one number a channel, in units of [0, 1], subtracted after scaling; or None.
-        std: one positive number a channel, divided by after that; or None.
+        mean: a number for each channel, in units of [0, 1], subtracted after scaling; or None.
+        std: a positive number for each channel, the divisor after that; or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:
-        ValueError: If a field is outside these, or the crop exceeds the size.
+        ValueError: If a field has another value, or the crop exceeds the size.
 
     Example:
         >>> preprocessing = Preprocessing.imagenet(size=64)
@@ -101,7 +101,7 @@ class Preprocessing:
 
     @classmethod
     def imagenet(cls, size: int = 224) -> "Preprocessing":
-        """That of networks pretrained on ImageNet: the shorter side resized to 8/7 of `size`, then the centre."""
+        """Preprocessing for ImageNet weights: the shorter side is resized to 8/7 of `size`, then the centre cropped."""
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         return cls(mode="RGB", size=round(size * 256 / 224), crop=size, mean=mean, std=std)
 
@@ -113,20 +113,20 @@ class Preprocessing:
 
     @property
     def reduced_to(self) -> int | None:
-        """Pixels of the shorter side of a reduced image, before it is resized; None for no reduction."""
+        """Least pixels of the shorter side of a reduced image, before resizing; None for no reduction."""
         return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
         """The tensor of one image.
 
         Args:
-            image: a Pillow image, or the path of one.
+            image: a Pillow image, or the path of an image file.
 
         Returns:
             (C, H, W), float32.
 
         Raises:
-            ValueError: as `open_image`, or if the image cannot be converted, is smaller than a crop without resizing,
+            ValueError: as `open_image`; also if the image cannot be converted, is smaller than the crop without a size,
                 or would become too large.
         """
         if isinstance(image, Image.Image):
@@ -138,7 +138,7 @@ class Preprocessing:
             raise ValueError(f"{image}: {error}") from error
 
     def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Scale 8-bit pixels to [0, 1] and normalise them, as float32 of the same shape: the last step of a call."""
+        """Scale 8-bit pixels to [0, 1] and normalise them, in float32: the last step of a call."""
         return self.standardize(pixels.to(torch.float32).div_(255))
 
     def standardize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
@@ -150,7 +150,7 @@ class Preprocessing:
         return values
 
     def denormalize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Undo the mean and the standard deviation, to show an input: the same shape, within [0, 1]."""
+        """Undo `standardize` to show an input; values are clamped to [0, 1]."""
         values = values.clone()
         for operation, numbers in ((values.mul_, self.std), (values.add_, self.mean)):
             if numbers is not None:
@@ -178,7 +178,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """The record itself, that of `from_options`, or, for None, `imagenet(size)`."""
+        """A `Preprocessing` unchanged, options by `from_options`, or, for None, `imagenet(size)`."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
@@ -187,9 +187,9 @@ class Preprocessing:
     def from_options(cls, fields: object) -> "Preprocessing":
         """ImageNet's preprocessing with some fields replaced, for the options of a data set.
 
-        One number for the size alone is a square: the shorter side is resized to it and the centre taken. A crop alone
-        is cut from an image resized to 8/7 of the crop's longer side; with `"size": None`, from the image itself. Grey
-        images have no mean and no standard deviation unless `fields` has them.
+        A single number for `size` without `crop` means a square: the shorter side is resized to it and the centre
+        cropped. `crop` without `size` crops an image resized to 8/7 of the crop's longer side; with `"size": None`, the
+        image itself. Grey images have no mean and no standard deviation unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.
@@ -216,7 +216,7 @@ class Preprocessing:
         return self.normalize(pixels if self.mode == "L" else pixels.permute(2, 0, 1)).contiguous()
 
     def _resize_and_crop(self, image: Image.Image) -> Image.Image:
-        # Only the cropped part is computed: the shorter side of a 1 x 10,000 strip would resize to 224 x 2,240,000.
+        # Only the cropped part is computed: resizing a whole 1 x 10,000 strip would give 224 x 2,240,000 pixels.
         width, height = image.size
         if self.size is None:
             resized = (height, width)
@@ -242,7 +242,7 @@ class Preprocessing:
 
 
 def open_image(path: str | Path, least: int | None = None) -> Image.Image:
-    """Read the first frame of an image file, and turn it upright (EXIF).
+    """The first frame of an image file, turned upright (EXIF).
 
     Args:
         path: a JPEG, PNG, WebP, BMP, GIF, PPM, TIFF or AVIF file, or HEIC with the extra `heic`.
@@ -253,8 +253,8 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
     Raises:
         ValueError: naming the file, if it is missing, damaged or no image, or needs an extra. Also for a side longer
-            than `MAX_SIDE`, too many parts (`check_parts`), more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, or more than
-            8 bytes for each of that many to decode.
+            than `MAX_SIDE`, too many parts (`check_parts`), more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, or decoding
+            that needs over 8 bytes for each pixel of that limit.
     """
     try:
         if Path(path).stat().st_size:
@@ -278,7 +278,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
 
 def _formats(path: str | Path) -> tuple[str, ...]:
-    """The formats to try: HEIC alone for a file that begins as the HEIC of phones."""
+    """Formats to try: only HEIC for a file that starts like HEIC."""
     with Path(path).open("rb") as file:
         head = file.read(12)
     if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
@@ -292,19 +292,19 @@ def _formats(path: str | Path) -> tuple[str, ...]:
 
 
 def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
-    """Bytes that `decode` needs before an image is reduced: those of its decoder and of Pillow."""
+    """Bytes that the decoder and Pillow need in `decode`, before an image is reduced."""
     pixels, decoder = image.width * image.height, _DECODER.get(image.format or "", 0)
     if isinstance(image, JpegImageFile) and image.info.get("progressive"):
         shares = [across * down for _, across, down, _ in image.layer]
         decoder = 2 * sum(shares) / max(shares)
-    elif isinstance(image, TiffImageFile):  # its decoder holds a strip, which may be the whole image
+    elif isinstance(image, TiffImageFile):  # its decoder holds a strip, sometimes the whole image
         decoder = sum(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) / 8
     reduction(image, least)
     return int(pixels * decoder) + image.width * image.height * _STORED.get(image.mode, 4)
 
 
 def _scale_ppm(image: Image.Image) -> Image.Image:
-    """A PPM file scaled to its own white, here in strips, as Pillow scales pixel by pixel; other images as they are."""
+    """A PPM image scaled to its own white, in strips, because Pillow's loop over pixels is slow; others unchanged."""
     if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
         return image
     _, _, offset, (_, white) = cast(Any, image.tile[0])
@@ -327,18 +327,18 @@ def _scale_ppm(image: Image.Image) -> Image.Image:
 
 
 def decode(image: Image.Image, least: int | None = None) -> Image.Image:
-    """Decode an opened image and turn it upright (EXIF); reduce a large one in little more memory.
+    """Decode an opened image and turn it upright (EXIF); a large image is reduced with little extra memory.
 
     Args:
-        image: as Pillow opened it.
-        least: an image whose shorter side has at least twice as many pixels is reduced by a whole factor, not below
-            `least`; None for no reduction.
+        image: an image that Pillow opened.
+        least: least pixels of a reduced image's shorter side. An image with at least twice as many is reduced by a
+            whole factor; None for no reduction.
 
     Returns:
-        The image in its own mode, or, reduced, in grey or RGB, with transparency laid on white.
+        The image in its own mode; if reduced, in grey or RGB, with white instead of transparency.
 
     Raises:
-        ValueError: if its pixels cannot be converted to be reduced; and errors of Pillow.
+        ValueError: if a large image cannot be converted; errors of Pillow pass.
     """
     factor = reduction(image, least)
     image.load()
@@ -354,7 +354,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
 
 def reduction(image: Image.Image, least: int | None) -> int:
-    """The factor by which `decode` reduces an image, after an opened JPEG is set to reduce itself."""
+    """Factor of the reduction in `decode`; an opened JPEG is first set to reduce itself during decoding."""
     if least is None:
         return 1
     image.draft(None, (least, least))
@@ -362,7 +362,7 @@ def reduction(image: Image.Image, least: int | None) -> int:
 
 
 def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
-    """The image in another mode, reduced by a factor, in strips, as a whole copy would take as much memory again."""
+    """The image in another mode, reduced by a factor; it works in strips, because a whole copy doubles the memory."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
     if factor == 1 and image.mode == mode and not image.has_transparency_data:
@@ -378,7 +378,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """The largest value of the fewest bits that hold all pixels, as files do not say that they use 12 of 16 bits."""
+    """Largest value of the fewest bits that hold all pixels: files do not say that they use 12 of 16 bits."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

@@ -1,4 +1,4 @@
-"""From a text to the input of a network: its UTF-8 bytes; `lam.models.sentences` makes tokens of them."""
+"""`TextPreprocessing`, from a text to its UTF-8 bytes; `lam.models.sentences` turns these into tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ MAX_BYTES = 4096
 
 @dataclass(frozen=True)
 class TextPreprocessing:
-    """A text as its UTF-8 bytes, cut between characters or padded with zeros to one length.
+    """Map a text to its UTF-8 bytes, cut between characters or padded with zeros to a fixed length.
 
-    Spaces at the ends and zero bytes are removed; lone surrogates become question marks.
+    Surrounding spaces and zero bytes are removed; lone surrogates become question marks.
 
     Args:
-        max_bytes: the length L, at least 4.
+        max_bytes: length L, at least 4.
 
     Raises:
         ValueError: for a smaller length.
@@ -38,7 +38,7 @@ class TextPreprocessing:
 
     @property
     def shape(self) -> tuple[int]:
-        """(L,) of every result."""
+        """(L,), the shape of every result."""
         return (self.max_bytes,)
 
     def __call__(self, text: str) -> UInt8[Tensor, " L"]:
@@ -49,7 +49,7 @@ class TextPreprocessing:
         """
         content = self.kept(text).encode()
         if not content:
-            raise ValueError("the text is empty: give at least one character that is no space")
+            raise ValueError("the text is empty: give at least one character other than a space")
         return torch.from_numpy(np.frombuffer(content.ljust(self.max_bytes, b"\0"), np.uint8).copy())
 
     def kept(self, text: str) -> str:
@@ -61,7 +61,7 @@ class TextPreprocessing:
         return len(_content(text)) > self.max_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for JSON; `max_bytes` tells texts from images."""
+        """The fields for JSON; only texts have `max_bytes`."""
         return {"max_bytes": self.max_bytes}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From an image to a small picture, without the metadata of its file."""
+"""Small pictures of images, without their metadata."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ _LOSSLESS_BELOW = 64  # pixels of a side
 
 
 def thumbnail(image: Image.Image, side: int = SIZE) -> bytes:
-    """A PNG or JPEG of the image, with at most `side` pixels a side."""
+    """A PNG or JPEG of the image, with sides of at most `side` pixels."""
     transparent = image.has_transparency_data and image.mode not in DEEP_MODES
     small = image.convert("RGBA") if transparent else to_mode(image, "L" if image.mode in GREY_MODES else "RGB")
     small = small.copy() if small is image else small
@@ -34,7 +34,7 @@ def media_type(picture: bytes) -> str:
 
 
 def thumbnail_of_file(path: str | Path, side: int = SIZE) -> bytes | None:
-    """The thumbnail of an image file; None for a missing file, or one that is no image."""
+    """The thumbnail of an image file; None if the file is missing or no image."""
     if not Path(path).is_file():
         return None
     try:

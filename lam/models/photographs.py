@@ -80,7 +80,7 @@ def efficientnet_lite0(
     """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
 
     Args:
-        dimension: embedding dimensions D; 1,280 for `identity`.
+        dimension: embedding dimensions D. It is 1,280 for `identity`.
         head: `train` for a linear layer; `identity` to keep the features.
         layers: `last` for the features only; `all` adds the means of stages, which helps with small pictures. The
             default of a trained head is `all`.

@@ -130,7 +130,7 @@ def test_outputs_that_are_too_large_are_called_so() -> None:
 
 
 def test_rows_of_another_length_are_refused_with_their_shape() -> None:
-    with pytest.raises(ValueError, match=r"does not take inputs of shape \(16, 5\) .*a row for each item"):
+    with pytest.raises(ValueError, match=r"does not take inputs of shape \(16, 5\) .*row for each item"):
         fit([(torch.randn(16, 5), torch.arange(16) % 4)])
     with pytest.raises(ValueError, match=r"got shape \(12,\): give inputs\[None\] for one item alone"):
         fit(make_batches()).embed(make_batches()[0][0][0])

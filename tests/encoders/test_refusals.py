@@ -164,7 +164,7 @@ def test_encoders_with_other_settings_or_networks_do_not_add_up():
     other = make_network()
     with torch.no_grad():
         other[0].weight.add_(1)
-    with pytest.raises(ValueError, match="only encoders of one network add up"):
+    with pytest.raises(ValueError, match="only encoders of one network can be added"):
         fit(batches) + lam.fit(other, batches, margin=0.7, progress=False)
 
 

@@ -92,7 +92,7 @@ def test_a_head_that_does_more_than_a_linear_layer_is_refused_and_a_parametrizat
 
 
 def test_outputs_that_are_no_embeddings_are_refused():
-    with pytest.raises(ValueError, match=r"it gave shape \(4, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"got shape \(4, 2, 3\)"):
         find_head(nn.Linear(5, 3), torch.randn(4, 2, 5))
     with pytest.raises(ValueError, match="it gave tuple"):
         find_head(nn.LSTM(5, 3), torch.randn(4, 5))
@@ -169,5 +169,5 @@ def test_named_inputs_of_any_mapping_are_taken_and_unknown_names_refused():
         match=r"must take a batch of ids, mask by name, got an error \(missing a required argument: 'input'\): wrap",
     ):
         find_head(network, {"ids": torch.randn(4, 5), "mask": torch.ones(4, 5)})
-    with pytest.raises(ValueError, match=r'gave dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
+    with pytest.raises(ValueError, match=r'got dict of a, b: wrap .* such as self.network\(\*\*inputs\)\["b"\]'):
         find_head(Several(), {"x": torch.randn(4, 5)})

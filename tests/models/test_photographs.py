@@ -71,7 +71,7 @@ def test_the_head_is_trained_and_all_that_is_saved(built: models.EmbeddingNetwor
     again.load_state_dict(built.state_dict())
     torch.testing.assert_close(again(images(2)), built.eval()(images(2)))
     assert find_layers(built, images(2), "all") == ("head",)
-    with pytest.raises(ValueError, match="efficientnet_lite0 has other weights than the network that was saved"):
+    with pytest.raises(ValueError, match="efficientnet_lite0 has other weights than the saved network"):
         models.build(**{**built.recipe, "sha256": 64 * "0"})
 
 
@@ -145,7 +145,7 @@ def test_a_missing_package_is_said_with_how_to_get_it(monkeypatch: pytest.Monkey
 def test_weights_of_another_network_are_refused(shape: tuple[int, ...]) -> None:
     own = {"a": torch.zeros(3, 3), "b": torch.zeros(2)}
     read = {"x": torch.zeros(3, 3), "y": torch.zeros(shape)}
-    with pytest.raises(ValueError, match="file.pth does not hold efficientnet_lite0: 2 tensors, .* from number 2 on"):
+    with pytest.raises(ValueError, match="file.pth does not hold efficientnet_lite0: .* from number 2 on"):
         photographs._rename(read, own, Path("file.pth"))
     with pytest.raises(ValueError, match="1 tensors, the network of timm has 2, and they differ from number 2 on"):
         photographs._rename({"x": torch.zeros(3, 3)}, own, Path("file.pth"))

@@ -88,7 +88,7 @@ def test_all_layers_of_a_network_for_texts_are_its_head(frozen: Frozen) -> None:
 def test_other_weights_than_those_saved_are_refused(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = models.build("sentence-transformers:NAME", dimension=4).recipe
     monkeypatch.setattr(sentences, "_load", lambda name, **_: Frozen(seed=1))
-    with pytest.raises(ValueError, match="sentence-transformers:NAME has other weights than the network that was"):
+    with pytest.raises(ValueError, match="sentence-transformers:NAME has other weights than the saved network"):
         models.build(**recipe)
 
 

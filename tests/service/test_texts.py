@@ -119,7 +119,7 @@ def test_a_text_that_is_too_long_is_cut_and_that_is_said(client: TestClient, pat
 
 
 BAD = {
-    "blank": ({"text": " \n\0"}, "the text is empty: give at least one character that is no space"),
+    "blank": ({"text": " \n\0"}, "the text is empty: give at least one character other than a space"),
     "empty": ({"text": ""}, "text: String should have at least 1 character"),
     "number": ({"text": 3}, "text: Input should be a valid string"),
     "both": ({"text": "a", "embedding": [1.0], "kappa": 3.0}, "Extra inputs are not permitted"),

@@ -47,7 +47,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     chosen = str(settings.pop("name", None))
     if chosen not in EXPERIMENTS:
         raise ValueError(
-            f"there is no experiment {chosen!r}; give {', '.join(EXPERIMENTS)}, or a YAML file with a name"
+            f"there is no experiment {chosen!r}; known are {', '.join(EXPERIMENTS)}, or a YAML file with a name"
         )
     experiment = EXPERIMENTS[chosen]
     settings |= dict(parse_setting(override, experiment, COMMAND) for override in overrides)

@@ -1,4 +1,4 @@
-"""Damaged image files: one pass finds all of them, lists them with reasons, and fails or leaves them out."""
+"""Damaged image files: one pass finds all, lists them with reasons, and fails or leaves them out."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ from lam.utils.notes import Note
 
 BATCH = 64
 MANY_FILES = 1000
-"""More files than this show a progress bar."""
+"""A progress bar is shown for more files than this."""
 
 Items = TypeVar("Items", bound=Dataset)
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ def read_images(
     """Decode image files in threads, each with its preprocessing.
 
     Returns:
-        The results of `use`, a function of path and tensor, for readable files in order; and the reason for each
+        For readable files, in order, the results of `use`, a function of path and tensor; and the reason for each
         damaged file.
     """
     hidden = not progress or len(files) <= MANY_FILES
@@ -56,12 +56,12 @@ def read_images(
 
 @dataclass
 class DamagedFiles:
-    """The damaged files that were found so far, and their treatment.
+    """The damaged files found so far, and what to do about them.
 
     Attributes:
-        listed: the CSV file to list them in, with columns path and reason; None for no list.
-        skip: go on without them, instead of an error.
-        reasons: by path.
+        listed: CSV file that lists them, with columns path and reason; None for no list.
+        skip: whether to leave them out, instead of an error.
+        reasons: reasons by path.
     """
 
     listed: Path | None = None
@@ -92,13 +92,13 @@ class ImageBatches:
     """Batches of network inputs from image files, without damaged files.
 
     Args:
-        files: their paths.
-        preprocessing: from a file to an input.
+        files: paths of the files.
+        preprocessing: maps a file to an input.
         damaged: collects the damaged files, and settles them after the last batch.
-        goes_on: whether batches follow a damaged file; by default `damaged.skip`. All files are read in any case.
+        goes_on: whether batches continue after a damaged file; by default `damaged.skip`. All files are read anyway.
 
     Attributes:
-        read: the readable files of all batches so far, in order.
+        read: readable files of all batches so far, in order.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ImageBatches:
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images with readable files; all files are tried.
+    """The images with readable files; every file is read.
 
     Raises:
         ValueError: as `DamagedFiles.settle`.
@@ -149,12 +149,12 @@ def write_damaged(damaged: Mapping[Path, str], listed: Path) -> None:
 
 
 def read_damaged(listed: Path) -> frozenset[str]:
-    """The paths in a list of damaged files; none without a list."""
+    """The paths in a list of damaged files; empty if the list is missing."""
     return frozenset(row["path"] for row in read_csv(listed))
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items without the damaged files of these paths.
+    """The items without damaged files.
 
     Raises:
         ValueError: if no item is left.
@@ -168,5 +168,5 @@ def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
 
 
 def path_key(path: Path) -> str:
-    """The path as the list writes it, without bytes that are no text."""
+    """A path as the list writes it: bytes that are no text become question marks."""
     return str(path).encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""From hits to a decision: the command line, the service and Python take this one way."""
+"""From hits to a decision, for the command line, the service and Python."""
 
 from collections.abc import Sequence
 
@@ -23,15 +23,15 @@ def decide(
     *,
     gallery_size: int,
 ) -> tuple[SearchDecisions, list[PValues]]:
-    """Decide Q queries by their hits, and tell how new their classes are.
+    """Decisions on Q queries by their hits, and p-values of new classes.
 
     Args:
-        calibration: of the run.
+        calibration: calibration of the run.
         queries: Q embeddings.
-        features: None where clients sent embeddings.
-        hits: at least `N_HITS` a query, or all that the gallery holds.
-        labels: Q lists with the label of each hit; empty where a hit has none.
-        gallery_size: of the gallery that was searched.
+        features: features of the queries; None if clients sent embeddings.
+        hits: at least `N_HITS` for each query, or all items of the gallery.
+        labels: Q lists with the label of each hit, empty for a hit without label.
+        gallery_size: number of items in the gallery.
 
     Raises:
         ValueError: as `Calibration.decide`.

@@ -1,4 +1,4 @@
-"""Images of folders and lists, and texts of files, embedded by an encoder."""
+"""Embedding images of folders and lists, and texts of files."""
 
 import os
 import warnings
@@ -38,15 +38,15 @@ def embed_items(
 ) -> EmbeddedItems:
     """Embed the images of a folder, with or without class sub-folders, or the texts of a file, as for `lam index`.
 
-    Of questions with answers, the answers are embedded. A warning counts texts that are longer than the network reads.
+    If a file holds questions and answers, the answers are embedded. A warning counts texts that the network cuts.
 
     Args:
-        encoder: of a run.
+        encoder: encoder of a run.
         source: a folder; for an encoder of texts a table, see `Table.read`.
-        columns: of the table.
+        columns: columns of the table.
         shard: the part to embed; by default all.
-        calibration: of the run; its flag marks items that it cannot judge.
-        damaged: collects damaged image files; an error by default.
+        calibration: calibration of the run; its flag marks items that it cannot judge.
+        damaged: collects damaged image files; by default they are an error.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -60,7 +60,7 @@ def embed_items(
     flagged: list[Tensor] = []
     if isinstance(part, FolderImages):
         inputs = ImageBatches(part.paths, part.preprocessing, damaged)
-    else:  # with a generator, as a loader would draw from torch's global one
+    else:  # without a generator, a loader draws from torch's global one
         inputs = DataLoader(part, batch_size=BATCH, generator=torch.Generator())
     for prediction in encoder.predict_batches(inputs, progress=progress):
         batches.append(prediction.embeddings)
@@ -74,7 +74,7 @@ def embed_items(
 
 
 def takes_texts(encoder: Encoder) -> bool:
-    """Whether the inputs of an encoder are texts."""
+    """Whether an encoder embeds texts."""
     return isinstance(encoder.preprocessing, TextPreprocessing)
 
 
@@ -88,18 +88,18 @@ def read_items(
 ) -> FolderImages | Texts:
     """The images of a folder (`lam.datasets.folder.read`), or the texts of a file (`lam.datasets.texts.read`).
 
-    A warning counts texts that are longer than the network reads.
+    A warning counts texts that the network cuts.
 
     Args:
-        encoder: of a run.
+        encoder: encoder of a run.
         source: a folder; for an encoder of texts a file with these columns.
-        columns: of the file.
+        columns: columns of the file.
         labelled: whether every image or text must have a label.
-        damaged: collects damaged image files, after each file is tried; None tries none.
+        damaged: collects damaged image files, after every file is read; None reads no file.
 
     Raises:
-        ValueError: for an encoder without preprocessing, a folder of texts, columns of images, or damaged files; and as
-            these functions.
+        ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of
+            images, or damaged files; and as these functions.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
         return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
@@ -143,9 +143,9 @@ def _relative_paths(paths: Sequence[str]) -> list[str]:
 def embed_images(
     encoder: Encoder, images: Sequence[SourceImage], *, damaged: DamagedFiles | None = None, progress: bool = True
 ) -> tuple[list[SourceImage], Embeddings]:
-    """Embed the images of a list (`lam.gallery.image_list.read_list`): the readable images, and their embeddings.
+    """The readable images of a list (`lam.gallery.image_list.read_list`), and their embeddings.
 
-    Damaged files are collected in `damaged`, or are an error.
+    `damaged` collects damaged files; for None they are an error.
 
     Raises:
         ValueError: for an encoder without preprocessing, or damaged files.
@@ -165,7 +165,7 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
     """
     preprocessing = encoder.preprocessing
     if preprocessing is None:
-        raise ValueError("the encoder does not know how an image becomes an input: fit it with preprocessing=...")
+        raise ValueError("the encoder has no preprocessing for image files: fit it with preprocessing=...")
     if not isinstance(preprocessing, kind):
         takes = "texts: give each by --text" if isinstance(preprocessing, TextPreprocessing) else "images: give files"
         raise ValueError(f"this run takes {takes}")
@@ -173,5 +173,5 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
 
 
 def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: str) -> bool:
-    """Whether the input, or the network, holds only the beginning of a text."""
+    """Whether preprocessing or network cuts a text."""
     return preprocessing.is_cut(text) or sentences.is_cut(network, text)

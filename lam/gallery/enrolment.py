@@ -1,6 +1,6 @@
-"""From embedded images to items: ids, the gate for uncertain images, and fusion of images of one id.
+"""From embedded images to items: ids, the gate for uncertain images, and fusion of images with one id.
 
-The id of an image is the one of its list, or else its number by content.
+The id of an image is its id in the list, or else the number of its content.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ class SourceImage:
     Attributes:
         path: its file.
         label: its class, or the empty label.
-        content: its id by content.
-        listed_id: the id in its list, if any.
+        content: number of its content, see `lam.gallery.item.content_id`.
+        listed_id: its id in the list, if any.
         metadata: other columns of the list.
 
     Raises:
@@ -66,7 +66,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """The id of its item, unless images are fused by label."""
+        """Id of its item, unless images are fused by label."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
@@ -75,8 +75,8 @@ class Enrolment:
     """Items for a gallery.
 
     Attributes:
-        items: in the order of their first images.
-        embeddings: of the items.
+        items: items in the order of their first images.
+        embeddings: embeddings of the items.
         uncertain: path and κ of each image below the flag.
     """
 
@@ -88,7 +88,7 @@ class Enrolment:
         return len(self.items)
 
     def with_thumbnails(self) -> "Enrolment":
-        """The same with a thumbnail for each item whose first image is a file."""
+        """A copy with thumbnails for items with a readable first image file."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
@@ -100,18 +100,18 @@ def enrol(
     skip_uncertain: bool = False,
     fuse: bool = False,
 ) -> Enrolment:
-    """Make one item of each id, in the order of first images.
+    """One item for each id, in the order of first images.
 
     Images of one identity have the same listed id or, without one, the same label. `lam.retrieval.fuse_identities`
-    fuses them with wholly shared errors, so that κ does not rise with their number. The same image counts once, and the
-    item has the metadata of the first. Without fusion an item keeps the first of several labels, with a warning.
+    fuses them with fully shared errors, so κ does not rise with their number. Repeated images count once, and the item
+    has the metadata of its first image. Without fusion, an item keeps its first label; a warning counts further labels.
 
     Args:
         images: N images.
-        embeddings: of the images.
-        flag_below: an image with a κ below this is uncertain; None for no gate.
-        skip_uncertain: leave uncertain images out.
-        fuse: make one item of each identity, instead of each image.
+        embeddings: embeddings of the images.
+        flag_below: an image with a lower κ is uncertain; None for no gate.
+        skip_uncertain: whether uncertain images are left out.
+        fuse: whether each identity becomes one item, instead of each image.
 
     Raises:
         ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without id
@@ -153,13 +153,13 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
         items = "1 item has" if len(several) == 1 else f"{len(several)} items have"
         warnings.warn(
             f"{items} several labels, such as {images[row].path} as {label!r} and {other!r}: the first is kept; "
-            "give them ids in a list to keep them apart",
+            "for an item each, give them ids in a list",
             stacklevel=3,
         )
 
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
-    """An item of a data set, from its preview; the text is in the metadata."""
+    """Item of a data set's preview; its metadata holds the text."""
     metadata = metadata_json({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
     images = Images(paths=json.dumps([preview.path]))
     return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)
@@ -168,7 +168,7 @@ def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str
 def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
-    """The item of images of one id, with the κ of each."""
+    """The item of the images with one id; `kappas` are the images' own."""
     contents, paths = pack([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:
@@ -183,7 +183,7 @@ def _identity(image: SourceImage) -> str:
     if image.listed_id is not None:
         return image.listed_id
     if not image.label:
-        raise ValueError(f"{image.path} has neither id nor label: images are fused by their id, or else their label")
+        raise ValueError(f"{image.path} has neither id nor label: fusing needs an id or a label for each image")
     return str(number_of(hashlib.sha256(f"label {image.label}".encode()).hexdigest()))
 
 

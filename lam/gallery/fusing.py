@@ -1,7 +1,7 @@
-"""Images of one identity as one item, fused one after the other while serving.
+"""Fusing images of one identity into one item, one after the other while serving.
 
-The density of an item is a product of vMF densities, so that the sums Σ κμ, Σ κ and Σ √κ in float64 suffice, in
-any order. The formula is that of `lam.retrieval.index.fusion` with wholly shared errors, as in `lam index`.
+An item's density is a product of vMF densities, so the sums Σ κμ, Σ κ and Σ √κ in float64 suffice, in any order. The
+formula is in `lam.retrieval.index.fusion`, with fully shared errors, as for `lam index`.
 """
 
 import json
@@ -20,13 +20,13 @@ _BYTES = 8
 
 
 def fuse(known: Item, image: Item) -> Item:
-    """Fuse an image into an item, equal to `fuse_identities` of all images at once.
+    """Fuse an image into an item; the result equals `fuse_identities` of all images at once.
 
-    The same image counts once. Where images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail are
-    those of the first image that has them. An item that holds the image already is returned as it is.
+    If images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail come from the first image that has
+    them. An item that already holds the image is returned unchanged.
 
     Raises:
-        Refusal: conflict, for another label or metadata, or a full item.
+        Refusal: `conflict`, for another label or metadata, or a full item.
     """
     _refuse_another(known, image)
     if _holds(known, image):
@@ -70,12 +70,12 @@ def _refuse_another(known: Item, image: Item) -> None:
 
 
 def _beside_text(item: Item) -> dict[str, Any]:
-    """Its metadata without the text: the texts of one item differ."""
+    """An item's metadata without the text, because fused texts differ."""
     return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
 
 
 def _holds(known: Item, image: Item) -> bool:
-    """Whether the item holds the image, by contents; where one is unknown, the item's id may be that content."""
+    """Whether the item holds the image, by content numbers; if some are unknown, also by the item's id."""
     contents, content = known.images.contents, image.images.contents
     ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
     is_incomplete = len(ids) < known.images.count

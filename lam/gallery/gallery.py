@@ -1,7 +1,7 @@
-"""A store and its index: a change goes to disk first, then into the index, and is then acknowledged.
+"""A store and its index: a change is written to disk, then applied to the index, then acknowledged.
 
 In between, the index may hold an item that the store has deleted. A search that finds such an item waits until the
-index has followed and searches again; no other search waits for the disk. The index is a cache, in this process
+index has followed, and searches again; other searches do not wait for the disk. The index is a cache, in this process
 (`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
 """
 
@@ -47,9 +47,9 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
     """Open the items of a gallery, and lock them against other processes; `make` creates a missing gallery.
 
     Raises:
-        CorruptFileError: for items that were lost.
-        ValueError: for a gallery that another process has open, or that is missing.
-        OSError: for one that cannot be written.
+        CorruptFileError: for lost items.
+        ValueError: for a missing gallery, or a gallery that another process has open.
+        OSError: for a gallery that cannot be written.
     """
     folder = Path(folder)
     if make:
@@ -61,12 +61,12 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
 
 
 def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat") -> None:
-    """Replace the items of a run or of `lam index`, and the FAISS type; items that were added while serving stay.
+    """Replace the items of a run or of `lam index`, and the FAISS type; items added while serving stay.
 
-    A process that is killed leaves the old items or the new ones.
+    If the process is killed, either the old items or the new ones remain.
 
     Raises:
-        ValueError: for a type that FAISS does not know, or that needs more items; nothing is changed.
+        ValueError: for an unknown FAISS type, or one that needs more items; nothing is changed.
         OSError: for a full disk.
     """
     embeddings, cache = enrolled.embeddings, store.path.with_name(CACHE)
@@ -85,19 +85,19 @@ def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat
 
 
 class Gallery:
-    """The items of a run, searched by any thread while one thread writes. One process at a time may have it open.
+    """The items of a run. Any thread may search while one thread writes; one process may open it at a time.
 
     Args:
-        folder: of the gallery, made by a run or by `lam index`.
-        dimension: of the embeddings.
-        drop_corrupt: delete altered rows, and go on without them.
-        index: "flat", "hnsw" or the address of a Milvus collection. By default the type that the gallery was made with:
-            flat, unless `lam index --factory` named another. The items on disk are the same for all of them.
+        folder: folder of the gallery, written by a run or by `lam index`.
+        dimension: dimension of the embeddings.
+        drop_corrupt: whether altered rows are deleted, instead of an error.
+        index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type of the gallery: flat,
+            unless `lam index --factory` named another. The items on disk are the same for all.
 
     Raises:
         CorruptFileError: for altered rows or a lost file.
-        ValueError: for a missing gallery, one that another process has open, another kind of index, or a collection
-            that cannot be used.
+        ValueError: for a missing gallery, a gallery that another process has open, another kind of index, or a
+            collection that cannot be used.
         ConnectionError: if Milvus does not answer when a collection is first used.
         OSError: if the folder cannot be written.
     """
@@ -120,7 +120,7 @@ class Gallery:
 
     @property
     def index(self) -> "Index | RemoteIndex":
-        """The index, whose ids are keys of the store; for measurements."""
+        """The index, for measurements; its ids are keys of the store."""
         return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property
@@ -130,20 +130,20 @@ class Gallery:
 
     @property
     def complaint(self) -> str | None:
-        """Why it cannot be searched now, or None."""
+        """Why the index cannot be searched now, or None."""
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo]]:
-        """The k nearest items of each query, before a concurrent write or after it: hits and information by key.
+        """Hits of the k nearest items of each query, before or after a concurrent write, and information by key.
 
         Raises:
-            Refusal: busy, if Milvus does not answer.
+            Refusal: `busy`, if Milvus does not answer.
         """
         hits, infos, gone = self._search_once(queries, k)
         if gone:
             with self._writing:
                 hits, infos, gone = self._search_once(queries, k)
-                while gone:  # a write that failed between store and index left them
+                while gone:  # from a write that failed between store and index
                     self._index.apply(gone, {})
                     hits, infos, gone = self._search_once(queries, k)
         return hits, infos
@@ -157,17 +157,16 @@ class Gallery:
         return self._store.page(after=after, limit=limit)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
-        """Put and delete items; when this returns, they are on disk, and found or no longer found.
+        """Put and delete items; on return, the changes are on disk and searches see them.
 
         Deleted items are erased from the store, its log, and the index with its cache. While Milvus does not answer,
-        items are on disk, and the collection follows once it does.
+        changes are on disk only; the collection follows when it answers again.
 
         Returns:
-            The effect of each operation. A deletion that is stored, but leaves traces that cannot be erased yet, is
-            refused as `busy`.
+            The effect of each operation. A stored deletion is refused as `busy` if its traces cannot be erased yet.
 
         Raises:
-            Refusal: full, if the change could not be stored; nothing was changed.
+            Refusal: `full`, if the change could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str)]
         if deleted:
@@ -181,7 +180,7 @@ class Gallery:
         return [unerased if isinstance(operation, str) else change for operation, change in pairs]
 
     def close(self) -> None:
-        """Write the cache of the index, if its type needs one, and unlock the folder."""
+        """Write the index's cache, if its type needs one, and unlock the folder."""
         self._resources.close()
 
     def _open_index(self, index: str | None) -> "LocalIndex | RemoteIndex":
@@ -193,7 +192,7 @@ class Gallery:
         return RemoteIndex(index, self._store, self.dimension)
 
     def _unerased(self) -> Refusal | None:
-        """The refusal of a deletion that left traces, or None."""
+        """The refusal for a deletion with traces left, or None."""
         after = 1
         if not self._store.erase_log():
             where = "a reader of the database keeps its log, which still holds it"
@@ -206,14 +205,14 @@ class Gallery:
         return busy(f"the item is deleted and is not found again, but {where}", after=after)
 
     def _search_once(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
-        """Hits, information on them, and the keys that the store no longer holds."""
+        """Hits, information on them, and keys of hits that the store no longer holds."""
         hits = self._index.search(queries, k)
         keys = set(hits.ids.flatten().tolist())
         infos = self._store.hit_infos(keys)
         return hits, infos, keys - infos.keys()
 
     def _apply(self, changes: Sequence[Change | Refusal]) -> None:
-        """Bring the index to the store; a key that came and went within one batch never enters."""
+        """Apply changes to the index; a key that was added and removed within one batch is left out."""
         done = [change for change in changes if isinstance(change, Change)]
         gone = {key for change in done for key in change.removed}
         new = {

@@ -13,7 +13,7 @@ def read_list(path: str | Path, *, repeated_ids: bool = False) -> list[SourceIma
 
     Args:
         path: a table; see `Table.read`.
-        repeated_ids: whether several lines may have one id.
+        repeated_ids: whether several lines may have the same id.
 
     Raises:
         ValueError: as `Table.read` and `SourceImage`; for a column without a name, an empty path, a repeated id, or
@@ -57,6 +57,6 @@ def _refuse_repeated_ids(table: Table) -> None:
         first = lines.setdefault(item_id, line)
         if item_id and first != line:
             raise ValueError(
-                f"{table.path}, {table.unit} {line}: id {item_id!r} is that of {table.unit} {first}; ids must "
-                "differ, unless images of one id are fused (--fuse)"
+                f"{table.path}, {table.unit} {line}: id {item_id!r} is already in {table.unit} {first}; ids must "
+                "differ, unless images with one id are fused (--fuse)"
             )

@@ -18,23 +18,23 @@ from lam.utils.files import sha256_of
 ID_RULE = "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no space at an end"
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
-VECTOR, KAPPA = 1, 2  # places in a row
+VECTOR, KAPPA = 1, 2  # positions in a row
 _OF_ITEM = 7  # values of a row; the others are fields of `Images`
 _HEAD = struct.Struct("<dqdd???9q")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; not tabs and line breaks
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
 _ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images that an item was made of.
+    """The images of an item.
 
     Attributes:
         count: number of images.
         resultant: mean resultant length of their directions; 1 for one image.
-        least_kappa: the least of their κ; None for one image, or if unknown.
-        contents: known ids by content, eight bytes each.
-        paths: a list of their files as JSON; empty for images from HTTP.
+        least_kappa: their least κ; None for one image, or if unknown.
+        contents: their known content numbers, eight bytes each.
+        paths: their files, a JSON list; empty for images from HTTP.
         sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or if unknown.
     """
 
@@ -51,14 +51,14 @@ class Item:
     """An item of a gallery.
 
     Attributes:
-        id: stable, chosen by the client.
+        id: stable id, chosen by the client.
         vector: a unit vector of D float32 numbers, as bytes.
         kappa: its concentration.
         label: its class, or the empty label.
         metadata: a JSON object.
         thumbnail: a small picture, or None.
         origin: `service`, or `index` for items of a run or of `lam index`, which the next `lam index` replaces.
-        images: those that it was made of.
+        images: its images.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Item:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Its values in the database: its fields, the last replaced by the fields of `images`."""
+        """Its values in the database: its fields, with the fields of `images` at the end."""
         images = self.images
         return (
             self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,
@@ -86,12 +86,12 @@ class Item:
 
     @property
     def sha256(self) -> bytes:
-        """Its content hash, see `hash_of`."""
+        """Content hash, see `hash_of`."""
         return hash_of(self.row)
 
     @property
     def embedding(self) -> np.ndarray:
-        """(D,) its vector as numbers."""
+        """Its vector (D,) as numbers."""
         return np.frombuffer(self.vector, np.float32)
 
     @property
@@ -101,18 +101,18 @@ class Item:
 
     @property
     def text(self) -> str | None:
-        """Its text, which is in its metadata; None for an image."""
+        """The text in its metadata; None for an image."""
         text = json.loads(self.metadata).get("text")
         return text if isinstance(text, str) else None
 
     @property
     def is_fused(self) -> bool:
-        """Whether it was made of several images."""
+        """Whether it has several images."""
         return self.images.count > 1
 
     @property
     def label_repeats_text(self) -> bool:
-        """Whether the label is the text, or its beginning, as classes of long answers are named."""
+        """Whether the label is the text or its beginning; classes of long answers have such names."""
         beginning, cut, _ = self.label.partition("… (")
         return self.text is not None and (self.text.startswith(beginning) if cut else self.text == self.label)
 
@@ -123,7 +123,7 @@ class Item:
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
-    """SHA-256 of an item's `row`: its numbers, then the lengths of texts and bytes, then these."""
+    """SHA-256 of an item's `row`: numbers, lengths of texts and bytes, then the texts and bytes."""
     (
         item_id, vector, kappa, label, metadata, thumbnail, origin,
         count, resultant, least_kappa, contents, paths, sums,
@@ -138,9 +138,9 @@ def hash_of(row: Sequence[Any]) -> bytes:
 
 
 def content_id(content: bytes) -> int:
-    """The number of an image by its content: the first 63 bits of the SHA-256 of its file.
+    """The content number of an image: the first 63 bits of its file's SHA-256.
 
-    It is the default id, so that one image is one item under any file name.
+    It is the default id: copies of one image under other file names are one item.
     """
     return number_of(hashlib.sha256(content).hexdigest())
 
@@ -151,22 +151,22 @@ def file_id(path: str | Path) -> int:
 
 
 def number_of(digest: str) -> int:
-    """The first 63 bits of a SHA-256 in hexadecimal digits."""
+    """The first 63 bits of a SHA-256 in hexadecimal."""
     return int(digest[:16], 16) >> 1
 
 
 def pack(contents: Iterable[int]) -> bytes:
-    """Ids by content as bytes, eight each."""
+    """Content numbers as bytes, eight each."""
     return b"".join(content.to_bytes(8, "big") for content in contents)
 
 
 def check_id(item_id: str) -> str:
-    """The id.
+    """The id, if it is valid.
 
     Raises:
-        Refusal: invalid, for one that breaks `ID_RULE`.
+        Refusal: `invalid`, for an id that breaks `ID_RULE`.
     """
-    # `\w` has no combining marks, which Hindi, Thai and the é of macOS need
+    # `\w` does not match combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
     if _ID.fullmatch(letters) is None:
         raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
@@ -174,10 +174,10 @@ def check_id(item_id: str) -> str:
 
 
 def metadata_json(metadata: object) -> str:
-    """Metadata as the JSON text that is stored.
+    """Metadata as JSON text for the store.
 
     Raises:
-        Refusal: invalid, for no object, NaN, lone surrogates, or too many levels or characters.
+        Refusal: `invalid`, for anything but an object, for NaN, lone surrogates, or too many levels or characters.
     """
     if not isinstance(metadata, dict):
         raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
@@ -200,7 +200,7 @@ def metadata_json(metadata: object) -> str:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether an object or list has more levels than this, itself included."""
+    """Whether an object or list has more than these levels, itself included."""
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(
@@ -212,7 +212,7 @@ def normalize_label(label: str) -> str:
     """The label with accented letters composed (Unicode's NFC).
 
     Raises:
-        Refusal: invalid, for a label that is too long or holds lone surrogates or control characters.
+        Refusal: `invalid`, for a label that is too long or holds lone surrogates or control characters.
     """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

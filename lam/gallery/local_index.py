@@ -1,6 +1,6 @@
-"""The FAISS index of this process, which follows the store; a Milvus collection is `lam.gallery.remote_index`.
+"""The FAISS index in this process, which follows the store; `lam.gallery.remote_index` uses a Milvus collection.
 
-It is built from the store at every start. FAISS types that take long to build are read from a folder and caught up.
+It is built from the store at every start. FAISS types that build slowly are read from a cache folder and updated.
 """
 
 import logging
@@ -26,31 +26,31 @@ from lam.utils.files import CorruptFileError
 from lam.vmf.embeddings import Embeddings
 
 Kind = Literal["flat", "hnsw"]
-"""An exact search, or one along a graph, which may miss a neighbour."""
+"""An exact search, or a search along a graph, which may miss neighbours."""
 
 LEAST_RECALL = 0.95
-"""A recall below this warns at the start."""
+"""A lower recall at the start logs a warning."""
 
 _GRAPH = "HNSW32"
-_QUERIES, _NEIGHBOURS = 200, 10  # on which recall is measured
+_QUERIES, _NEIGHBOURS = 200, 10  # for measuring recall
 _BLOCK = 10_000
 _LOG = logging.getLogger(__name__)
 
 
 class LocalIndex:
-    """The items of a store in an index of this FAISS type, searched by any thread while one thread applies changes.
+    """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index that takes long to build is kept in the folder `cache`.
+    An index that builds slowly is kept in the folder `cache`.
 
     Attributes:
-        recall: against an exact search, measured at the start; None for exact searches and fewer than two items.
+        recall: recall against an exact search, measured at the start; None for exact searches or below two items.
 
     Raises:
         ValueError: for items of another dimension.
     """
 
     complaint: None = None
-    """It can always be searched."""
+    """Always None: the index can always be searched."""
 
     def __init__(self, cache: Path, store: ItemStore, dimension: int, factory: str) -> None:
         self._cache, self._lock = cache, threading.Lock()
@@ -68,7 +68,7 @@ class LocalIndex:
             return self.index.search(queries, k)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key, idempotently. Searches go on while a type without removal is built anew."""
+        """Remove and add by key, idempotently. Searches continue while a type without removal is rebuilt."""
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -77,7 +77,7 @@ class LocalIndex:
         self.index.sweep(self._lock)
 
     def close(self) -> None:
-        """Write an index that takes long to build."""
+        """Write the cache of an index that builds slowly."""
         with self._lock:
             self._save()
 
@@ -103,7 +103,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """The FAISS type that searches a gallery of type `indexed`; "hnsw" keeps a graph, None any type.
+    """FAISS type for a gallery of type `indexed`: "hnsw" keeps an existing graph, None keeps any type.
 
     Raises:
         ValueError: for another kind.
@@ -135,10 +135,10 @@ def build_index(
     source: Path,
     trained: Index | None = None,
 ) -> Index:
-    """An index of items by rising key, built anew or caught up from the folder `cache`.
+    """An index of items, which come by rising key: built anew, or the one in the folder `cache` updated.
 
     Args:
-        factory: the FAISS type; Flat replaces it, with a warning, where the items are too few for it.
+        factory: the FAISS type; if the items are too few for it, Flat replaces it, with a warning.
         source: the file of the items, for errors.
         trained: an empty trained index of this type to fill, instead of the cached one.
 
@@ -161,7 +161,7 @@ def build_index(
 
 
 def require_faiss() -> None:
-    """Raise a ValueError that says how to install FAISS, where it is missing."""
+    """Raise a ValueError if FAISS is missing; it says how to install it."""
     try:
         import faiss  # noqa: F401
     except ImportError as error:
@@ -187,19 +187,19 @@ def embeddings_of(items: Collection[Item]) -> Embeddings:
 
 
 def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> Embeddings:
-    """Embeddings of at least one vector as items store it, and their κ."""
+    """Embeddings of one or more vectors, as items store them, with their κ."""
     mean = torch.from_numpy(np.frombuffer(bytearray().join(vectors), np.float32).reshape(len(vectors), -1))
     kappa = torch.tensor(kappas, dtype=torch.float64)
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 
 def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None:
-    """Raise a ValueError for an item of another dimension, which another encoder made."""
+    """Raise a ValueError for an item of another dimension: it comes from another encoder."""
     for item in items:
         if len(item.vector) != 4 * dimension:
             raise ValueError(
                 f"{path} holds item {item.id} of dimension {len(item.vector) // 4}, the run has {dimension}: "
-                f"it belongs to another encoder; move {path.parent} away to begin anew"
+                f"it belongs to another encoder; to begin anew, move {path.parent} away"
             )
 
 

@@ -1,4 +1,4 @@
-"""The error of a refused operation on a gallery: its kind, what was wrong, and what is allowed."""
+"""`Refusal`, the error of a refused operation on a gallery: its kind, what was wrong, and what is allowed."""
 
 from typing import Any, Literal
 
@@ -6,14 +6,14 @@ Kind = Literal["invalid", "conflict", "busy", "full"]
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
-    """An operation that was refused; nothing was changed, unless it says so.
+    """A refused operation; unless the message says otherwise, nothing was changed.
 
     Args:
-        kind: `invalid` can never succeed, `conflict` does not fit the stored items, `busy` can succeed later, `full`
+        kind: `invalid` can never succeed, `conflict` contradicts the stored items, `busy` can succeed later, `full`
             could not be stored.
         error: what was wrong.
         allowed: what is allowed, as JSON.
-        after: of `busy`, seconds until another try.
+        after: for `busy`, seconds until the next try.
     """
 
     def __init__(self, kind: Kind, error: str, *, allowed: Any = None, after: int | None = None) -> None:
@@ -25,10 +25,10 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
 
 
 def busy(what: str, *, after: int = 1) -> Refusal:
-    """The refusal of an operation that can succeed in some seconds."""
+    """The refusal of an operation that can succeed after some seconds."""
     return Refusal("busy", what, allowed=f"the same request after {after} s", after=after)
 
 
 def full(reason: str) -> Refusal:
-    """The refusal of a change that could not be made durable; acknowledged items stay."""
+    """The refusal of a change that could not be written to disk; acknowledged items stay."""
     return Refusal("full", f"the change could not be stored ({reason}); nothing was changed", allowed="searches")

@@ -1,9 +1,9 @@
 """A Milvus collection that follows the store, behind a circuit breaker: the server may fail, the store may not.
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens it: searches are then
-refused at once, and changes stay in the store alone. A thread tries the server now and again (half-open). When it
-answers, the collection is brought to the store by comparing keys, and then the circuit closes. An outage leaves no
-state behind, so that it may outlast the process.
+refused at once, and changes go to the store only. A thread tries the server at intervals (half-open). When the server
+answers, keys are compared, the collection is updated, and the circuit closes. An outage leaves no state, so it may
+outlast the process.
 """
 
 import logging
@@ -21,33 +21,33 @@ from lam.retrieval.index.milvus_index import Address, MilvusIndex
 from lam.vmf.embeddings import Embeddings
 
 TIMEOUT = 5.0
-"""Seconds that an answer of the server may take."""
+"""Greatest time of an answer of the server, in seconds."""
 
 PAUSE = 2.0
-"""Seconds between two trials of a server that is down."""
+"""Time between two trials of a failed server, in seconds."""
 
 _BLOCK = 1000
 _LOG = logging.getLogger(__name__)
 
 
 class RemoteIndex:
-    """The items of a store in a collection, searched by any thread while one thread applies changes.
+    """The items of a store in a collection; any thread may search while one thread applies changes.
 
-    The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
+    The collection belongs to this store: other entities in it are deleted. It must be empty or missing at the first use.
 
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`.
-        ConnectionError: if the server does not answer at the first use; later the circuit begins open.
+        ConnectionError: if the server does not answer at the first use; later, the circuit then starts open.
     """
 
     recall: None = None
-    """It is not measured."""
+    """Always None: recall is not measured."""
 
     def __init__(self, address: str, store: ItemStore, dimension: int) -> None:
         self._address, self._store, self._dimension = address, store, dimension
         self._index: MilvusIndex | None = None  # while the circuit is closed
         self._changing = threading.Lock()
-        self._gone: set[int] = set()  # changes while the collection is brought to the store
+        self._gone: set[int] = set()  # changes while the collection is updated
         self._new: set[int] = set()
         self._reason = ""
         self._count = len(store)
@@ -65,12 +65,12 @@ class RemoteIndex:
 
     @property
     def factory(self) -> str:
-        """The address, instead of a FAISS type."""
+        """The address, which stands for the FAISS type."""
         return self._address
 
     @property
     def complaint(self) -> str | None:
-        """Why it cannot be searched now, or None; the server's own words are in the log."""
+        """Why the index cannot be searched now, or None; the server's error is in the log."""
         if self._index is not None:
             return None
         return "the index does not answer, or is not up to date yet; changes are stored, and follow later"
@@ -79,7 +79,7 @@ class RemoteIndex:
         """The k nearest items of each query; ids are keys of the store.
 
         Raises:
-            Refusal: busy, while the circuit is open.
+            Refusal: `busy`, while the circuit is open.
         """
         index = self._index
         if index is None:
@@ -91,7 +91,7 @@ class RemoteIndex:
             raise self._refusal() from None
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key, or, while the server fails, once it is back."""
+        """Remove and add by key; while the server fails, the changes wait until it is back."""
         self._count = len(self._store)
         with self._changing:
             self._gone |= gone
@@ -105,7 +105,7 @@ class RemoteIndex:
                 self._open_circuit(index, error)
 
     def probe(self) -> bool:
-        """Try the server, bring the collection to the store, and close the circuit; False where that fails."""
+        """Try the server, update the collection from the store, and close the circuit; False if this fails."""
         try:
             self._close_circuit()
         except Exception as error:  # the thread that tries again must survive all errors
@@ -115,7 +115,7 @@ class RemoteIndex:
         return True
 
     def close(self) -> None:
-        """Stop trying, and close the connection; the collection catches up at the next start."""
+        """Stop the trials, and close the connection; the collection is updated at the next start."""
         self._is_closing.set()
         self._retrying.join(TIMEOUT)
         if self._index is not None:
@@ -123,7 +123,7 @@ class RemoteIndex:
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which the server may have been tried again."""
+        """Seconds until the next trial of the server, as an upper bound."""
         return max(1, math.ceil(PAUSE))
 
     def _refusal(self) -> Refusal:
@@ -133,7 +133,7 @@ class RemoteIndex:
         return MilvusIndex(self._address, self._dimension, timeout=TIMEOUT)
 
     def _claim(self) -> None:
-        """Claim the collection for this store, or refuse one with other entities."""
+        """Claim the collection for this store; a collection with other entities is an error."""
         place = Address.parse(self._address)
         fact = f"collection {place.uri}/{place.collection}"
         if self._store.fact(fact) is not None:
@@ -141,8 +141,8 @@ class RemoteIndex:
         with closing(self._connected()) as index:
             if count := len(index):
                 raise ValueError(
-                    f"the collection {place.collection!r} in {place.server} holds {count} items that are not of this "
-                    "gallery: name one that is empty, or that does not exist"
+                    f"the collection {place.collection!r} in {place.server} holds {count} items of another gallery: "
+                    "name a collection that is empty, or that does not exist"
                 )
         self._store.write([], facts={fact: "of this store"})
 
@@ -152,7 +152,7 @@ class RemoteIndex:
                 self.probe()
 
     def _open_circuit(self, index: MilvusIndex, error: Exception) -> None:
-        if self._index is index:  # a call from before the last closing says nothing about the server now
+        if self._index is index:  # an error from before the circuit last closed is outdated
             self._index = None
             self._log_reason(error)
 
@@ -173,13 +173,13 @@ class RemoteIndex:
             self._index, self._reason = index, ""
 
     def _follow(self, index: MilvusIndex) -> None:
-        """Bring changes to the collection; a key that is both new and gone came first and never comes back."""
+        """Apply waiting changes; a key that is both new and gone was added, then removed, for ever."""
         self._put(index, self._new)
         index.discard(sorted(self._gone))
         self._gone, self._new = set(), set()
 
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
-        """Put items, except for those that the store has deleted meanwhile."""
+        """Put items, except those that the store has deleted meanwhile."""
         rising = sorted(keys)
         for start in range(0, len(rising), _BLOCK):
             if items := self._store.items_of(rising[start : start + _BLOCK]):

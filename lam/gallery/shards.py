@@ -1,13 +1,13 @@
-"""Embeddings of a folder or of a file of texts as .npz files, one for all items or for each shard; shards are merged.
+"""Embeddings of a folder, or of a file of texts, as .npz files: one for all items, or one for each shard to be merged.
 
-paths, labels (N,) text      ids, positions (N,) int64: by content, and in the order of the whole
+paths, labels (N,) text      ids, positions (N,) int64: content numbers, and positions in the whole
 mean (N, D)                  kappa, variance, resultant (N,)
-shard (2,) i and n           total (): of the folder    listing (): hash of its names    encoder (): of the run
-mean_samples ():             S where means are of S samples, else 0
-facts (bytes,) uint8         JSON, a list of N objects with id and metadata, where a list or a text gives some
-skipped (M,) int64           positions of images that cannot be read, if any
-flagged (N,)                 images that the calibration flags, if there is one
-kappa_epistemic, kappa_aleatoric, p_known (N,)   where the encoder has learnt its ambiguity; merging keeps κ alone
+shard (2,) i and n           total (): items of the folder    listing (): hash of its names
+encoder (): fingerprint      mean_samples (): S for means of S samples, else 0
+facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
+skipped (M,) int64           positions of damaged images, if any
+flagged (N,)                 images that the calibration flags, if the run has one
+kappa_epistemic, kappa_aleatoric, p_known (N,)   if the encoder has learnt its ambiguity; merging keeps only κ
 """
 
 import hashlib
@@ -29,19 +29,19 @@ from lam.utils.files import CorruptFileError, check_format, write_atomically
 from lam.vmf.embeddings import Embeddings
 
 FORMAT = 1
-# arrays by name, each with the kind of its dtype and its number of axes
+# dtype kind and number of axes of each array
 _ROWS = dict.fromkeys(("paths", "labels"), "U1") | dict.fromkeys(("ids", "positions"), "i1")
 _ROWS |= {"mean": "f2", "kappa": "f1", "variance": "f1", "resultant": "f1"}
 _FACTS = {"format": "i0", "shard": "i1", "total": "i0", "listing": "U0", "encoder": "U0", "mean_samples": "i0"}
 _OPTIONAL = {"facts": "u1", "skipped": "i1"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # NumPy raises all of these on flipped bits
-_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # a file may unpack to these bytes, or to this many times its size
+_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # limits of unpacking: these bytes, or this multiple of the file's size
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard i of n, from 1: in the order of paths the i-th image, the (i + n)-th, and so on.
+    """Shard i of n, from 1: the i-th image in the order of paths, the (i + n)-th, and so on.
 
     Raises:
         ValueError: if i is not from 1 to n.
@@ -74,23 +74,23 @@ class Shard:
         """Positions of the shard's images among `total`.
 
         Raises:
-            ValueError: if there are none.
+            ValueError: if the shard is empty.
         """
         if total < self.number:
-            raise ValueError(f"there are {total} images, so that shard {self.number}/{self.count} has none: make fewer")
+            raise ValueError(f"shard {self.number}/{self.count} of {total} images is empty: make fewer shards")
         return torch.arange(self.number - 1, total, self.count)
 
 
 @dataclass(frozen=True)
 class EmbeddedItems:
-    """The embedded images of a folder, or texts of a file: all, or those of a shard.
+    """The embedded images of a folder, or texts of a file, or a shard of them.
 
     Attributes:
-        names: of all images, relative to their folder, or all texts.
+        names: paths of all images, relative to their folder, or all texts.
         sources: N images or texts of the shard.
-        embeddings: of the sources.
-        flagged: (N,) sources that the calibration flags; None without one.
-        skipped: (M,) rows of the shard whose images cannot be read.
+        embeddings: embeddings of the sources.
+        flagged: (N,) whether the calibration flags a source; None without calibration.
+        skipped: (M,) rows of the shard with damaged images.
     """
 
     names: Sequence[str]
@@ -106,8 +106,8 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
     Args:
         path: the file.
         embedded: the items of the shard.
-        encoder: its fingerprint; see `lam.encoders.files.fingerprint`.
-        shard: the part of the whole.
+        encoder: fingerprint of the encoder; see `lam.encoders.files.fingerprint`.
+        shard: the number of the shard, and of all shards.
     """
     sources, embeddings, names = embedded.sources, embedded.embeddings, embedded.names
     positions, skipped = shard.positions(len(names)).numpy(), embedded.skipped.numpy()
@@ -138,19 +138,18 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
 
 
 def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
-    """Merge the shards of a folder, in any order, into the order of the folder.
+    """Merge the shards of a folder, given in any order, into the order of the folder.
 
     Args:
         paths: a file for each shard.
-        encoder: the fingerprint that the files must have.
+        encoder: fingerprint that the files must have.
 
     Raises:
         CorruptFileError: for a file that is truncated, altered or of another kind.
-        ValueError: for a missing file or shard, a shard that is there twice, or another encoder, folder or number of
-            shards.
+        ValueError: for a missing file or shard, a repeated shard, or another encoder, folder or number of shards.
     """
     if not paths:
-        raise ValueError("there are no embeddings to merge: give the files that `lam embed` wrote")
+        raise ValueError("merging needs at least one file: give the files that `lam embed` wrote")
     parts = {Path(path): _read(Path(path)) for path in paths}
     _refuse_others(parts, encoder)
     joined = {name: np.concatenate([part[name] for part in parts.values()]) for name in _ROWS}
@@ -184,7 +183,7 @@ def _facts(path: Path, part: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         facts = None
     if isinstance(facts, list) and len(facts) == count and all(map(_is_fact, facts)):
         return facts
-    raise CorruptFileError(f"{path} has facts that are not of its {count} rows: write it again")
+    raise CorruptFileError(f"{path} has facts that do not match its {count} rows: write it again")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -196,7 +195,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             part = {name: arrays[name] for name in (*_ROWS, *_FACTS, *(_OPTIONAL.keys() & set(arrays)))}
     except _UNREADABLE as error:
         raise CorruptFileError(
-            f"{path} is truncated, altered or no file of embeddings ({error}): write it again by `lam embed`"
+            f"{path} is truncated, altered or no file of embeddings ({error}): write it again with `lam embed`"
         ) from None
     for name, array in part.items():
         fits = f"{array.dtype.kind}{array.ndim}" == (_ROWS | _FACTS | _OPTIONAL)[name]
@@ -211,8 +210,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Embeddings hardly compress. Texts, padded to the longest, compress more, but a bomb does a thousandfold."""
-    if not zipfile.is_zipfile(path):  # NumPy refuses it
+    """Reject a zip bomb: embeddings hardly compress, padded texts somewhat, a bomb a thousandfold."""
+    if not zipfile.is_zipfile(path):  # NumPy rejects it
         return
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())
@@ -231,14 +230,14 @@ def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> No
             )
         number, of = part["shard"].tolist()
         if of != count:
-            raise ValueError(f"{path} is shard {number}/{of}, {first} is one of {count}: give shards of one cut")
+            raise ValueError(f"{path} is shard {number}/{of}, but {first} is one of {count}: give shards of one n")
         if str(part["listing"]) != str(parts[first]["listing"]) or int(part["total"]) != int(parts[first]["total"]):
-            raise ValueError(f"{path} and {first} are of other folders, or the images changed in between: embed again")
+            raise ValueError(f"{path} and {first} come from other folders, or images have changed: embed again")
         if part["mean"].shape[1] != parts[first]["mean"].shape[1]:
             widths = part["mean"].shape[1], parts[first]["mean"].shape[1]
             raise ValueError(f"{path} has dimension {widths[0]}, {first} {widths[1]}: embed again")
         if number in seen:
-            raise ValueError(f"shard {number}/{of} is there twice: {seen[number]} and {path}")
+            raise ValueError(f"shard {number}/{of} is given twice: {seen[number]} and {path}")
         seen[number] = path
     if missing := sorted(set(range(1, count + 1)) - seen.keys()):
         raise ValueError(f"{len(missing)} of {count} shards are missing, such as {missing[0]}/{count}")

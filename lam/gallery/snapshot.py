@@ -1,4 +1,4 @@
-"""The items of one moment, read and searched while another process may write to the gallery."""
+"""The items at one moment, read and searched while another process may write to the gallery."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -23,10 +23,10 @@ class Snapshot:
     """The items of a gallery at one moment.
 
     Attributes:
-        folder: of the gallery.
-        dimension: of the embeddings.
-        keys: of the items, rising.
-        items: without their thumbnails, in the order of the keys.
+        folder: folder of the gallery.
+        dimension: dimension of the embeddings.
+        keys: keys of the items, rising.
+        items: items in the order of the keys, without thumbnails.
         factory: the FAISS type.
         mean_samples: see `Embeddings`; queries must be embedded with as many samples.
     """
@@ -43,9 +43,9 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: str | Path, dimension: int) -> "Snapshot":
-        """Read and check the items of a gallery, while another process may write to it.
+        """The checked items of a gallery, while another process may write to it.
 
-        A deletion within the second that this takes may be refused as `busy`.
+        Reading takes about a second; a deletion meanwhile may be refused as `busy`.
 
         Raises:
             CorruptFileError: for a lost file or altered rows.
@@ -59,7 +59,7 @@ class Snapshot:
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
-        """The k items of highest cosine for each query; ids of hits are places in `items`.
+        """The k items of highest cosine for each query; ids of hits are positions in `items`.
 
         Raises:
             ValueError: as `lam.retrieval.Index.search`.
@@ -75,7 +75,7 @@ class Snapshot:
 
     @cached_property
     def embeddings(self) -> Embeddings:
-        """The embeddings of at least one item.
+        """Embeddings of the items, at least one.
 
         Raises:
             ValueError: for items of another dimension.
@@ -92,7 +92,7 @@ class Snapshot:
 
 
 class Items(Sequence[Item]):
-    """Items that are built from their rows on access, as most never are."""
+    """Items that are built from their rows on access: most are never accessed."""
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
         self.rows = rows

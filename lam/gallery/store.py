@@ -1,10 +1,10 @@
 """The items on disk: one SQLite file in WAL mode with full sync, a content hash for each row, and a ledger of all rows.
 
-SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row finds an altered row. The
-ledger, the number of rows and the XOR of their hashes, finds a lost, doubled or replaced one. XOR is its own inverse,
-so that a change updates the ledger without reading other rows. A row is never changed: an update replaces it under a
-new key. A key thus stands for one content for ever, and an index follows by comparing keys. A mark beside the file says
-that it existed, so that a lost file is not begun anew. This module knows no index.
+SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
+The ledger, the number of rows and the XOR of their hashes, detects lost, repeated or replaced rows. XOR is its own
+inverse, so a change updates the ledger without reading other rows. A row is never changed: an update inserts it under a
+new key. So a key has one content for ever, and an index follows by comparing keys. A mark beside the file says that
+it existed: a lost file is then an error, not a new gallery. This module knows no index.
 """
 
 import json
@@ -27,13 +27,13 @@ from lam.utils.files import CorruptFileError, check_format, write_text
 FORMAT = 1
 FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
 FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
-MISSING = "{} is missing or empty: restore it from a copy, or run `lam index`, which makes one"
-_MARK_TEXT = f"{FILE} was made here. Where it is missing or empty it was lost, with all that was in it.\n"
-_PAGE = 2**14  # bytes, so that several vectors share one
-_PATIENCE = 5.0  # seconds for which another process may keep the file locked
+MISSING = "{} is missing or empty: restore it from a copy, or create it with `lam index`"
+_MARK_TEXT = f"{FILE} was created here. If it is missing or empty, its items were lost.\n"
+_PAGE = 2**14  # bytes: several vectors share a page
+_PATIENCE = 5.0  # greatest wait for another process's lock, in seconds
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _FAILING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
-MAX_PAGE = 2**20  # characters of metadata
+MAX_PAGE = 2**20  # characters of metadata in a page of items
 _COLUMNS = (
     "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
 )
@@ -64,10 +64,10 @@ class Change:
     """The effect of one operation.
 
     Attributes:
-        removed: keys that are gone.
-        key: of the item.
+        removed: removed keys.
+        key: key of the item.
         created: whether its id is new.
-        item: as it is now; None after a deletion.
+        item: the stored item; None after a deletion.
     """
 
     removed: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fuse:
-    """An item of one image to fuse into the item of its id, or to put where there is none."""
+    """An item of one image: it is fused into the item with its id, or put if there is no such item."""
 
     item: Item
 
@@ -96,15 +96,15 @@ class Replace:
     """An item that replaces another and keeps some of its fields.
 
     Attributes:
-        item: the new one.
-        keeps: `label`, `metadata`, or both. A text in the metadata belongs to the old content and is not kept.
+        item: the new item.
+        keeps: `label`, `metadata`, or both. A text in the old metadata is not kept: it belongs to the old content.
     """
 
     item: Item
     keeps: Sequence[str]
 
     def over(self, old: Item) -> Item:
-        """The new item with the fields that it keeps of an old one.
+        """The new item with the fields that it keeps from the old one.
 
         Raises:
             Refusal: if metadata and text together are too long.
@@ -117,7 +117,7 @@ class Replace:
 
 
 Operation = Item | Replace | Fuse | str
-"""An item to put, one that keeps fields of the old item, one to fuse, or the id of an item to delete."""
+"""An item to put, an item that keeps fields of the old one, an item to fuse, or the id of an item to delete."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class HitInfo:
     """A hit without its score and κ.
 
     Attributes:
-        id, label, metadata: of the item.
-        images: how many it was made of.
+        id, label, metadata: fields of the item.
+        images: number of its images.
         resultant: mean resultant length of their directions.
-        least_kappa: of the item and its images.
-        has_thumbnail: whether there is a small picture of it.
+        least_kappa: least κ of the item and its images.
+        has_thumbnail: whether it has a small picture.
     """
 
     id: str
@@ -155,7 +155,7 @@ class ItemInfo(HitInfo):
 
     @classmethod
     def of(cls, item: Item) -> "ItemInfo":
-        """The information about a whole item."""
+        """The information on an item."""
         images, has_thumbnail = item.images, item.thumbnail is not None
         return cls(
             item.id, item.label, item.metadata, images.count, images.resultant, item.least_kappa, has_thumbnail,
@@ -164,12 +164,12 @@ class ItemInfo(HitInfo):
 
 
 class ItemStore:
-    """Items under stable ids. Writes are for one thread at a time, reads for any.
+    """Items under stable ids. One thread may write at a time; any thread may read.
 
     Args:
         path: the SQLite file.
-        read_only: open an existing file without writing, beside a process that writes.
-        make: create a missing file, unless it was lost.
+        read_only: whether to open an existing file only for reading, beside a process that writes.
+        make: whether to create a missing file, unless it was lost.
 
     Raises:
         CorruptFileError: for a file that SQLite cannot read, or that was lost.
@@ -188,7 +188,7 @@ class ItemStore:
             self._writer = self._connect(opened)
             self._prepare()
             self._reader, self._lister = self._connect(opened), self._connect(opened)
-            opened.pop_all()  # from here on `close` closes them
+            opened.pop_all()  # from here on, `close` closes the connections
         if not (read_only or self._mark.is_file()):
             write_text(self._mark, _MARK_TEXT)
 
@@ -196,21 +196,21 @@ class ItemStore:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
         if self._read_only and self._cannot_change():
             address += "&immutable=1"
-        # no isolation level: transactions begin and end where this module says
+        # no isolation level: this module begins and ends transactions itself
         connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False, timeout=_PATIENCE
         )
         opened.enter_context(closing(connection))
         connection.execute(f"PRAGMA query_only={self._read_only}")
         connection.execute(f"PRAGMA page_size={_PAGE}")
-        connection.execute("PRAGMA cache_spill=OFF")  # a large change stays in memory, and each page is written once
-        connection.execute("PRAGMA synchronous=FULL")  # NORMAL would acknowledge in WAL mode before the disk has it
+        connection.execute("PRAGMA cache_spill=OFF")  # a large change stays in memory: each page is written once
+        connection.execute("PRAGMA synchronous=FULL")  # in WAL mode, NORMAL acknowledges before the disk has the change
         connection.execute("PRAGMA secure_delete=ON")  # deleted vectors and pictures are overwritten
         connection.execute("PRAGMA trusted_schema=OFF")
         return connection
 
     def _cannot_change(self) -> bool:
-        """Whether the folder is not writable and holds no log, which an immutable file would ignore."""
+        """Whether the folder is read-only and holds no log, which an immutable connection would ignore."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
@@ -223,7 +223,7 @@ class ItemStore:
             return
         self._writer.execute("PRAGMA journal_mode=WAL")
         end = "ROLLBACK;" if version else f"{_SCHEMA}COMMIT;"
-        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # meets the lock of a writer, which lets others read
+        self._writer.executescript(f"BEGIN IMMEDIATE;{end}")  # fails if another process holds the write lock
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
@@ -236,7 +236,7 @@ class ItemStore:
             elif code in _UNWRITABLE:
                 explained = OSError(f"{path} cannot be written ({error}): mount {path.parent} writable, for this user")
             elif code in _FAILING:
-                explained = OSError(f"{path} cannot be used ({error}): see to the disk")
+                explained = OSError(f"{path} cannot be used ({error}): check the disk")
             else:
                 explained = CorruptFileError(f"{path} is truncated or altered: {error}; restore it from a copy")
             raise explained from None
@@ -244,7 +244,7 @@ class ItemStore:
     def _refuse_lost(self) -> None:
         if self._mark.is_file():
             raise CorruptFileError(
-                f"{self.path} is missing or empty, but existed: its items are lost, with those added while serving; "
+                f"{self.path} is missing or empty, but existed: its items are lost, also items added while serving; "
                 f"restore it from a copy, or delete {self._mark} and run `lam index` to begin anew"
             )
         if not self._make:
@@ -262,7 +262,7 @@ class ItemStore:
         """Compare every row with its hash, and all rows with the ledger; `drop_corrupt` deletes corrupt rows.
 
         Returns:
-            The ids of the deleted rows.
+            Ids of the deleted rows.
 
         Raises:
             CorruptFileError: naming the file and the rows.
@@ -282,17 +282,17 @@ class ItemStore:
         return list(altered.values())
 
     def read(self) -> tuple[dict[int, Sequence[Any]], dict[str, str]]:
-        """All rows and facts of one moment, while another process may write.
+        """All rows and facts at one moment, while another process may write.
 
         Returns:
-            Rows by rising key, without thumbnails, compared with hashes and ledger; and facts by name.
+            Rows by rising key, without thumbnails, after a check of hashes and ledger; and facts by name.
 
         Raises:
             CorruptFileError: naming the file and the rows.
         """
         rows: dict[int, Sequence[Any]] = {}
         with self._explain_errors():
-            self._writer.execute("BEGIN")  # one transaction, so that rows, ledger and facts are of one moment
+            self._writer.execute("BEGIN")  # in one transaction, rows, ledger and facts are from one moment
             try:
                 _, fault = self._read_whole(rows)
                 facts = dict(self._writer.execute("SELECT name, value FROM facts"))
@@ -304,7 +304,7 @@ class ItemStore:
         return rows, facts
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
-        """Collect intact rows; return the ids of altered rows by key, and the fault in words."""
+        """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault as text."""
         altered: dict[int, str] = {}
         count, digest = 0, 0
         for key, row, sha256 in self._rows():
@@ -321,7 +321,7 @@ class ItemStore:
         if count != rows:
             return {}, f"it has {count} rows instead of {rows}"
         if digest != int.from_bytes(sum_of_all, "big"):
-            return {}, f"it has {rows} rows, but others than were stored"
+            return {}, f"it has {rows} rows, but not the stored ones"
         return {}, ""
 
     def _corrupt(self, fault: str) -> CorruptFileError:
@@ -343,7 +343,7 @@ class ItemStore:
             return [row[0] for row in reader.execute("SELECT key FROM items").fetchall()]
 
     def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
-        """Items by key, for about a thousand keys; keys that are gone are left out."""
+        """Items by key, for up to about a thousand keys; missing keys are left out."""
         return {key: Item.of_row(row) for key, *row in self._of_keys(_COLUMNS, keys)}
 
     def get(self, item_id: str) -> Item | None:
@@ -353,7 +353,7 @@ class ItemStore:
         return None if row is None else Item.of_row(row)
 
     def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
-        """Information on hits by key; keys that are gone are left out."""
+        """Information on hits by key; missing keys are left out."""
         rows = self._of_keys(_OF_HIT, keys)
         return {key: HitInfo(*values, has_thumbnail=bool(thumbnail)) for key, *values, thumbnail in rows}
 
@@ -364,9 +364,9 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int) -> list[ItemInfo]:
-        """Items after an id, by rising id; fewer than the limit where their metadata exceeds `MAX_PAGE`.
+        """Items after an id, by rising id; fewer than the limit if their metadata exceeds `MAX_PAGE`.
 
-        The page is read on a connection of its own, so that no search waits for it.
+        The page has its own connection, so searches do not wait for it.
         """
         items, size = list[ItemInfo](), 0
         with self._listing, _refuse_locked(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
@@ -378,7 +378,7 @@ class ItemStore:
         return items
 
     def fact(self, name: str) -> str | None:
-        """A value that is stored beside the items, or None."""
+        """A value stored beside the items, or None."""
         with self._read() as reader:
             row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
@@ -386,20 +386,20 @@ class ItemStore:
     def write(
         self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None
     ) -> list[Change | Refusal]:
-        """Put, fuse and delete items in one transaction: on disk when this returns, or unchanged where it fails.
+        """Put, fuse and delete items in one transaction: on return it is on disk; after an error nothing has changed.
 
-        An item replaces one of the same id and other content. Deleting a missing id is no error. An operation that is
-        refused by itself does not stop the others. After a deletion the log holds the deleted item until `erase_log`.
+        An item replaces an item with the same id and other content. Deleting a missing id is no error. A refused
+        operation does not stop the others. After a deletion, the log holds the deleted item until `erase_log`.
 
         Args:
-            operations: done in this order.
+            operations: operations, applied in this order.
             facts: values to store beside the items.
 
         Returns:
             The effect of each operation, or its refusal.
 
         Raises:
-            Refusal: full, where it could not be stored; busy while another process has the file locked.
+            Refusal: `full`, if the change could not be stored; `busy`, while another process has the file locked.
         """
         with self._storing(facts or {}):
             return [self._apply(operation) for operation in operations]
@@ -407,15 +407,15 @@ class ItemStore:
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
         """Replace all items of origin `index`, in one transaction.
 
-        Items that were added or changed while serving stay, and win over a new item of their id. A new item with the
-        content of an intact old one keeps its key.
+        Items added or changed while serving stay, and win over a new item with their id. A new item with the content of
+        an intact old item keeps its key.
 
         Args:
-            items: of origin `index`; no id twice.
+            items: items of origin `index`, with different ids.
             facts: values to store beside the items.
 
         Raises:
-            Refusal: full, where it could not be stored; busy while another process has the file locked.
+            Refusal: `full`, if the change could not be stored; `busy`, while another process has the file locked.
         """
         new = {item.id: (*row, hash_of(row)) for item in items if (row := item.row)}
         gone: list[tuple[int, bytes]] = []
@@ -432,7 +432,7 @@ class ItemStore:
             self._update_ledger(len(new) - len(gone), *changed)
 
     def erase_log(self) -> bool:
-        """Move the log into the file, where deleted content is overwritten; False where another process blocks it."""
+        """Move the log into the file, which overwrites deleted content; False if another process prevents it."""
         with suppress(sqlite3.Error):
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
@@ -467,7 +467,7 @@ class ItemStore:
         return Change((row[0],))
 
     def _update_ledger(self, rows: int, *changed: bytes) -> None:
-        """Count rows that came or went, and XOR their hashes into the ledger."""
+        """Add the change in rows to the ledger's count, and XOR their hashes into it."""
         count, digest = self._ledger
         self._ledger = count + rows, digest ^ _xor(changed)
 
@@ -478,7 +478,7 @@ class ItemStore:
 
     @contextmanager
     def _storing(self, facts: Mapping[str, str]) -> Iterator[None]:
-        """A transaction that ends by storing facts; an error of SQLite becomes a refusal."""
+        """Within the context, a transaction, which stores facts at its end; an error of SQLite becomes a refusal."""
         try:
             with self._transaction():
                 yield
@@ -488,11 +488,11 @@ class ItemStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All changes and the ledger, or nothing.
+        """Within the context, changes and ledger are written together, or not at all.
 
-        IMMEDIATE takes the write lock now: a deferred transaction would read the ledger first, and could then not be
-        upgraded where another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so
-        that whatever is acknowledged after it survives a power cut. Any error rolls back, also one of Python.
+        IMMEDIATE takes the write lock now: a deferred transaction would read the ledger first, and could not write if
+        another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so changes
+        acknowledged after it survive a power cut. Any error rolls back, also an error of Python.
         """
         self._writer.execute("BEGIN IMMEDIATE")
         try:
@@ -503,7 +503,7 @@ class ItemStore:
             self._writer.execute("UPDATE ledger SET rows = ?, sha256 = ?", (rows, digest.to_bytes(32, "big")))
             self._writer.execute("COMMIT")
         except BaseException:
-            if self._writer.in_transaction:  # SQLite has rolled back itself where the disk is full or fails
+            if self._writer.in_transaction:  # SQLite itself rolls back if the disk is full or fails
                 self._writer.execute("ROLLBACK")
             raise
 
@@ -515,7 +515,7 @@ class ItemStore:
 
 @contextmanager
 def _refuse_locked() -> Iterator[None]:
-    """Refuse as busy where another process has the file locked."""
+    """Within the context, another process's lock becomes a refusal, `busy`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -525,7 +525,7 @@ def _refuse_locked() -> Iterator[None]:
 
 
 def _code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary error code; that of corruption for an error of this module."""
+    """SQLite's primary error code; for an error that this module raises, the code of corruption."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 

@@ -99,7 +99,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         ("aninfonce-latents --n_hard=-1", "n_hard must be at least 0, got -1"),
         ("aninfonce-latents --hard_from=6000", "hard_from must be below n_batches, 6000, got 6000"),
         ("aninfonce-latents --others=false", "give n_hard"),
-        ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard must be below initial, 5, .* got 5"),
+        ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard must be below initial, 5, got 5"),
         ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
         ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),
         ("varcon-accuracy --losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),

@@ -73,7 +73,7 @@ def test_what_the_service_could_not_know_is_refused_before_it_is_embedded(wrong:
 
 
 def test_what_cannot_be_fused_is_refused() -> None:
-    with pytest.raises(ValueError, match="b has neither id nor label: images are fused by their id, or else"):
+    with pytest.raises(ValueError, match="b has neither id nor label"):
         enrol([SourceImage("a", "x", 1), SourceImage("b", "", 2)], embeddings(2), fuse=True)
     with pytest.raises(ValueError, match="must have one label: id '7' has 'x' for a, 'y' for b"):
         enrol([SourceImage("a", "x", 1, "7"), SourceImage("b", "y", 2, "7")], embeddings(2), fuse=True)

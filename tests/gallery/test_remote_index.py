@@ -295,7 +295,7 @@ def test_the_first_use_needs_the_server(run_copy: Path, address: str, server: Se
 def test_a_collection_of_others_is_refused_and_left_alone(run_copy: Path, tmp_path: Path, address: str) -> None:
     others = MilvusIndex(address, D)
     others.add(embeddings(2), [5, 6])
-    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items that are not of this gallery: name one"):
+    with pytest.raises(ValueError, match="'items.*' in .* holds 2 items of another gallery: name"):
         Gallery(run_copy / "gallery", D, index=address)
     assert others.ids.tolist() == [5, 6]
     others.close()

@@ -69,7 +69,7 @@ def test_bad_shards_are_refused(text: str, match: str) -> None:
 
 
 def test_a_shard_without_an_image_is_refused(run_copy: Path, digit_folder: Path) -> None:
-    with pytest.raises(ValueError, match="there are 24 images, so that shard 25/30 has none: make fewer"):
+    with pytest.raises(ValueError, match="shard 25/30 of 24 images is empty: make fewer"):
         embed_items(Run(run_copy).encoder, digit_folder, shard=Shard(25, 30))
 
 
@@ -120,11 +120,11 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         merge_embeddings([*first, changed(format=np.array(99))], encoder=key)
     with pytest.raises(ValueError, match="2 of 3 shards are missing, such as 2/3"):
         merge_embeddings(first, encoder=key)
-    with pytest.raises(ValueError, match="shard 2/3 is there twice: .*part-2.npz and .*other.npz"):
+    with pytest.raises(ValueError, match="shard 2/3 is given twice: .*part-2.npz and .*other.npz"):
         merge_embeddings([*parts, changed()], encoder=key)
     with pytest.raises(ValueError, match="part-1.npz was embedded by another network, posterior or preprocessing"):
         merge_embeddings(parts, encoder="other")
-    with pytest.raises(ValueError, match="other.npz and .*part-1.npz are of other folders, or the images changed"):
+    with pytest.raises(ValueError, match="other.npz and .*part-1.npz come from other folders"):
         merge_embeddings([*first, changed(listing=np.array("other"))], encoder=key)
     with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz is one of 3: give shards of one cut"):
         merge_embeddings(
@@ -134,7 +134,7 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         merge_embeddings([*first, changed(mean=np.ones((8, 2), np.float32)), parts[2]], encoder=key)
     with pytest.raises(ValueError, match="there is no file .*none.npz"):
         merge_embeddings([tmp_path / "none.npz"], encoder=key)
-    with pytest.raises(ValueError, match="there are no embeddings to merge"):
+    with pytest.raises(ValueError, match="merging needs at least one file"):
         merge_embeddings([], encoder=key)
 
 

@@ -127,7 +127,7 @@ def test_a_row_that_is_replaced_by_another_is_noticed(tmp_path: Path) -> None:
     store.write([item("a"), item("b")])
     values = (item("a", 2).vector, item("a", 2).sha256)
     store._writer.execute("UPDATE items SET vector = ?, sha256 = ? WHERE id = 'a'", values)
-    with pytest.raises(CorruptFileError, match="2 rows, but others"):
+    with pytest.raises(CorruptFileError, match="2 rows, but not the stored ones"):
         store.check()
     store.close()
 
@@ -260,7 +260,7 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     store, error = ItemStore(tmp_path / FILE), sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
     with (
-        pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): see to the disk"),
+        pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): check the disk"),
         store._explain_errors(),
     ):
         raise error

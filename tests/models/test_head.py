@@ -94,7 +94,7 @@ def test_a_head_that_does_more_than_a_linear_layer_is_refused_and_a_parametrizat
 def test_outputs_that_are_no_embeddings_are_refused():
     with pytest.raises(ValueError, match=r"got shape \(4, 2, 3\)"):
         find_head(nn.Linear(5, 3), torch.randn(4, 2, 5))
-    with pytest.raises(ValueError, match="it gave tuple"):
+    with pytest.raises(ValueError, match="got tuple"):
         find_head(nn.LSTM(5, 3), torch.randn(4, 5))
 
     class Two(nn.Linear):

@@ -147,7 +147,7 @@ def test_weights_of_another_network_are_refused(shape: tuple[int, ...]) -> None:
     read = {"x": torch.zeros(3, 3), "y": torch.zeros(shape)}
     with pytest.raises(ValueError, match="file.pth does not hold efficientnet_lite0: .* from number 2 on"):
         photographs._rename(read, own, Path("file.pth"))
-    with pytest.raises(ValueError, match="1 tensors, the network of timm has 2, and they differ from number 2 on"):
+    with pytest.raises(ValueError, match="1 tensors, the network of timm 2, and they differ from number 2 on"):
         photographs._rename({"x": torch.zeros(3, 3)}, own, Path("file.pth"))
     renamed = photographs._rename({"x": torch.ones(3, 3), "y": torch.ones(2)}, own, Path("file.pth"))
     assert list(renamed) == ["a", "b"]

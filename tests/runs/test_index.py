@@ -179,7 +179,9 @@ def test_lost_items_are_told_and_begun_anew_where_that_is_asked_for(run_copy: Pa
         with pytest.raises(CorruptFileError, match="items.sqlite is missing or empty, but existed"):
             act(run_copy, flat_folder)
     (run_copy / "gallery" / MARK).unlink()
-    with pytest.raises(ValueError, match="items.sqlite is missing or empty: restore it from a copy, or run `lam"):
+    with pytest.raises(
+        ValueError, match="items.sqlite is missing or empty: restore it from a copy, or create it with `lam"
+    ):
         search(run_copy, flat_folder)
     index_images(run_copy, flat_folder, progress=False)
     assert search(run_copy, flat_folder / "0.png", k=1).items[0][0].label == ""  # without class folders nobody says
@@ -210,7 +212,7 @@ def test_images_of_another_shape_are_made_to_fit(run_copy: Path, tmp_path: Path)
 def test_an_encoder_that_knows_no_preprocessing_is_refused(run_copy: Path, flat_folder: Path) -> None:
     encoder = Run(run_copy).encoder
     encoder.preprocessing = None
-    with pytest.raises(ValueError, match=r"how an image becomes an input: fit it with preprocessing=\.\.\."):
+    with pytest.raises(ValueError, match=r"no preprocessing for image files: fit it with preprocessing=\.\.\."):
         embed_items(encoder, flat_folder)
 
 

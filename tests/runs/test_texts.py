@@ -291,7 +291,7 @@ def test_facts_that_were_altered_are_told(run_copy: Path, tmp_path: Path, facts:
     assert main(["embed", str(run_copy), str(file), "-o", str(part), "--quiet"]) == 0
     with np.load(part) as arrays:
         np.savez(part, **{**arrays, "facts": np.frombuffer(facts, np.uint8)})
-    with pytest.raises(CorruptFileError, match="part.npz has facts that are not of its 1 rows: write it again"):
+    with pytest.raises(CorruptFileError, match="part.npz has facts that do not match its 1 rows: write it again"):
         index_images(run_copy, [part], progress=False)
 
 

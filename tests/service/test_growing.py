@@ -168,7 +168,7 @@ def test_a_run_without_gallery_or_items_cannot_be_calibrated_for(
 ) -> None:
     shutil.rmtree(served_run / GALLERY)
     assert main(["calibrate", str(served_run), *TARGETS]) == 1
-    missing = "items.sqlite is missing or empty: restore it from a copy, or run `lam index`"
+    missing = "items.sqlite is missing or empty: restore it from a copy"
     assert missing in capsys.readouterr().err
     for emptied in (False, True):  # what was added while serving would be gone, and nobody said so
         if emptied:

@@ -64,7 +64,7 @@ def _refuse_another(known: Item, image: Item) -> None:
     if _beside_text(image) not in ({}, _beside_text(known)):
         raise Refusal(
             "conflict",
-            "images of one item have one metadata: that of this image differs",
+            "images of one item have one metadata: this image has another",
             allowed="the same metadata or none; without fuse the image takes the item's place",
         )
 

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 class RemoteIndex:
     """The items of a store in a collection; any thread may search while one thread applies changes.
 
-    The collection belongs to this store: other entities in it are deleted. It must be empty or missing at the first use.
+    The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
 
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`.

@@ -230,7 +230,7 @@ def _refuse_others(parts: dict[Path, dict[str, np.ndarray]], encoder: str) -> No
             )
         number, of = part["shard"].tolist()
         if of != count:
-            raise ValueError(f"{path} is shard {number}/{of}, but {first} is one of {count}: give shards of one n")
+            raise ValueError(f"{path} is shard {number}/{of}, but {first} is one of {count}: give shards of one count")
         if str(part["listing"]) != str(parts[first]["listing"]) or int(part["total"]) != int(parts[first]["total"]):
             raise ValueError(f"{path} and {first} come from other folders, or images have changed: embed again")
         if part["mean"].shape[1] != parts[first]["mean"].shape[1]:

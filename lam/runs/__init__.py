@@ -1,3 +1,3 @@
-"""A run as a folder: configuration, data, method, evaluation, report, and what is made of it afterwards."""
+"""A run as a folder: configuration, data, method, evaluation and report; then gallery, calibration and search."""
 
 __all__ = ["calibrate", "comparison", "config", "config_files", "finished", "index", "run", "search", "sweep"]

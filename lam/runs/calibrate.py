@@ -1,13 +1,13 @@
-"""`lam calibrate`: from a run's folder to the thresholds and probabilities behind its answers.
+"""`lam calibrate`: thresholds and probabilities for the answers of a run.
 
 A run is calibrated on its validation split, never on its test split, or on a folder of fresh images. The validation
 split has chosen the epoch and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound
-needs the fresh folder.
+needs a fresh folder.
 
-By default the queries search the run's gallery, with the items that were added while serving. Where the gallery holds
-no match, or the data have positions and no labels, one half of the held-out data searches the other half. A search of
-each item among all others would avoid the split, but two items are then often each other's nearest non-match and count
-one score twice: over 200 splits of FashionMNIST a target of 0.001 came out at 0.0019.
+By default the queries search the run's gallery, also items added while serving. If the gallery holds no match, or the
+data have positions instead of labels, one half of the held-out data searches the other half. Searching each item among
+all others would need no split. But two items are then often each other's nearest non-match, and count one score twice:
+over 200 splits of FashionMNIST, a target of 0.001 gave a rate of 0.0019.
 """
 
 import warnings
@@ -64,38 +64,38 @@ LIVE = "live"
 Gallery = Literal["index", "held-out"]
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""The most items of a gallery that is compared with itself, to detect new classes."""
-_SAME = 1e-5  # distance between two embeddings of one input in batches of different sizes
+"""Greatest number of items in a gallery that is compared with itself, to detect new classes."""
+_SAME = 1e-5  # greatest distance between embeddings of one input in batches of different sizes
 
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """How a run is calibrated.
+    """Options of calibrating a run.
 
     Attributes:
-        targets: error rates, all of them or some by name. A default rate that too few data can bound is raised to the
-            least possible one, with a warning.
-        flag: the score that flags queries, of `lam.retrieval.decisions.flags.FLAGS`; by default the one that separates
+        targets: error rates, all or some by name. A default rate that the data are too few to bound is raised to the
+            least possible rate, with a warning.
+        flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the one that separates
             strangers from known queries best in cross-validation.
-        accept: the score that accepts a match, of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default
-            `probability`, unless a single score does better in cross-validation.
+        accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
+            unless a single score is better in cross-validation.
         gallery: `index` (default) searches the labelled items of the run's gallery; `held-out` searches one half of the
-            held-out data. Where a run held whole classes out, its gallery holds no validation class: by default one
-            half of the held-out data then replaces as many of its items, with a note.
-        folder: fresh images in class sub-folders to calibrate on, instead of the validation split; for a run on texts
+            held-out data. If a run held out whole classes, its gallery holds no validation class: by default one half
+            of the held-out data then replaces as many of its items, with a note.
+        folder: fresh images in class sub-folders for calibration, instead of the validation split; for a run on texts
             a table with labels or answers.
-        strangers: a folder or table of queries without a match; the bound on false accepts then holds for their like.
-            By default it holds for the classes that the run held out, if they are enough for the target, or else for
-            queries like the others, with their matches taken out of the gallery. P(known) and the flag learn from
-            these strangers, from the held-out classes however few, or from the queries as if their classes were new.
-        unlabelled: a folder or table of queries as they come, known ones and strangers, to learn P(known) from, or
+        strangers: a folder or table of queries without a match; the bound on false accepts then holds for queries like
+            them. By default it holds for the held-out classes of the run, if they are enough for the target, else for
+            queries like the labelled ones, after their matches are removed from the gallery. P(known) and the flag
+            learn from these strangers, from any number of held-out classes, or from the queries without their classes.
+        unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt, or
             `live`, the queries that `lam serve --keep-queries` kept. Stored and training items among them are left out,
-            with a warning. They do not count if they may all be known or all be strangers.
-        share_of_strangers: the share of future queries without a match, unless unlabelled queries tell it.
-        columns: of these tables; by default the run's columns, or else the usual names.
-        data_root: the folder of the run's data, if they have moved.
-        reference: how many training items distances compare with; 0 for none.
-        damaged: how to treat unreadable image files of these folders; rejected by default.
+            with a warning. They are not used if all may be known, or all strangers.
+        share_of_strangers: share of future queries without a match, unless unlabelled queries determine it.
+        columns: columns of these tables; by default the run's columns, else the usual names.
+        data_root: folder of the run's data, if it has moved.
+        reference: number of training items that distances compare with; 0 for none.
+        damaged: what to do about damaged image files of these folders; by default they are an error.
 
     Raises:
         ValueError: for a choice or number out of range, or a score that needs a reference without one.
@@ -130,18 +130,18 @@ class CalibrationOptions:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The error rates that were asked for, by name."""
+        """The requested error rates by name."""
         return asdict(self.targets) if isinstance(self.targets, Targets) else dict(self.targets)
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """Options with the rates, flag and score of the run's last calibration, where these name none.
+    """Options completed by the rates, flag and score of the run's last calibration.
 
-    A rate `wrong` of 0 withdraws the last one. Without a reference, a flag that needs one is left out with a warning.
+    A rate `wrong` of 0 removes the last one. Without a reference, a flag that needs one is left out with a warning.
     """
     try:
         previous = Run(run).calibration
-    except ValueError:  # a calibration of another encoder does not count, a broken run fails when it is calibrated
+    except ValueError:  # from another encoder: not used; from a broken run: calibrating it fails later
         previous = None
     rates, flag, accept = options.rates, options.flag, options.accept
     if previous is not None:
@@ -151,8 +151,8 @@ def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationO
         if options.flag is None and flag is not None and options.reference == 0 and needs_reference(flag):
             flag = None
             warnings.warn(
-                f"flag {facts['asked_flag']} compares with training features, and reference 0 leaves none: the flag is "
-                "chosen anew",
+                f"flag {facts['asked_flag']} compares with training features, but reference is 0: the flag is chosen "
+                "anew",
                 stacklevel=2,
             )
     if rates.get("wrong") == 0:
@@ -165,16 +165,15 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
     Args:
         run: the run's folder.
-        options: all defaults by default.
+        options: options of the calibration; None for the defaults.
         progress: show a progress bar on standard error.
 
     Returns:
-        The calibration that was saved.
+        The saved calibration.
 
     Raises:
-        ValueError: for a folder that is no finished run, or whose data have changed; for data that are too few to bound
-            a target rate, with the number it needs; for a flag without its features; for damaged files; or for a
-            gallery without a match of any query.
+        ValueError: for a folder that is no finished run, changed data, too few data to bound a target rate (with the
+            number needed), a flag without its features, damaged files, or a gallery without a match of any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     inputs = _Inputs(Run(run), CalibrationOptions() if options is None else options, progress)
@@ -220,12 +219,12 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
 
 class _Inputs:
-    """A run, the options of its calibration, and the data that they name.
+    """A run, the options of its calibration, and their data.
 
     Attributes:
-        config: of the run, with the data where they are now.
-        splits: of the run; None if fresh images and no reference need none.
-        columns: of tables of texts.
+        config: configuration of the run, with the present folder of its data.
+        splits: splits of the run; None with fresh images and no reference.
+        columns: columns of tables of texts.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -238,7 +237,7 @@ class _Inputs:
         self.columns = columns_of(run, options.columns)
 
     def held_out(self) -> Dataset:
-        """The labelled data to calibrate on."""
+        """The labelled data for calibration."""
         folder = self.options.folder
         if folder is None and self.splits is not None:
             return self.splits.validation
@@ -256,16 +255,16 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Known:
-    """Labelled queries, and what they find.
+    """Labelled queries and their hits.
 
     Attributes:
-        images: the data that the queries are part of.
-        queries: their embeddings and features.
-        searchable: the gallery, and which of its items match.
+        images: the data that contain the queries.
+        queries: embeddings and features of the queries.
+        searchable: the gallery, and its items that match.
         gallery: its name among the options.
-        searches: the hits of the queries.
-        verifier: what pairs of one and of different classes tell; None without both.
-        reference: training items to compare with.
+        searches: hits of the queries.
+        verifier: a verifier of pairs; None without pairs of one class and of different classes.
+        reference: training items that distances compare with.
     """
 
     images: Dataset
@@ -285,11 +284,11 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Strangers:
-    """Queries without a match, and what they find.
+    """Queries without a match, and their hits.
 
     Attributes:
         found: their hits; None without strangers.
-        n_classes: how many classes of the run they are, which it held out; 0 for strangers of a folder.
+        n_classes: number of held-out classes of the run among them; 0 for strangers from a folder.
     """
 
     found: OtherQueries | None
@@ -299,12 +298,12 @@ class _Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether they bound false accepts at this rate; items of one class are alike, so held-out classes count."""
+        """Whether they bound false accepts at this rate; items of a class are alike, so held-out classes count."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
 def _search_known(inputs: _Inputs) -> _Known:
-    """Search the gallery for the labelled queries; warn of queries that were trained on or that find themselves."""
+    """Search the gallery for the labelled queries; warn of training items and of queries that find themselves."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
@@ -325,8 +324,8 @@ def _search_known(inputs: _Inputs) -> _Known:
     rows = searchable.relevance.queries
     if seen := hashed.among(encoder.trained_on, rows.tolist()):
         warnings.warn(
-            f"{seen} of {len(encoder.trained_on)} training items that the encoder remembers are calibrated on: no "
-            "bound holds for other items; calibrate on a --folder of items that it was not trained on",
+            f"the calibration data contain {seen} of the {len(encoder.trained_on)} training items that the encoder "
+            "remembers: no bound holds for other items; calibrate on a --folder of items that it was not trained on",
             stacklevel=3,
         )
     queries = prediction.embeddings[rows]
@@ -334,8 +333,8 @@ def _search_known(inputs: _Inputs) -> _Known:
     is_item = _find_themselves(queries.mean, searchable.items.mean, searches)
     if n_same := int((searches.correct & is_item).sum()):
         warnings.warn(
-            f"{n_same} of {len(searches)} queries have the very embedding of an item: no bound holds where the gallery "
-            "contains the queries themselves; calibrate on a --folder of others",
+            f"{n_same} of {len(searches)} queries have the same embedding as an item: no bound holds if the gallery "
+            "contains the queries themselves; calibrate on a --folder of other items",
             stacklevel=3,
         )
     found = Prediction(prediction.features[rows], queries)
@@ -343,13 +342,13 @@ def _search_known(inputs: _Inputs) -> _Known:
 
 
 def _search_strangers(inputs: _Inputs, known: _Known) -> _Strangers:
-    """Search the gallery for the strangers of a folder, or else for the classes that the run held out."""
+    """Search the gallery for the strangers of a folder, else for the held-out classes of the run."""
     if inputs.options.strangers is not None:
         queries = inputs.queries(inputs.options.strangers)
         found, is_itself = _search_without_match(inputs, known, queries)
         if n_same := int(is_itself.sum()):
             warnings.warn(
-                f"{n_same} of {len(queries)} strangers have the very embedding of an item: items of the gallery are no "
+                f"{n_same} of {len(queries)} strangers have the same embedding as an item: items of the gallery are no "
                 "strangers, and a threshold above them accepts nothing; give --strangers without a match there",
                 stacklevel=3,
             )
@@ -364,12 +363,12 @@ def _search_strangers(inputs: _Inputs, known: _Known) -> _Strangers:
 def _search_without_match(
     inputs: _Inputs, known: _Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """What strangers find, and which of them find themselves.
+    """Hits of strangers, and which strangers find themselves.
 
     Args:
         queries: the strangers.
-        are_held_out: whether they are classes that the run held out. Their classes are then known, and items that were
-            added to the gallery under their labels are left out.
+        are_held_out: whether they are held-out classes of the run. Their classes are then known: items added to the
+            gallery under their labels are left out.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
@@ -378,7 +377,7 @@ def _search_without_match(
         classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
         kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
     if len(kept) == 0:
-        raise ValueError("the gallery holds items of the held-out classes alone: index items of known classes")
+        raise ValueError("the gallery holds only items of the held-out classes: index items of known classes")
     searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
     found = OtherQueries(
         prediction.embeddings,
@@ -391,10 +390,10 @@ def _search_without_match(
 
 
 def _search_unlabelled(inputs: _Inputs, known: _Known) -> OtherQueries | None:
-    """Search the gallery for unlabelled queries, without those that are stored or were trained on.
+    """Search the gallery for unlabelled queries; stored items and training items are left out.
 
-    These look more known than any future query, so that future queries would look like strangers. None without
-    unlabelled queries, if none is left, or if the reference is too small to find the training items among them.
+    These look more known than any future query: with them, future queries would look like strangers. None if no
+    unlabelled query is given or left, or if the reference is too small to find the training items.
     """
     if inputs.options.unlabelled is None:
         return None
@@ -416,12 +415,12 @@ def _search_unlabelled(inputs: _Inputs, known: _Known) -> OtherQueries | None:
     may_hide = reference is not None and n_others > 0 and bool(is_trained_on.any())
     outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
     if may_hide:
-        outcome = f"P(known) is not learnt from them, as more may be among {n_others} other training items"
+        outcome = f"P(known) is not learnt from them, because more may be among {n_others} other training items"
     elif len(rest) == 0:
         outcome = "P(known) is not learnt from them"
     warnings.warn(
-        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the very embedding of a stored item and "
-        f"{int(is_trained_on.sum())} the features of a training item, which look more known than queries to come: "
+        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the embedding of a stored item and "
+        f"{int(is_trained_on.sum())} the features of a training item; these look more known than future queries: "
         f"{outcome}; give --unlabelled queries that are neither stored nor trained on",
         stacklevel=3,
     )
@@ -431,7 +430,7 @@ def _search_unlabelled(inputs: _Inputs, known: _Known) -> OtherQueries | None:
 
 
 def _attainable_targets(options: CalibrationOptions, known: _Known, strangers: _Strangers) -> Targets:
-    """The targets; default rates are raised to the least that the number of calibration scores can bound."""
+    """The targets; default rates are raised to the least rate that the number of calibration scores can bound."""
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
@@ -455,7 +454,7 @@ def _attainable_targets(options: CalibrationOptions, known: _Known, strangers: _
 def _facts(
     inputs: _Inputs, known: _Known, strangers: _Strangers, mixture: OtherQueries | None, targets: Targets
 ) -> dict[str, Any]:
-    """What a calibration was learnt from, and for whom its bounds hold, for people to read."""
+    """Facts for readers: the data of a calibration, and the queries for which its bounds hold."""
     options, run = inputs.options, inputs.run
     right = known.searches.correct[known.searches.has_mate]
     paths = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
@@ -492,8 +491,7 @@ def _facts(
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     """The detector of new classes, from the gallery compared with itself.
 
-    None without a class of one item, for answers to questions or fused items, which differ from queries, and beyond
-    `UNSEEN` items.
+    None if no class has one item, beyond `UNSEEN` items, or for answers and fused items, which differ from queries.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
@@ -502,12 +500,12 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     if not (keys.unique(return_counts=True)[1] == 1).any():
         return None
     hits = search_flat(items, items, 2)
-    is_itself = hits.ids[:, 0] == torch.arange(len(items))  # not if another item has the very same embedding
+    is_itself = hits.ids[:, 0] == torch.arange(len(items))  # False if another item has the same embedding
     return UnseenClasses(keys, torch.where(is_itself, hits.scores[:, 1], hits.scores[:, 0])[order].double())
 
 
 def _classes(known: _Known, train: Dataset) -> Tensor | None:
-    """(Q,) classes of the queries, numbered as in the training data, −1 for others; None for positions."""
+    """(Q,) classes of the queries, numbered as in the training data, −1 for other classes; None for positions."""
     images = known.images
     if images.targets.ndim > 1 or train.targets.ndim > 1:
         return None
@@ -517,28 +515,28 @@ def _classes(known: _Known, train: Dataset) -> Tensor | None:
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:
-    """The splits of a run, which must not have changed."""
+    """The splits of a run; a `ValueError` if they have changed."""
     config.data.ood = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Note)  # the run showed these notes when it read the same data
         splits, _ = load_data(config.data, left_out(run, config.data.root), root_option="or give --data-root DIR")
     if changed := changed_parts(run, splits.parts()):
         raise ValueError(
-            f"the data are not those of the run in {run} ({', '.join(changed)} changed), so training items might be "
-            "calibrated on; give --data-root, or a --folder of fresh images with --reference 0"
+            f"the data of the run in {run} have changed ({', '.join(changed)}), so they may hold training items; give "
+            "--data-root, or a --folder of fresh images with --reference 0"
         )
     return splits
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Which queries have the embedding of an item: the gallery was filled with the same file."""
+    """Which queries have the same embedding as an item, because the gallery holds the same file."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 
 def _search(
     queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
-    """The hits of the queries, and what pairs of one and of different classes tell, if there are both."""
+    """Hits of the queries, and a verifier if there are pairs of one class and of different classes."""
     searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
     pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
@@ -553,7 +551,7 @@ def _warn_of_constant_flag(calibration: Calibration) -> None:
     scores = calibration.detector.conformal_scores(calibration.flag).scores
     if len(scores) > 1 and scores[0] == scores[-1]:
         warnings.warn(
-            f"{calibration.flag} is the same, {float(scores[0]):.6g}, of all {len(scores)} calibration queries, as "
-            "votes are where every item has its own label, so it separates no queries; flag by another score",
+            f"{calibration.flag} is {float(scores[0]):.6g} for all {len(scores)} calibration queries, like votes if "
+            "every item has its own label: it separates no queries; flag by another score",
             stacklevel=3,
         )

@@ -1,7 +1,7 @@
 """The gallery of a calibration: the items of the run, one half of the held-out data, or both.
 
-If a run held whole classes out, its gallery has no match for its held-out data. One half of these then replaces as many
-items, so that the gallery keeps its size, on which error rates depend.
+If a run held out whole classes, its gallery has no match for its held-out data. One half of these then replaces as many
+items: error rates depend on the size of the gallery, so it stays.
 """
 
 import warnings
@@ -26,14 +26,14 @@ INDEX, HELD_OUT = "index", "held-out"
 
 @dataclass(frozen=True)
 class Searchable:
-    """A gallery of G items, and which of them match each query.
+    """A gallery of G items, and the items that match each query.
 
     Attributes:
-        items: (G,) their embeddings.
-        relevance: which images are queries, and which items match each.
-        labels: of the items; None for one half of the held-out data.
-        is_stored: whether all items are the run's.
-        without_label: how many stored items are left out for lack of a label.
+        items: (G,) embeddings of the items.
+        relevance: which images are queries, and which items match them.
+        labels: labels of the items; None for one half of the held-out data.
+        is_stored: whether all items come from the run's gallery.
+        without_label: number of stored items without a label, which are left out.
     """
 
     items: Embeddings
@@ -54,7 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data as the other half's gallery, or the data's own gallery.
+    """One half of the held-out data as the gallery of the other half, or the data's own gallery.
 
     Raises:
         ValueError: for fewer than two images.
@@ -62,7 +62,7 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
-            raise ValueError(f"at least 2 images are parted into queries and a gallery, got {len(images)}")
+            raise ValueError(f"queries and a gallery need at least 2 images, got {len(images)}")
         is_query = _drawn(images, len(images) // 2, config.seed)
     within = config.places.relevant_within
     relevance = relevance_of(encoder.relation, images.targets, is_query=is_query, relevant_within=within)
@@ -70,10 +70,10 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
 
 
 def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
-    """The items of the run as the gallery of all images.
+    """The items of the run as the gallery; all images are queries.
 
     Raises:
-        ValueError: for images with positions, or a gallery without items, without labels or without a match.
+        ValueError: for images with positions, or a gallery without items, labels or a match.
     """
     stored, labels, without_label = _labelled(gallery)
     relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
@@ -91,9 +91,9 @@ def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embed
     is_query = _drawn(images, len(images) - n_replaced, seed)
     kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
     warnings.warn(
-        f"the gallery holds none of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
+        f"the gallery holds no item of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
         f"{len(images)} items replace as many of its {len(labels)}; for bounds on your own classes, index their items "
-        "and calibrate on a --folder of others",
+        "and calibrate on a --folder of other items",
         Note,
         stacklevel=3,
     )
@@ -105,19 +105,19 @@ def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embed
 
 
 def _comparable(embeddings: Embeddings) -> Embeddings:
-    """Directions and κ alone: stored items have no more."""
+    """Embeddings with only directions and κ, like stored items."""
     ones = torch.ones_like(embeddings.kappa)
     return Embeddings(embeddings.mean, embeddings.kappa, ones, ones)
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, the labels, and how many items have none: their hits cannot be judged."""
+    """Items with a label, the labels, and the number of items without one: hits without label cannot be judged."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]
     if not any(labels):
         raise ValueError(
-            f"none of the {len(labels)} stored items has a label: give them labels, or the gallery '{HELD_OUT}'"
+            f"all {len(labels)} stored items lack a label: give them labels, or choose the gallery '{HELD_OUT}'"
         )
     known = torch.tensor([row for row, label in enumerate(labels) if label])
     return gallery.embeddings[known], tuple(filter(None, labels)), len(labels) - len(known)
@@ -126,16 +126,16 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
 def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
     """Which images and stored items match each query."""
     if images.targets.ndim > 1:
-        raise ValueError(f"an index has labels and no positions: calibrate places with the gallery '{HELD_OUT}'")
+        raise ValueError(f"an index has labels, but no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}
     stored = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
     is_query = torch.cat([is_query, torch.zeros(len(stored), dtype=torch.bool)])
     relevance = LabelRelevance(torch.cat([images.labels, stored]), is_query)
     if not relevance.count().any():
         raise ValueError(
-            f"none of the {len(stored)} stored items has a label of the data calibrated on, such as "
-            f"{images.classes[0]!r}: give a --folder, of texts a file, whose labels or answers are those of the index, "
-            f"or the gallery '{HELD_OUT}'"
+            f"no label of the {len(stored)} stored items is a label of the calibration data, such as "
+            f"{images.classes[0]!r}: give a --folder (a file for texts) with labels or answers of the index, or choose "
+            f"the gallery '{HELD_OUT}'"
         )
     return relevance
 

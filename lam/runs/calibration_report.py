@@ -1,4 +1,4 @@
-"""A run's calibration in words, and a decision by it: what `lam calibrate` and `lam search` print."""
+"""Text of `lam calibrate` and `lam search`: a calibration and its decisions in words."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ _SHOWN_SCORES = 5
 
 
 def describe_calibration(calibration: Calibration) -> Iterator[str]:
-    """The bounds of a calibration and its evidence, in lines."""
+    """Lines with the bounds of a calibration and its evidence."""
     facts, targets = calibration.facts, calibration.targets
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     if calibration.is_stale(calibration.gallery_size + facts["without_label"]):
-        yield "         those are searched too, and are too many for any bound: answers are marked stale; label them"
+        yield "         these are searched too, and too many for any bound: answers are marked stale; label them"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     yield f"match: {_decides(calibration)}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
@@ -58,14 +58,14 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """The queries for which the bound on false accepts holds; strangers may exceed it many times.
+    """The queries for which the bound on false accepts holds; other strangers may exceed it many times.
 
     Args:
-        what: the kind of queries: `classes`, `identities` or `questions`.
-        folder: of fresh images; None for the validation split.
-        strangers: the folder of strangers, if any.
+        what: kind of queries: `classes`, `identities` or `questions`.
+        folder: folder of fresh images; None for the validation split.
+        strangers: folder of strangers, if any.
         is_trained: whether the network was trained on the run's data.
-        n_classes: the number of held-out classes.
+        n_classes: number of held-out classes.
         far: the bound.
     """
     if strangers is not None:
@@ -73,7 +73,7 @@ def bounded_queries(
     if n_classes >= needed(far):
         return f"for a random item of an unseen class, like the {n_classes} held-out classes"
     sentence = f"for known {what}; no bound for unseen {what}"
-    if folder is not None or not is_trained or what == "questions":  # every question is a new one
+    if folder is not None or not is_trained or what == "questions":  # every question is new
         source = f"in {folder}" if folder is not None else "trained on" if is_trained else "calibrated on"
         sentence = f"for {what} like those {source}; no bound for others"
     if not n_classes:
@@ -86,10 +86,10 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
     """The queries for which the bound on wrong answers holds.
 
     Args:
-        n_queries: how many labelled queries there are.
-        n_without_match: how many of them have no match.
-        n_strangers: how many strangers there are beside them.
-        strangers: the folder of the strangers; None for held-out classes.
+        n_queries: number of labelled queries.
+        n_without_match: number of labelled queries without a match.
+        n_strangers: number of strangers in addition.
+        strangers: folder of the strangers; None for held-out classes.
     """
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
@@ -107,7 +107,7 @@ def _decides(calibration: Calibration) -> str:
 
 
 def statistic_name(accept: str) -> str:
-    """The statistic that accepts, in words: the higher, the better the first hit."""
+    """Name of the accepting statistic; higher means a better first hit."""
     return {PROBABILITY: "the probability", "cosine": "the cosine"}.get(accept, f"−{accept}")
 
 
@@ -117,7 +117,7 @@ def without_match(share: float) -> str:
 
 
 def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: int) -> Iterator[str]:
-    """The numbers behind an answer, each with its event and its condition, in lines."""
+    """Lines with the probabilities of an answer, each with its event and condition."""
     known, right = float(decisions.p_known[row]), float(decisions.right_if_known[row])
     statistic, above = float(decisions.statistic[row]), float(decisions.accept_above[row])
     yield f"if the gallery holds it, the first hit is right: {right:.2f}"
@@ -131,7 +131,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
 
 
 def looks_as_good(share: float) -> str:
-    """How often a search without a match has a first hit as good as this one."""
+    """A sentence: how often a search without a match has a first hit as good as this one."""
     if share >= 1:
         return "every search without a match looks as good"
     often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"
@@ -158,7 +158,7 @@ def _known_from(calibration: Calibration) -> str:
 
 
 def _worth(calibration: Calibration) -> str:
-    """The scores that P(correct) is learnt from, and the weights of the first ones."""
+    """The scores behind P(right | known), and the weights of the first ones."""
     worth, facts = calibration.match_probability.right.worth, calibration.facts
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])

@@ -1,4 +1,4 @@
-"""Finished runs side by side: one table, and one plot of each kind with a curve for every run.
+"""Comparison of finished runs: one table, and plots with a curve for every run.
 
     comparison.csv, comparison.json   every metric of every run
     figures.png                       retrieval, OOD detection and calibration as bars
@@ -19,7 +19,7 @@ from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
 from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_csv, write_json
 
 FIGURES = shown_in("table")
-"""What the table shows; the files hold every metric."""
+"""Metrics of the table; the files hold every metric."""
 _PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
 _CSV, _JSON = "comparison.csv", "comparison.json"
 Metrics = dict[str, float | int | None]
@@ -27,14 +27,14 @@ Metrics = dict[str, float | int | None]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A finished run among others.
+    """A finished run in a comparison.
 
     Attributes:
-        name: its method, or its folder if two runs share a method.
-        folder: of the run.
-        method: its name.
-        metrics: by flat key; None if undefined, as are metrics of κ if all κ are equal.
-        curves: the arrays behind its curves.
+        name: name of its method, or of its folder if two runs share a method.
+        folder: folder of the run.
+        method: name of its method.
+        metrics: metrics by flat key; None if undefined, such as metrics of κ if all κ are equal.
+        curves: data of its curves.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Comparison:
     """A comparison of runs.
 
     Attributes:
-        folder: of table and plots.
-        runs: in the order given.
-        written: the files of table and plots.
+        folder: folder of table and plots.
+        runs: the runs, in the order of the arguments.
+        written: files of table and plots.
     """
 
     folder: Path
@@ -74,15 +74,15 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     """Draw the curves of finished runs together and write their metrics into one table.
 
     Args:
-        folders: of at least two runs on the same data.
-        output: the folder to write: a new one, or an earlier comparison to replace.
+        folders: folders of at least two runs on the same data.
+        output: folder to write: a new one, or an earlier comparison to replace.
 
     Returns:
-        The runs, and the files that were written.
+        The runs and the written files.
 
     Raises:
-        ValueError: for fewer than two runs or more than a plot has room for, a run given twice, one that is not
-            finished or keeps no curves, runs on different data, or an output folder with other files.
+        ValueError: for fewer than two runs or more than a plot can show, a repeated run, a run that is not finished or
+            has no curves, runs on different data, or an output folder with other files.
         CorruptFileError: naming the file of a run that is missing, truncated or altered.
     """
     runs, output = [Path(folder) for folder in folders], Path(output)
@@ -99,7 +99,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
         require_finished(run)
         if CURVES not in read_json(run / MANIFEST)["sha256"]:
             raise ValueError(
-                f"the run in {run} keeps no curves: delete {run / MANIFEST}, and `lam run {run}` evaluates it again"
+                f"the run in {run} has no curves: delete {run / MANIFEST}, and `lam run {run}` evaluates it again"
             )
         verify(run, [METRICS, CURVES], others=False)
     _refuse_other_data(runs)
@@ -161,7 +161,7 @@ def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
 
 
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
-    """Draw the plots that any run has curves for; each plot leaves out runs without its curve."""
+    """Draw every plot for the runs that have its curve."""
     pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}

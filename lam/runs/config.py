@@ -1,4 +1,4 @@
-"""A run's configuration: typed, checked before any work, and written back with every setting.
+"""`RunConfig`, the typed configuration of a run, checked before any work and saved with every setting.
 
 The options of a method are in `lam.methods`; `lam.runs.config_files` reads files and the command line.
 """
@@ -41,7 +41,7 @@ class OodConfig:
     Attributes:
         name: a data set of `lam.datasets.load_ood`.
         root: its folder, if it needs one.
-        options: other options of that data set.
+        options: its other options.
         title: its name in tables; by default `name`.
     """
 
@@ -58,20 +58,20 @@ class DataConfig:
     Attributes:
         name: a data set of `lam.datasets.load`.
         root: its folder, if it needs one.
-        options: other options of that data set.
+        options: its other options.
         ood: out-of-distribution sets, the main one first.
-        strangers: the share of classes, in [0, 1), that is held out of training, so that `lam calibrate` can bound
-            false accepts for unseen classes; by default 0.1 with 20 or more classes, else 0.
-        gallery: `classes`, one of which matches a query, or `identities`, where a match may be missing; by default the
-            data set's own kind, `classes` for your own folders and texts.
-        limit: the most items of each part, for a quick try.
-        soft_labels: a .npy file with the number of votes for each class of each test item, such as CIFAR-10H's, or its
-            folder.
-        num_workers: processes that read images.
-        seed: of the split into parts.
-        duplicates: how to treat copies, one image or text several times: `keep` them with a warning; `drop` all but
-            one, and every item of one content under several labels; or `refuse` the data.
-        skip_damaged: leave out unreadable image files instead of refusing the data.
+        strangers: share of classes in [0, 1) that is held out of training: with them, `lam calibrate` can bound false
+            accepts for unseen classes. By default 0.1 with 20 or more classes, else 0.
+        gallery: `classes` if every query matches one, or `identities` if a match may be missing; by default the data
+            set's own kind, `classes` for your own folders and texts.
+        limit: greatest number of items in each part, for a quick try.
+        soft_labels: a .npy file, or its folder, with the number of votes for each class of each test item, such as
+            CIFAR-10H's.
+        num_workers: number of processes that read images.
+        seed: seed of the split into parts.
+        duplicates: what to do about repeated images or texts: `keep` all, with a warning; `drop` all but one, and all
+            items with one content but several labels; or `refuse` the data.
+        skip_damaged: whether damaged image files are left out, instead of an error.
     """
 
     name: str
@@ -95,10 +95,10 @@ class NetworkConfig:
     Attributes:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
-        weights: the library's name of pretrained weights; None for random ones.
-        head: `train`, a linear layer from features to embeddings, or `identity`, the features themselves, without
-            training, of `efficientnet_lite0` and networks for sentences.
-        options: other options of that network.
+        weights: the library's name of pretrained weights; None for random weights.
+        head: `train` for a linear layer from features to embeddings; `identity` for the features without training, with
+            `efficientnet_lite0` and networks for sentences.
+        options: other options of the network.
     """
 
     name: str
@@ -110,11 +110,11 @@ class NetworkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainingOptions):
-    """How the network is trained; see `lam.training.TrainingOptions`.
+    """Training of the network; see `lam.training.TrainingOptions`.
 
     Attributes:
-        loss: of `lam.losses.LOSSES`.
-        temperature: of the losses `supcon`, `infonce` and `varcon`, and the initial one of `aninfonce`.
+        loss: a loss of `lam.losses.LOSSES`.
+        temperature: temperature of `supcon`, `infonce` and `varcon`, and the initial temperature of `aninfonce`.
     """
 
     loss: str = field(default="contrastive", metadata={"known": losses.LOSSES})
@@ -129,13 +129,13 @@ class TrainingConfig(TrainingOptions):
 
 @dataclass
 class PlacesConfig:
-    """When images of places match; without effect on data with labels.
+    """Rules for matching images of places; data with labels ignore them.
 
     Attributes:
-        positive_within: the largest distance of a positive pair in training, in metres.
-        negative_beyond: the least distance of a negative pair, in metres.
-        relevant_within: the largest distance of a right answer, in metres.
-        angle_within: the largest angle between the views of a positive pair, in degrees; None to ignore angles.
+        positive_within: greatest distance of a positive pair in training, in metres.
+        negative_beyond: least distance of a negative pair, in metres.
+        relevant_within: greatest distance of a right answer, in metres.
+        angle_within: greatest angle between the views of a positive pair, in degrees; None to ignore angles.
     """
 
     positive_within: float = 10.0
@@ -144,28 +144,29 @@ class PlacesConfig:
     angle_within: float | None = None
 
     def relation_of(self, items: Dataset) -> Relation:
-        """When two items are a pair: by their labels, or, for places, by their positions."""
+        """Relation of pairs: by labels, or, for places, by positions."""
         if items.targets.ndim == 1:
             return Relation()
         return Relation("batch", self.positive_within, self.negative_beyond, self.angle_within)
 
     def relevance_of(self, items: Dataset, relation: Relation | None = None) -> Relevance:
-        """Which items match each query; by default by `relation_of`."""
+        """The items that match each query, by a relation, by default `relation_of`."""
         relation = self.relation_of(items) if relation is None else relation
         return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
 
 
 @dataclass
 class EvaluationConfig:
-    """How the encoder is evaluated; see `lam.evaluate`.
+    """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: samples for κ, and sampled networks for reliability, in tuning, evaluation and every later embedding.
-        reference: how many training items the k-NN score compares with.
-        corrupted: how many test items are corrupted, to see whether κ falls with quality; 0 for none.
+        n_samples: number of samples for κ, and of sampled networks for reliability, in tuning, evaluation and all later
+            embeddings.
+        reference: number of training items that the k-NN score compares with.
+        corrupted: number of test items that are corrupted, to test whether κ falls with quality; 0 for no test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
             `blur`, `contrast` and `crop`, for texts all kinds.
-        unseen: how many items of held-out classes search each other; 0 for none.
+        unseen: number of items of held-out classes that search each other; 0 for no search.
         costly: whether slow metrics are measured too; see `lam.evaluate`.
     """
 
@@ -182,9 +183,9 @@ class AmbiguityConfig:
     """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
 
     Attributes:
-        learn: whether it does; by default with the κ head of a `checkpoint`, if enough items have a match. κ is then
-            A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's alone.
-        reference: how many training items the nearest neighbours come from, beside the validation split's.
+        learn: whether it learns; by default only with the κ head of a `checkpoint`, if enough items have a match. κ is
+            then A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's κ.
+        reference: number of training items, beside the validation split, that are searched for nearest neighbours.
     """
 
     learn: bool | None = None
@@ -199,18 +200,18 @@ class RunConfig:
         data: the data.
         network: the network.
         method: the method with its options.
-        margin: of the contrastive loss, in (0, 2].
-        seed: of the weights, the order of the data and the posterior's noise.
-        output: the run's folder; runs/<data>/<method> by default.
-        checkpoint: weights to start from instead of training: a .safetensors or .pth file, or the folder of a finished
-            run. The κ head of a run comes with them: a Laplace posterior then learns p_known on the validation split,
-            and the head gives κ_a.
-        accelerator: the device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA if there is any.
-        training: how the network is trained.
+        margin: margin of the contrastive loss, in (0, 2].
+        seed: seed of the weights, the order of the data and the posterior's noise.
+        output: folder of the run; runs/<data>/<method> by default.
+        checkpoint: weights to start from, instead of training: a .safetensors or .pth file, or the folder of a finished
+            run. A run's κ head is used, too: a Laplace posterior then learns p_known on the validation split, and the
+            head gives κ_a.
+        accelerator: device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA if it is available.
+        training: training of the network.
         augmentation: random crops and flips of the training images.
-        places: when images of places match.
-        evaluation: how the encoder is evaluated.
-        ambiguity: whether it learns how closely matches lie, and how known an item is.
+        places: rules for matching images of places.
+        evaluation: evaluation of the encoder.
+        ambiguity: whether the encoder learns κ_a and p_known.
     """
 
     data: DataConfig
@@ -231,7 +232,7 @@ class RunConfig:
 
     @staticmethod
     def parsed(settings: Mapping[str, Any]) -> "RunConfig":
-        """The configuration of the settings of a YAML file.
+        """The configuration from the settings of a YAML file.
 
         Raises:
             ValueError: as `lam.utils.settings.validated`.
@@ -246,7 +247,7 @@ class RunConfig:
         return config
 
     def check(self) -> None:
-        """Reject settings outside their range, before any data are read.
+        """Reject settings out of range, before data are read.
 
         Raises:
             ValueError: with the setting and its allowed values.
@@ -302,7 +303,7 @@ class RunConfig:
                 raise ValueError(f"a title in data.ood must not be {UNSEEN}: metrics use it for held-out classes")
 
     def _check_options(self) -> None:
-        """Reject options that are settings of their own: one of the two would have no effect."""
+        """Reject options that repeat a setting: one of the two would have no effect."""
         own = {"name": "name", "root": "root", "seed": "data.seed", "like": "data.name"}
         sections = [("data.options", self.data.options, {name: f"data.{name}" for name in ("name", "root", "seed")})]
         sections += [(f"the options of {each.name} in data.ood", each.options, own) for each in self.data.ood]
@@ -313,9 +314,9 @@ class RunConfig:
                 raise ValueError(f"{section} must not have {name}: use the setting {settings[name]}")
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting as YAML, without the output: a run may be moved."""
+        """Every setting as YAML types, without the output, because a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
-        return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # YAML makes lists of tuples
+        return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # turns tuples into lists
 
     @property
     def folder(self) -> Path:
@@ -333,7 +334,7 @@ def _make_absolute(config: RunConfig) -> None:
 
 
 def _read_as_pretrained(config: RunConfig) -> None:
-    """Fill in the preprocessing that a pretrained network needs, where the settings name none."""
+    """Fill in the preprocessing of a pretrained network, unless the settings name one."""
     if (wanted := models.preprocessing_of(config.network.name)) is None:
         return
     own, given = wanted.to_json(), config.data.options.get("preprocessing") or {}
@@ -344,7 +345,7 @@ def _read_as_pretrained(config: RunConfig) -> None:
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
-    """The name and the options of a method, from a mapping or a name alone.
+    """The name and the options of a method, from a name, or a mapping with name and options.
 
     Raises:
         ValueError: for anything else.

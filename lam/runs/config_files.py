@@ -1,18 +1,18 @@
-"""A configuration from YAML files and overrides, with errors that a user can act on.
+"""A configuration from YAML files and overrides.
 
     configs/methods/METHOD.yaml  a method's settings on any data, if they differ from its defaults
     configs/data/DATA.yaml       a data set, its network and training
     configs/paper/DATA.yaml      the authors' settings on a data set
 
-`DATA METHOD` reads these in order, the last one with `--paper`; later files override earlier ones. A section `methods`
-of a file holds settings for single methods, which override the rest of the file. `--paper` takes the sections of the
-authors' file instead of the data set's.
+`DATA METHOD` reads these in order, the last one only with `--paper`; later files override earlier ones. A section
+`methods` of a file holds settings for single methods, which override the rest of the file. `--paper` uses the sections
+of the authors' file instead of the data set's.
 
-A section `networks` holds settings for single networks. The first installed one is the default, instead of the network
-that the file names, unless a network or its weights are asked for.
+A section `networks` holds settings for single networks. The first installed one replaces the network that the file
+names, unless the settings name a network or weights.
 
 A file may extend another configuration, `extends: digits hib`, or a file beside it, `extends: base.yaml`, and hold only
-the differences. Sections and mappings are merged setting by setting; other values, lists too, are replaced. Options of
+the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. Options of
 another method are dropped.
 """
 
@@ -41,13 +41,13 @@ def load_config(
     """Read a configuration and apply overrides.
 
     Args:
-        source: one text or words, as for `lam run`: `digits hib`, `fashionmnist hib --paper`; a YAML file, alone or
-            followed by a method; or the folder of a run, to continue it.
+        source: words, in one text or several, as for `lam run`: `digits hib`, `fashionmnist hib --paper`; a YAML file,
+            with or without a method after it; or the folder of a run, to continue it.
         overrides: settings, such as `--training.epochs=5`.
-        allow_missing: set this option in every data set and OOD set that has it.
+        allow_missing: whether to set this option in every data set and OOD set that has it.
 
     Raises:
-        ValueError: with the setting or file that is wrong.
+        ValueError: naming the wrong setting or file.
 
     Example:
         >>> config = load_config("digits hib", ["--method.n_samples=4", "--training.epochs=5"])
@@ -71,13 +71,13 @@ def load_config(
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
-    """The name and the value of `--NAME=VALUE`; the name of one OOD set stands for a list of it."""
+    """The name and the value of `--NAME=VALUE`; a single OOD set becomes a list."""
     name, value = parse_setting(override, RunConfig, COMMAND)
     return name, [_outsiders(value)] if name == "data.ood" and isinstance(value, str) else value
 
 
 def _outsiders(name: str) -> dict[str, str]:
-    """The OOD set for a name alone: a data set, a folder, or a file of texts."""
+    """The OOD set for a name only: a data set, a folder, or a file of texts."""
     if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
         return {"name": name}
     if name.lower().endswith(FORMS):
@@ -86,32 +86,32 @@ def _outsiders(name: str) -> dict[str, str]:
 
 
 def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The method that the last such override names, if any."""
+    """The method that the overrides name last, or None."""
     sections = {METHOD: lambda value: value, f"{METHOD}.name": lambda value: {"name": value}}
     names = [named_method(sections[name](value))[0] for name, value in settings if name in sections]
     return next((name for name in reversed(names) if name is not None), None)
 
 
 def _network_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The network that overrides ask for; see `_asked`."""
+    """The network that overrides choose; see `_network_of`."""
     section: dict[str, Any] = {}
     for name, value in settings:
         if name == "network" and isinstance(value, Mapping):
             section |= value
         elif name in ("network.name", "network.weights"):
             section[name.removeprefix("network.")] = value
-    return _asked(section)
+    return _network_of(section)
 
 
-def _asked(section: Any) -> str | None:
-    """The network that a section asks for; "" if it asks for weights alone; None if it asks for nothing."""
+def _network_of(section: Any) -> str | None:
+    """The network that a section names; "" if it names only weights; None if it names neither."""
     if not isinstance(section, Mapping):
         return None
     return section.get("name") or ("" if section.get("weights") else None)
 
 
 def _set(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set a setting by its dotted name, with missing sections on the way."""
+    """Set a setting by its dotted name; missing sections are created."""
     if name == METHOD:
         content[METHOD] |= named_method(value)[1]
         return
@@ -119,7 +119,7 @@ def _set(content: dict[str, Any], name: str, value: Any) -> None:
     for part in above:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise ValueError(f"there is no setting {name}: {part} holds no others")
+            raise ValueError(f"there is no setting {name}: {part} is no section")
     content[last] = value
 
 
@@ -127,7 +127,7 @@ def _allow_missing(config: RunConfig) -> None:
     loaders = {name: inspect.signature(loader).parameters for name, loader in datasets.DATASETS.items()}
     listed = [part for part in (config.data, *config.data.ood) if "allow_missing" in loaders.get(part.name, ())]
     if not listed:
-        raise ValueError(f"--allow-missing is of no use: the files of {config.data.name} are not named in a list")
+        raise ValueError(f"--allow-missing has no effect: the files of {config.data.name} are not named in a list")
     for part in listed:
         part.options = {**part.options, "allow_missing": True}
 
@@ -145,14 +145,14 @@ def _is_run(words: Sequence[str]) -> bool:
 
 
 def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
-    """The names of the shipped files of a kind."""
+    """Names of the shipped files of a kind."""
     return sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
 
 
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings that words stand for; `method` overrides theirs, `network` the default one."""
+    """The settings of words; `method` overrides their method, `network` the default network."""
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))
@@ -169,11 +169,11 @@ def _content(
     if PAPER not in words:
         return _of_file(path, method, extending, network)
     if where not in shipped("paper"):
-        raise ValueError(f"the authors have no settings for {where}, but for {', '.join(shipped('paper'))}")
+        raise ValueError(f"the authors have no settings for {where}; they have {', '.join(shipped('paper'))}")
     common, _ = _read(path)
     settings, sections = _read(SHIPPED / "paper" / f"{where}.yaml")
     if method not in sections:
-        raise ValueError(f"the authors have no settings for {method} on {where}, but for {', '.join(sections)}")
+        raise ValueError(f"the authors have no settings for {method} on {where}; they have {', '.join(sections)}")
     return _merge(_of_method(method), common, settings, sections[method])
 
 
@@ -193,9 +193,9 @@ def _file_of(where: str) -> Path:
 
 
 def _of_file(path: Path, method: str | None, extending: tuple[Path, ...], network: str | None) -> dict[str, Any]:
-    """The settings of a file, merged over those that it extends or those of its method."""
+    """The settings of a file, merged over the configuration that it extends, or over its method's file."""
     settings, sections = _read(path, network)
-    network = _asked(settings.get("network")) if network is None else network
+    network = _network_of(settings.get("network")) if network is None else network
     extends = settings.pop(EXTENDS, None)
     method = method or named_method(settings.get(METHOD))[0]
     if extends is None:
@@ -214,7 +214,7 @@ def _extended(
         raise ValueError(f"{path}: {EXTENDS} must be one configuration, such as `digits hib`, got {extends!r}")
     beside = path.parent / extends
     if beside.is_file() and beside.resolve() in chain:
-        raise ValueError(f"{path}: {EXTENDS}: {extends} extends this file itself")
+        raise ValueError(f"{path}: {EXTENDS}: {extends} extends this file: files must not extend each other")
     try:
         return _content([str(beside)] if beside.is_file() else extends.split(), method, chain, network=network)
     except ValueError as error:
@@ -222,13 +222,13 @@ def _extended(
 
 
 def _of_method(name: str) -> dict[str, Any]:
-    """The settings of a method on any data; most methods have no file."""
+    """Settings of a method on any data; most methods have no file."""
     path = SHIPPED / "methods" / f"{name}.yaml"
     return _merge({METHOD: name}, _read(path)[0] if path.is_file() else {})
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file, with those of the chosen network, and the settings of each method."""
+    """The settings of a file and its chosen network, and the settings of each method."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
@@ -240,7 +240,7 @@ def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[
 
 
 def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Take the settings of each method, or each network, out of the content of a file."""
+    """Remove the settings of each method, or each network, from the content of a file, and return them."""
     sections = content.pop(name, {})
     if not isinstance(sections, dict) or not all(isinstance(of, dict | None) for of in sections.values()):
         kind = name.removesuffix("s")
@@ -249,12 +249,12 @@ def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[
 
 
 def _installed(path: Path, networks: Mapping[str, Any]) -> str | None:
-    """The first installed network; a warning tells how to install those before it."""
+    """The first installed network; a warning says how to install the networks before it."""
     for name in networks:
         if (reason := models.why_missing(name)) is None:
             return name
         warnings.warn(
-            f"{path.stem}: {reason}; what is trained in its place knows much less of photographs", stacklevel=2
+            f"{path.stem}: {reason}; the network trained instead knows much less of photographs", stacklevel=2
         )
     return None
 
@@ -279,7 +279,7 @@ def _merge_mappings(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[s
 
 
 def describe_settings() -> str:
-    """Every setting of a run with its default and, where they are few, the allowed values: one a line."""
+    """Lines of help: every setting of a run, with its default and, if they are few, its allowed values."""
     rows = [(f"{METHOD}.name", f"required  ({', '.join(methods.METHODS)})"), *describe(RunConfig)]
     for name, method in methods.METHODS.items():
         if options := describe(method, f"{METHOD}."):

@@ -1,7 +1,7 @@
-"""Copies among the data of a run: one image or text in several parts, under several labels, or twice in one part.
+"""Copies among the data of a run: an image or text in several parts, under several labels, or twice in one part.
 
-Any network finds a query whose copy was trained on or lies in the gallery. Exact copies have the same file content or
-text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as a resized or recompressed one.
+Any network finds a query with a copy in the training data or the gallery. Exact copies have the same file content or
+text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as resized or recompressed images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,26 +23,26 @@ from lam.runs.config import Duplicates
 from lam.utils.files import read_csv, sha256_of, write_csv
 
 COPIES = "copies.csv"
-"""The list of copies in a run's folder."""
+"""File in a run's folder that lists copies."""
 
 _PARTS = ("test", "validation", "train", "strangers")
-"""The original among copies, which is kept, lies in the first of these parts."""
+"""Parts by priority: the copy in the first of these parts is the original, which is kept."""
 
 _HASH_SIDE = 16
 _NEAR = 24
-"""The most bits of 256 in which hashes of near copies differ."""
+"""Greatest number of different bits, of 256, between hashes of near copies."""
 
 _LEAST_SIDE = 32
-"""Pixels; perceptual hashes confuse smaller images."""
+"""Least pixels of a side; perceptual hashes confuse smaller images."""
 
 _MOST_COMPARED = 100_000
-"""The most images that are compared with each other, which takes half a minute on one core."""
+"""Greatest number of images that are compared with each other; it takes half a minute on one core."""
 
 _NEIGHBOURS = 8
 
 
 class Item(NamedTuple):
-    """One item of a part: its path or number, and its label where it has one."""
+    """An item of a part: its path or number, and its label, if any."""
 
     part: str
     row: int
@@ -52,12 +52,12 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """An item and an earlier one that it repeats.
+    """An item and its original.
 
     Attributes:
         kind: `exact` or `near`.
-        path, part, label: of the item.
-        path_of_original, part_of_original, label_of_original: of the item that it repeats.
+        path, part, label: fields of the item.
+        path_of_original, part_of_original, label_of_original: fields of its original.
     """
 
     kind: str
@@ -70,12 +70,12 @@ class Copy:
 
     @classmethod
     def of(cls, kind: str, item: Item, original: Item) -> "Copy":
-        """A copy of another item."""
+        """A copy of an original."""
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
 
 def exact_copies(splits: Splits) -> list[list[Item]]:
-    """Groups of items with one content, the original first; none of data in memory, which lam ships."""
+    """Groups of items with one content, the original first; data in memory, which lam ships, are not compared."""
     groups: dict[str, list[Item]] = {}
     for name, part in _in_order(splits):
         for row, content in _contents(part):
@@ -86,7 +86,7 @@ def exact_copies(splits: Splits) -> list[list[Item]]:
 def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
     """Splits with one item of each content, and the dropped copies.
 
-    All items of one content with different labels are dropped, as no label is known to be right.
+    Items with one content but different labels are all dropped, because the right label is unknown.
     """
     groups = exact_copies(splits)
     dropped: dict[str, set[int]] = {}
@@ -102,8 +102,8 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
     """All copies of splits.
 
     Args:
-        splits: of a run.
-        hashes: perceptual hashes by file; see `perceptual_hash`. A file without one has no near copies.
+        splits: splits of a run.
+        hashes: perceptual hashes by file; see `perceptual_hash`. A file without a hash has no near copies.
     """
     exact = exact_copies(splits)
     repeated = {(item.part, item.row) for group in exact for item in group[1:]}
@@ -117,11 +117,11 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
 
 
 def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor, " B"] | None:
-    """A hash of 256 bits, nearly equal for images that look alike; None for a small or uniform image.
+    """A 256-bit hash, nearly equal for images that look alike; None for a small or uniform image.
 
     Args:
-        preprocessing: of the input.
-        image: (C, H, W) as the network gets it.
+        preprocessing: preprocessing of the input.
+        image: (C, H, W) input of the network.
     """
     if min(image.shape[1:]) < _LEAST_SIDE:
         return None
@@ -136,7 +136,7 @@ def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
     """Reject copies if `duplicates` is `refuse`.
 
     Raises:
-        ValueError: with their numbers and the first one.
+        ValueError: with the number of copies and the first one.
     """
     if copies and duplicates == "refuse":
         first = copies[0]
@@ -147,7 +147,7 @@ def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
 
 
 def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
-    """How copies affect the results, in a sentence; None without copies."""
+    """A sentence on how copies affect the results; None without copies."""
     if not copies:
         return None
     if duplicates == "drop":
@@ -165,7 +165,7 @@ def write_copies(copies: Iterable[Copy], folder: Path) -> None:
 
 
 def read_copies(folder: Path) -> list[Copy]:
-    """The copies in a run's folder; none without a list."""
+    """The copies listed in a run's folder; empty without a list."""
     return [Copy(**row) for row in read_csv(folder / COPIES)]
 
 
@@ -174,7 +174,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """The content of each item by its row: a file's SHA-256, or a text. Answers do not count: all parts hold them."""
+    """The content of each item by its row: a file's SHA-256, or a text. Answers are skipped: all parts hold them."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):
@@ -202,7 +202,7 @@ def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
 
 
 def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
-    """Each item with a hash close to an earlier item's, and the closest of these."""
+    """Each item with a hash close to that of an earlier item, and the closest such item."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
     import faiss  # slow to import, and an extra
@@ -219,7 +219,7 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
 
 
 def _counts(copies: Sequence[Copy]) -> str:
-    """How many copies there are, in a sentence without its end."""
+    """The beginning of a sentence that counts copies."""
     counts = list[str]()
     for kind in ("exact", "near"):
         some = [copy for copy in copies if copy.kind == kind]

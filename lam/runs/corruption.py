@@ -1,4 +1,4 @@
-"""Whether κ falls as answers go wrong: corruption of texts, and curves over severity for images and texts.
+"""Whether κ falls with the quality of inputs: corruption of texts, and curves over severity for images and texts.
 
 `lam.inputs.corruption` corrupts images.
 """
@@ -26,8 +26,8 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
 }
-"""At severities 1 to 5: the probability that a word is left out, one word always stays; and the probability that a
-letter is left out, doubled, exchanged with the next one or replaced by another, each equally likely."""
+"""Probabilities at severities 1 to 5: of leaving out a word (one always stays), and of an error in a letter: it is
+left out, doubled, exchanged with the next one or replaced, each equally likely."""
 
 BATCH = 100
 SEVERITIES = 5
@@ -42,7 +42,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
         asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` of images, all of texts.
 
     Raises:
-        ValueError: for kinds that such items do not have, one kind twice, or no kind.
+        ValueError: for unknown kinds, a repeated kind, or no kind.
 
     Example:
         >>> from lam import datasets
@@ -93,7 +93,7 @@ class CorruptionCurve:
     Attributes:
         kappa: (V, N) concentrations.
         correct: (V, N) whether the first hit is right, in the clean gallery without the query itself.
-        parts: (V, N) each part of κ by name, if the encoder has learnt its ambiguity.
+        parts: (V, N) parts of κ by name, if the encoder has learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]
@@ -125,18 +125,18 @@ def measure_corruption(
     seed: int = 0,
     kinds: Sequence[str] | str | None = None,
 ) -> dict[AnyKind, CorruptionCurve]:
-    """κ and first hits of corrupted queries of an evaluated set, in the clean gallery.
+    """κ and first hits of corrupted queries from an evaluated set, in the clean gallery.
 
     Args:
         encoder: the evaluated encoder.
         items: the evaluated set.
-        evaluation: of the encoder on the set.
-        size: the most queries, drawn at random among those with a match.
-        seed: of the draw and the noise.
+        evaluation: evaluation of the encoder on the set.
+        size: greatest number of queries, drawn at random from queries with a match.
+        seed: seed of the draw and the noise.
         kinds: as for `corruptions_of`.
 
     Returns:
-        A curve for each kind, all of the same queries; none if no query has a match.
+        A curve for each kind, all of the same queries; empty if no query has a match.
     """
     generator = torch.Generator().manual_seed(seed)
     answerable = evaluation.answerable.nonzero()[:, 0].cpu()
@@ -163,7 +163,7 @@ def measure_corruption(
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
 ) -> Iterator[tuple[AnyKind, Iterator[Tensor]]]:
-    """The corrupted inputs of some items by kind, at every severity from 0 on."""
+    """Corrupted inputs of some items by kind, at every severity from 0 on."""
     preprocessing = items.preprocessing
     if isinstance(items, Texts):
         texts = [items.texts[row] for row in positions]
@@ -184,10 +184,10 @@ def worse_inputs(
 def corruption_metrics(curves: Mapping[AnyKind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
     """Metrics of curves: medians of κ, recall@1 and `trend`, as `corruption_KIND_SEVERITY_...`.
 
-    For crops also `crop_less_sure`, the share of queries whose smallest crop has the smaller κ.
+    For crops also `crop_less_sure`: the share of queries with a smaller κ in the smallest crop.
 
     Args:
-        curves: of the same queries.
+        curves: curves of the same queries.
         has_kappa: whether the encoder's κ varies.
     """
     values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The arrays behind the curves of a run, in `curves.safetensors`."""
+"""`Curves`: data of a run's curves, in `curves.safetensors`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ _OUTSIDE, _BINS = "outside/", "calibration/"
 
 @dataclass(frozen=True)
 class Curves:
-    """The arrays behind sparsification, calibration and OOD detection of one evaluation.
+    """Data of the sparsification, calibration and OOD curves of an evaluation.
 
     Attributes:
-        correct: (Q,) whether the first hit is right, of the queries with a match.
-        uncertainty: (Q,) −κ of these.
+        correct: (Q,) whether the first hit is right, for queries with a match.
+        uncertainty: (Q,) −κ of these queries.
         inside: (N,) the encoder's own OOD score of all queries; higher means more OOD.
-        outside: by OOD set, (O,) the score of its items.
+        outside: (O,) OOD scores of the items of each OOD set.
         reliability: confidence against accuracy; None for a method without samples.
     """
 
@@ -47,7 +47,7 @@ class Curves:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Curves":
-        """Read the curves of a run; `lam.utils.files.verify` must have checked its folder."""
+        """Read the curves of a run; call `lam.utils.files.verify` on its folder first."""
         tensors = read_tensors(Path(folder) / CURVES)
         outside = {name.removeprefix(_OUTSIDE): scores for name, scores in tensors.items() if name.startswith(_OUTSIDE)}
         bins = {name.removeprefix(_BINS): values for name, values in tensors.items() if name.startswith(_BINS)}
@@ -55,7 +55,7 @@ class Curves:
         return cls(tensors["correct"], tensors["uncertainty"], tensors["inside"], outside, reliability)
 
     def save(self, folder: str | Path) -> None:
-        """Write them into the folder of a run."""
+        """Write the curves into the folder of a run."""
         bins = {} if self.reliability is None else vars(self.reliability)
         tensors = {"correct": self.correct, "uncertainty": self.uncertainty, "inside": self.inside}
         tensors |= {f"{_OUTSIDE}{name}": scores for name, scores in self.outside.items()}
@@ -63,5 +63,5 @@ class Curves:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the OOD score is not constant, as it is for a method without uncertainty."""
+        """Whether the OOD score varies; it is constant for a method without uncertainty."""
         return len(torch.cat([self.inside, *self.outside.values()]).unique()) > 1

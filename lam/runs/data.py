@@ -61,7 +61,7 @@ def load_data(
     Args:
         data: the settings.
         damaged: paths of image files to leave out; see `lam.gallery.damaged`.
-        root_option: how a user sets the folder of the files, for the error.
+        root_option: advice for the error, how to set the folder of the files.
 
     Raises:
         MissingDataError: naming the setting for the folder of the files.
@@ -100,8 +100,8 @@ class RunData:
     Attributes:
         splits: train, validation, test and strangers.
         ood: OOD sets by title.
-        copies: items that repeat others.
-        damaged: the reasons of left-out image files, by path.
+        copies: copies among the items.
+        damaged: reasons why image files are left out, by path.
         is_new: whether this is the first start of the run.
     """
 
@@ -131,9 +131,9 @@ def prepare_data(
 
     Args:
         data: the settings.
-        folder: of the run.
+        folder: folder of the run.
         learns: whether the run learns from matching items.
-        corruptions: of the test split; see `lam.runs.corruption.corruptions_of`.
+        corruptions: kinds for the test split; see `lam.runs.corruption.corruptions_of`.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -162,10 +162,10 @@ def prepare_data(
 def _check_items(
     data: DataConfig, folder: Path, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
-    """Read all image files: the copies among the items, and the reasons of unreadable files."""
+    """Copies among the items, and reasons of damaged files; every image file is read."""
     parts = parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
-    # A rejected run has no folder yet: its list goes beside.
+    # A rejected run has no folder yet: the list is written beside it.
     listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")
     DamagedFiles(listed, data.skip_damaged, reasons).settle(sum(len(part.files) for part in parts))
     copies = find_copies(splits, hashes)
@@ -186,8 +186,8 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
     Args:
-        splits: of a run.
-        learns: whether the run learns from matching items; without, a split without matches is only warned of.
+        splits: splits of a run.
+        learns: whether the run learns from matching items; else a split without matches is only a warning.
 
     Raises:
         ValueError: naming the split.
@@ -209,13 +209,13 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
             unmatched.append(name)
     if unmatched and learns:
         raise ValueError(
-            f"no two {kind} of the {unmatched[0]} split share a label, so none can be found: give more data"
+            f"no two {kind} of the {unmatched[0]} split share a label, so no query has a match: give more data"
             + _WITHOUT_MATCHES[kind]
         )
     if unmatched:
         warnings.warn(
-            f"no two {kind} of the {', '.join(unmatched)} split share a label: nothing is learned or measured of which "
-            "match" + _LEARNT_LATER[kind],
+            f"no two {kind} of the {', '.join(unmatched)} split share a label: the run cannot learn or measure which "
+            "items match" + _LEARNT_LATER[kind],
             stacklevel=2,
         )
     if splits.train.targets.ndim > 1 or not learns:
@@ -227,10 +227,10 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
 
 
 def check_texts(items: Dataset) -> None:
-    """Reject texts that the gallery cannot keep, before the run fills it.
+    """Reject texts that the gallery cannot store, before the run fills it.
 
     Raises:
-        ValueError: naming a text that is, with its metadata, too long or no Unicode.
+        ValueError: naming a text that is too long with its metadata, or no Unicode.
     """
     for row in range(len(items) if isinstance(items, Texts) else 0):
         preview = items.preview(row)
@@ -249,7 +249,7 @@ def parts_of(splits: Splits, ood: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
-    """Warn of texts that are longer than the network reads."""
+    """Warn of texts that the network cuts."""
     read = {text: part.preprocessing for part in parts if isinstance(part, Texts) for text in part.texts}
     n_cut = sum(is_cut(network, preprocessing, text) for text, preprocessing in read.items())
     if n_cut:
@@ -257,10 +257,10 @@ def warn_of_cut_texts(network: nn.Module, parts: Iterable[Dataset]) -> None:
 
 
 def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path, UInt8[Tensor, " B"]], dict[Path, str]]:
-    """Read every image file, as a damaged one would end the run later.
+    """Read every image file, because a damaged file would end the run later.
 
     Returns:
-        The perceptual hashes of files, without small and uniform images, and the reasons of damaged files.
+        Perceptual hashes by file, without small and uniform images, and reasons of damaged files.
     """
     files = {path: part.preprocessing for part in parts for path in part.files}
 
@@ -272,7 +272,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
 
 
 def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
-    """A loader in the order of the images, or of their features; leaves torch's global random state alone."""
+    """A loader of images or features in their order; it does not use torch's global random state."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
@@ -288,7 +288,7 @@ def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: i
 
 @contextmanager
 def _naming_setting(option: str) -> Iterator[None]:
-    """Add to the error of missing files the setting for their folder."""
+    """Within the context, the error of missing files also names the setting for their folder."""
     try:
         yield
     except MissingDataError as error:

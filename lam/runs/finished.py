@@ -26,7 +26,7 @@ class Run:
     """A finished run. Every file is checked before it is read.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         ValueError: if the folder is no run or the run did not finish.
@@ -39,16 +39,16 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """Its configuration."""
+        """Configuration of the run."""
         return self.configured([])
 
     def configured(self, overrides: Sequence[str]) -> RunConfig:
-        """`config` with other settings, such as `--data.root=DIR` if its data have moved."""
+        """`config` with some settings changed, such as `--data.root=DIR` if its data have moved."""
         return load_config(self.folder, overrides)
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Its network and uncertainty."""
+        """Network and uncertainty of the run."""
         return load(self.folder / ENCODER)
 
     @cached_property
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def calibration(self) -> Calibration | None:
-        """Its present calibration; None if it is not calibrated.
+        """The present calibration; None if the run is not calibrated.
 
         Raises:
             ValueError: for a calibration of another network, posterior or preprocessing.
@@ -69,48 +69,48 @@ class Run:
 
     @cached_property
     def gallery_kind(self) -> GalleryKind:
-        """Whether its gallery holds classes or identities."""
+        """Whether the gallery holds classes or identities."""
         return read_data(self.folder)["gallery"]
 
     @cached_property
     def has_answers(self) -> bool:
-        """Whether its gallery holds answers to questions, which are no queries themselves."""
+        """Whether the gallery holds answers to questions; answers are no queries."""
         return read_data(self.folder)["answers"]
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        """A few inputs to try it with."""
+        """A few inputs to try the run with."""
         return read_samples(self.folder)
 
     @property
     def gallery_folder(self) -> Path:
-        """The folder of its items."""
+        """Folder of the gallery."""
         return self.folder / GALLERY
 
     @property
     def gallery(self) -> Snapshot:
-        """A snapshot of its items to search, while others may write.
+        """A snapshot of the items, to be searched while other processes may write.
 
         Raises:
-            ValueError: if it has no gallery, or another process has locked it.
+            ValueError: if there is no gallery, or another process has locked it.
         """
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
-        """Its items, to search and change them by this process alone; see `lam.gallery.gallery.Gallery`."""
+        """The gallery, which only this process may search and change; see `lam.gallery.gallery.Gallery`."""
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other processes from writing to the folder; the gallery has its own lock.
 
         Raises:
-            ValueError: if another process has locked it.
+            ValueError: if another process has locked the folder.
         """
         return locked(self.folder)
 
 
 def columns_of(run: Run, columns: Columns | None = None) -> Columns | None:
-    """The columns of a table of texts: `columns`, or else the columns of the run's own table."""
+    """Columns of a table of texts: `columns`, else the columns of the run's own table."""
     data = run.config.data
     if columns is not None or data.name != "texts":
         return columns

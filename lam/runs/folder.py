@@ -22,7 +22,7 @@ DAMAGED = "damaged.csv"
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
-FORMAT = 1  # of a run
+FORMAT = 1  # format number of a run
 
 
 def is_finished(folder: Path) -> bool:
@@ -38,7 +38,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """The folder of a run: this one, or the only run inside it."""
+    """The folder of a run: this folder, or the only run inside it."""
     runs = [] if _is_run(folder) else _runs_inside(folder)
     return runs[0] if len(runs) == 1 else folder
 
@@ -71,13 +71,13 @@ def _runs_inside(folder: Path) -> list[Path]:
 
 
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Reject a folder that a run with these settings cannot begin or continue; nothing is written.
+    """Reject a folder in which a run with these settings cannot start or continue; nothing is written.
 
-    A setting that is missing in the folder's configuration counts as its default. The folder of the data may differ;
+    A setting missing from the folder's configuration has its default. The folder of the data may differ;
     `refuse_changed_data` compares the data themselves.
 
     Raises:
-        ValueError: for a run with other settings, with their names, or files that are no run.
+        ValueError: for a run with other settings (named), or files that are no run.
         CorruptFileError: for a configuration that cannot be read.
     """
     path = folder / CONFIG
@@ -100,13 +100,15 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 def open_for_writing(
     folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
-    """Begin or continue a run in a folder, locked against other processes; rank zero locks it for all ranks.
+    """Within the context, a run starts or continues in a folder, locked against other processes.
+
+    Rank zero locks the folder for all ranks.
 
     Args:
-        folder: of the run; created if it is missing.
-        settings: of the run, written to the folder.
-        parts: the splits and OOD sets by name; their fingerprints are written to the folder, as on other data the test
-            split of a continued run could contain training items.
+        folder: folder of the run; created if it is missing.
+        settings: settings of the run, written to the folder.
+        parts: the splits and OOD sets by name. Their fingerprints are written to the folder: a run that continued on
+            other data could test on training items.
         splits: their kind of gallery is written to the folder.
 
     Raises:
@@ -136,11 +138,11 @@ def _open(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset
 
 
 def left_out(folder: Path, root: str | None) -> frozenset[str]:
-    """The paths of damaged images that a run leaves out.
+    """Paths of damaged images that a run leaves out.
 
     Args:
-        folder: of the run.
-        root: the folder where its data are now.
+        folder: folder of the run.
+        root: present folder of its data.
     """
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
@@ -150,7 +152,7 @@ def left_out(folder: Path, root: str | None) -> frozenset[str]:
 
 
 def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
-    """Reject data that differ from those that the run began with."""
+    """Reject data that have changed since the run started."""
     if changed := changed_parts(folder, parts):
         raise ValueError(
             f"the data changed since the run in {folder} began ({', '.join(changed)}): "
@@ -159,13 +161,13 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """The names of the parts that changed since a run began."""
+    """Names of the parts that have changed since a run started."""
     at_start = read_data(folder)["parts"]
     return [name for name, items in parts.items() if at_start.get(name) != _summary(items)]
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """The data of a run: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`.
+    """Facts on a run's data: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`.
 
     Raises:
         ValueError: for a run of another format.
@@ -174,14 +176,14 @@ def read_data(folder: Path) -> dict[str, Any]:
 
 
 def _summary(items: Dataset) -> dict[str, Any]:
-    """SHA-256 of targets, classes and names (a text is its own name), and SHA-256 of the image files."""
+    """Number of items, SHA-256 of targets, classes and names (or texts), and SHA-256 of the image files."""
     content = repr((items.targets.tolist(), items.classes, list(items.names))).encode()
     files = hashlib.sha256("".join(map(sha256_of, items.files)).encode())
     return {"items": len(items), "sha256": hashlib.sha256(content).hexdigest(), "files": files.hexdigest()}
 
 
 def _with_defaults(settings: Any) -> Any:
-    """Settings with all defaults filled in; unchanged if they are no configuration."""
+    """Settings with all defaults; unchanged if they are no configuration."""
     try:
         return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
     except ValueError:

@@ -1,6 +1,6 @@
 """The report of a run: one self-contained HTML file without scripts.
 
-Metrics come by flat key, as in `metrics.json`; `lam.retrieval.metrics.registry` names them. `seconds_STAGE` are times,
+Metrics have the flat keys of `metrics.json`; `lam.retrieval.metrics.registry` names them. `seconds_STAGE` are times;
 `tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
 """
 
@@ -63,13 +63,13 @@ def write_report(
 
     Args:
         path: the file to write; its folder must exist.
-        title: of the page.
+        title: title of the page.
         metrics: values by flat key; None or NaN if a metric is undefined.
-        plots: in the order of the page.
+        plots: plots in the order of the page.
         configuration: nested settings.
         notes: sentences for the reader.
-        ood_score: the encoder's own score, which its keys do not name.
-        ood_set: the main OOD set, which its keys do not name.
+        ood_score: name of the encoder's own score; its keys leave it out.
+        ood_set: name of the main OOD set; its keys leave it out.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))
@@ -128,7 +128,7 @@ def _heading(ood_set: str, prevalence: float | int | None) -> str:
 def _score_table(
     values: Mapping[Key, float | int | None], own: str = "", headings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A row a score, and the columns of each OOD set under its heading; the best of each column stands out."""
+    """A table with a row for each score and the columns of each OOD set; the best value of a column is marked."""
     cells: dict[tuple[str, str], dict[str, float | int | None]] = {}
     for (metric, score, ood_set), value in values.items():
         by = METRICS[metric].by_score
@@ -145,7 +145,7 @@ def _score_table(
 
 
 def _marked(values: Sequence[float | int | None], direction: Direction) -> list[tuple[float | int | None, bool]]:
-    """The values of a column, and whether each is the best; none is where there is only one."""
+    """The values of a column, and whether each is the best; a single value is not marked."""
     known = [value for value in values if value is not None]
     choose = None if direction == "neither" else min if direction == "lower" else max
     best = choose(known) if choose is not None and known and len(values) > 1 else None
@@ -153,7 +153,7 @@ def _marked(values: Sequence[float | int | None], direction: Direction) -> list[
 
 
 def _corruption_table(values: Values) -> dict[str, Any] | None:
-    """One row per kind: recall and median κ at every severity, and the trend of κ."""
+    """A table with a row for each kind: recall and median κ at every severity, and the trend of κ."""
     cells = {key.removeprefix(_CORRUPTION): value for key, value in values.items()}
     kinds = list(dict.fromkeys(key.partition("_")[0] for key in cells if not key.startswith("clean")))
     severities = list(dict.fromkeys(key.split("_")[1] for key in cells if key.split("_")[1].isdigit()))

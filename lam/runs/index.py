@@ -35,18 +35,17 @@ def index_images(
 ) -> Enrolment:
     """Replace the items of a run's gallery by images, texts or embeddings.
 
-    Items that were added or changed while serving stay. In a calibrated run, images with κ below the flag are
-    uncertain.
+    Items added or changed while serving stay. In a calibrated run, images with κ below the flag are uncertain.
 
     Args:
         run: the run's folder.
-        source: a folder of images, with class sub-folders or not; a table of images, see `lam.gallery.image_list`, or,
-            for a run on texts, of texts; or a sequence of files of shards, see `lam.gallery.shards`.
-        columns: of a table of texts; by default the run's columns, or else the usual names.
+        source: a folder of images, with or without class sub-folders; a table of images, see `lam.gallery.image_list`,
+            or, for a run on texts, of texts; or a sequence of shard files, see `lam.gallery.shards`.
+        columns: columns of a table of texts; by default the run's columns, else the usual names.
         factory: the FAISS type.
-        fuse: make one item of the images of one identity; see `lam.gallery.enrolment.enrol`.
-        skip_uncertain: leave out uncertain images.
-        damaged: how to treat unreadable image files; rejected by default.
+        fuse: whether images of one identity become one item; see `lam.gallery.enrolment.enrol`.
+        skip_uncertain: whether uncertain images are left out.
+        damaged: what to do about damaged image files; by default they are an error.
         progress: show a progress bar on standard error.
 
     Returns:
@@ -54,8 +53,8 @@ def index_images(
 
     Raises:
         ValueError: for a folder that is no finished run, or that another process writes to or serves; an unknown FAISS
-            type, or one that needs more images; mistakes in a table or in files of embeddings; `skip_uncertain` without
-            a calibration; or damaged files. The gallery then stays unchanged.
+            type, or one that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
+            calibration; or damaged files. The gallery then stays unchanged.
     """
     opened = Run(run)
     encoder = opened.encoder
@@ -82,7 +81,7 @@ def index_images(
 
 
 def calibration_of(run: Run) -> Calibration | None:
-    """The calibration of a run; None without one, or, with a warning, if it is of another encoder."""
+    """The calibration of a run; None if there is none, or, with a warning, if it belongs to another encoder."""
     try:
         return run.calibration
     except ValueError as error:
@@ -91,7 +90,7 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill a finished run's gallery with embedded items, under their positions."""
+    """Fill a finished run's gallery with embedded items; their ids are their positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
     items = [

@@ -1,6 +1,6 @@
-"""A bounded random sample of the queries to a service, as embeddings: known queries and strangers.
+"""A bounded random sample of a service's queries, as embeddings: known queries and strangers.
 
-`live/` of a run is a sealed generation: live.json (the number of queries, the encoder) and queries.safetensors.
+A run's folder `live/` holds live.json (the number of queries, the encoder) and queries.safetensors, with hashes.
 """
 
 import random
@@ -17,22 +17,22 @@ from lam.vmf.embeddings import Embeddings
 FOLDER = "live"
 FORMAT = FolderFormat(1, "live.json", ("queries.safetensors",))
 EVERY = 100
-"""The number of queries after which the sample is written."""
+"""Number of queries between two writes of the sample."""
 
 
 class LiveQueries:
     """A uniform sample of all queries; it continues an earlier sample.
 
-    An earlier sample of more queries than it kept does not grow: later queries would be over-represented.
+    If an earlier sample dropped queries, it does not grow: later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 
     Args:
         run: the served run.
-        size: the most queries that are kept.
+        size: greatest number of queries in the sample.
 
     Attributes:
-        seen: the number of all queries.
+        seen: number of all queries.
 
     Raises:
         ValueError: for a size below 1.
@@ -53,7 +53,7 @@ class LiveQueries:
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
-        """Count a query, and keep it at random."""
+        """Count a query, and keep it with the probability of algorithm R."""
         self.seen += 1
         if len(self._kept) < self._size:
             self._kept.append((embedding, features))
@@ -64,7 +64,7 @@ class LiveQueries:
             self.write()
 
     def write(self) -> None:
-        """Write new queries; a crash leaves the earlier sample or the whole new one."""
+        """Write new queries; after a crash, the folder holds the earlier sample or the new one."""
         if not self._unwritten:
             return
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])
@@ -78,7 +78,7 @@ def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
     """The kept queries and their features.
 
     Raises:
-        ValueError: if there are none of the run's encoder.
+        ValueError: if no queries to the run's encoder were kept.
         CorruptFileError: naming the file that is missing, truncated or altered.
     """
     kept = _read(run)

@@ -1,4 +1,4 @@
-"""`Plan`: a checked configuration, resolved into the parts that the stages of a run take; and `Stages`, their times."""
+"""`Plan`, a checked configuration resolved into the arguments of a run's stages; and `Stages`, their times."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ from lam.tuning.ambiguity import check_enough
 from lam.utils.files import read_json, write_json
 
 SECONDS = "seconds.json"
-"""The seconds of each stage so far, in the folder of a run that has not finished."""
+"""File with the seconds of each stage so far, in the folder of an unfinished run."""
 
 _OF_LOSS = ("loss", "temperature")
 _SAME = ("folder", "data", "augmentation", "method", "places", "evaluation", "ambiguity", "accelerator", "seed")
@@ -45,7 +45,7 @@ class Stages:
 
     Attributes:
         progress: whether to print names, on standard error.
-        seconds: by stage.
+        seconds: seconds by stage.
     """
 
     progress: bool
@@ -65,18 +65,18 @@ class Stages:
         self.seconds[name] = round(time.perf_counter() - start, 3)
 
     def write(self, folder: Path) -> None:
-        """Keep the seconds in the folder of a run."""
+        """Write the seconds into the folder of a run."""
         write_json(folder / SECONDS, self.seconds)
 
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """How to build the network.
+    """Building of the network.
 
     Attributes:
         settings: its name, size and options.
-        seed: of random weights.
-        checkpoint: the weights to start from; None to train it.
+        seed: seed of random weights.
+        checkpoint: weights to start from; None to train it.
     """
 
     settings: NetworkConfig
@@ -84,16 +84,16 @@ class NetworkPlan:
     checkpoint: str | None
 
     def build(self, seed: int) -> EmbeddingNetwork:
-        """A network with the library's pretrained weights, or the random ones of a seed."""
+        """A network with the library's pretrained weights, or with random weights of a seed."""
         settings = self.settings
         options = {**({} if settings.head == "train" else {"head": settings.head}), **settings.options}
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
     def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
-        """The network before training, and where its weights come from.
+        """The network before training, and the source of its weights.
 
         Raises:
-            ValueError: for a checkpoint that does not fit the network, or items that the network does not take.
+            ValueError: for a checkpoint that does not fit the network, or inputs that the network does not take.
         """
         network = self.build(self.seed)
         start = Start() if self.checkpoint is None else start_from(network, self.checkpoint)
@@ -111,22 +111,22 @@ class NetworkPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's configuration, in the parts that its stages take.
+    """A run's configuration, resolved into the arguments of its stages.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
         settings: the whole configuration, as in the folder.
-        data: which data.
-        network: how to build the network.
-        loss: of the training.
+        data: choice of the data.
+        network: building of the network.
+        loss: loss of the training.
         options: fields of `lam.training.Training` that the configuration sets.
-        augmentation: of the training images.
-        method: how the network becomes an encoder.
-        places: when two places match.
-        evaluation: what to measure.
+        augmentation: augmentation of the training images.
+        method: method that turns the network into an encoder.
+        places: rules for matching places.
+        evaluation: options of the evaluation.
         ambiguity: whether the encoder learns its ambiguity.
         accelerator: the device.
-        seed: of all random choices.
+        seed: seed of all random choices.
     """
 
     folder: Path
@@ -145,7 +145,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig) -> "Plan":
-        """The plan of a configuration, which is checked first.
+        """The plan of a configuration, after a check.
 
         Raises:
             ValueError: as `RunConfig.check`.
@@ -166,12 +166,12 @@ class Plan:
         return self.method.reads_labels and needs_matches
 
     def items(self, splits: Splits) -> Dataset:
-        """The training split, augmented if the configuration says so."""
+        """The training split, augmented if the configuration asks for it."""
         is_augmented = self.augmentation != AugmentationOptions()
         return Augmented(splits.train, self.augmentation) if is_augmented else splits.train
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training: it keeps the best epoch on the validation split, or, without matches there, the last."""
+        """The training; it keeps the best epoch on the validation split, or the last if no items match there."""
         relation, validation = self.places.relation_of(splits.train), splits.validation
         has_matches = bool(self.places.relevance_of(validation, relation).count().any())
 
@@ -195,12 +195,12 @@ class Plan:
         )
 
     def checked(self, start: Start, validation: Dataset) -> Start:
-        """The start, without its κ head if the run's posterior cannot use it.
+        """The start; its κ head is dropped if the run's posterior cannot use it.
 
-        A κ head needs p_known, which is learnt from items with a match; a warning tells if they are too few.
+        A κ head needs p_known, which is learnt from items with a match. If they are too few, a warning says so.
 
         Raises:
-            ValueError: if they are too few, and the configuration asks for the ambiguity.
+            ValueError: if they are too few, but the configuration asks for the ambiguity.
         """
         learn = self.ambiguity.learn
         is_posterior = issubclass(self.method.encoder, BayesianEncoder)
@@ -213,22 +213,22 @@ class Plan:
             if learn:
                 raise
             warnings.warn(
-                f"the κ head of checkpoint {self.network.checkpoint} is left out, and κ is the posterior's alone, as "
-                f"p_known cannot be learnt on the validation split: {error}, or say so by --ambiguity.learn=false",
+                f"the κ head of checkpoint {self.network.checkpoint} is left out, and κ comes from the posterior only: "
+                f"p_known cannot be learnt on the validation split: {error}, or set --ambiguity.learn=false",
                 stacklevel=2,
             )
             return replace(start, kappa_head=None)
         return start
 
     def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
-        """Name and settings of the curvature of the loss that trained the network, by the run or before it."""
+        """Name and settings of the curvature of the training loss, of this run or of an earlier training."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = histories["network"].learned if "network" in histories else None
         return self.method.trained_by(self.loss, self.network.settings.dimension, learned)
 
     def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
-        """Recall@1 of a network on held-out items, to choose the epoch; 0 if no query has a match."""
+        """Recall@1 of a network on held-out items, which chooses the epoch; 0 if no query has a match."""
         relevance = self.places.relevance_of(items, relation)
         with evaluating(network):
             device = next(network.parameters()).device

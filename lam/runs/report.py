@@ -1,4 +1,4 @@
-"""The plots and the page of a run, from its evaluation."""
+"""Plots and page of a run, from its evaluation."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +61,7 @@ def _plots(
         correct, path = evaluation.correct[answerable], folder / "sparsification.png"
         plots.plot_sparsification(path, {name: (correct, values[answerable]) for name, values in scores.items()})
         caption = (
-            "Accuracy of the queries that stay when the most uncertain are dropped. A rising curve means that the "
+            "Accuracy of the remaining queries after the most uncertain are dropped. A rising curve means that the "
             "uncertainty detects wrong answers."
         )
         yield Plot("Sparsification", caption, path)
@@ -116,8 +116,8 @@ def _plots(
             chosen=tuning.likelihood_scale,
         )
         caption = (
-            "The likelihood scales that were tried on the validation split. The largest one with a score within one "
-            "standard error (of the difference) of the best was chosen."
+            "Likelihood scales tried on the validation split. The chosen scale is the largest with a score within one "
+            "standard error (of the difference) of the best."
         )
         if tuning.remark:
             caption += f" {tuning.remark[0].upper()}{tuning.remark[1:]}."
@@ -125,7 +125,7 @@ def _plots(
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
-    """Show the queries with the largest and smallest κ; queries are 0 to Q − 1, items of OOD sets follow."""
+    """Draw the queries with the largest and smallest κ; queries are 0 to Q − 1, items of OOD sets follow."""
     n_queries = len(evaluation.queries)
     outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
     embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
@@ -166,8 +166,8 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
         yield f"The main OOD set is {next(iter(evaluation.ood_scores))}."
     if evaluation.primary == "knn":
         yield (
-            "The OOD score of this encoder is the k-NN distance: its head is an identity added to a trained network, "
-            "and its κ says little about the distance from the data."
+            "The OOD score of this encoder is the k-NN distance: its head is an identity after a trained network, so "
+            "its κ says little about the distance from the data."
         )
     if "kappa_on_made" in metrics:
         kappa, variance = metrics["kappa_on_made"], metrics["variance_on_made"]

@@ -1,22 +1,22 @@
-"""A run: configuration -> data -> method -> evaluation -> report, in a folder that holds all of it.
+"""A run: configuration -> data -> method -> evaluation -> report, in one folder.
 
-    config.yaml          fully resolved
-    data.json            fingerprints of the splits, as a run continues only on the same data, and the gallery's kind
-    copies.csv           items that repeat others, if any
-    damaged.csv          files that were left out, if any
-    checkpoints/         of the training; training.json is its history
-    trained_by.json      the curvature of the loss that trained the network, for runs that start from it
+    config.yaml          every setting
+    data.json            fingerprints of the splits (a run continues only on the same data), and the gallery's kind
+    copies.csv           copies among the items, if any
+    damaged.csv          image files that are left out, if any
+    checkpoints/         checkpoints of the training; training.json is its history
+    trained_by.json      curvature of the training loss, for runs that start from this one
     encoder/             network, posterior, preprocessing
     gallery/             the test split
     samples/             a few inputs to try the run with
     metrics.json         metrics by flat key, and the seconds of each stage
-    curves.safetensors   the arrays behind the curves of the plots, for `lam compare`
+    curves.safetensors   data of the plots' curves, for `lam compare`
     plots/*.png, report.html
     MANIFEST.json        SHA-256 of all files that no longer change, written last
 
 A run that is started again with the same configuration continues; a finished run is kept.
 
-Several processes of torchrun train and fit together. Rank zero alone writes, evaluates and reports.
+Several processes of torchrun train and fit together. Only rank zero writes, evaluates and reports.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -75,8 +75,8 @@ class RunResult:
     """A finished run.
 
     Attributes:
-        folder: of the run.
-        metrics: by flat key; None if a metric is undefined.
+        folder: folder of the run.
+        metrics: metrics by flat key; None if undefined.
     """
 
     folder: Path
@@ -92,18 +92,18 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
     """Train, fit, tune, evaluate and report; or continue an earlier call that was stopped.
 
     Network and posterior are fitted on the training split. The validation split chooses the epoch and the likelihood
-    scale. Metrics are of the test split.
+    scale. The test split gives the metrics.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         progress: show stages and progress on standard error.
 
     Returns:
         The folder and the metrics.
 
     Raises:
-        ValueError: for settings outside their range, data that cannot be read or are too few, a network that does not
-            take them, or a folder that holds a run with other settings or data. Nothing is then written.
+        ValueError: for settings out of range, data that cannot be read or are too few, a network that does not take
+            them, or a folder that holds a run with other settings or data. Nothing is then written.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     plan = Plan.of(config)
@@ -130,7 +130,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         trained = None if is_trained else plan.method.train(network, items, training)
 
         def refit(method: Method) -> Encoder:
-            with distributed.alone():  # the others wait for the tuning
+            with distributed.alone():  # the other processes wait for the tuning
                 return method.train(network, items, replace(training, pretrained=True)).encoder
 
         def finish() -> RunResult:
@@ -145,7 +145,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 
 def _finished(plan: Plan) -> RunResult | None:
-    """The run, if it has finished on the present data; missing data are not compared."""
+    """The run's result if it has finished on the present data, else None; missing data are not compared."""
     folder = plan.folder
     refuse_other_run(folder, plan.settings)
     if not is_finished(folder):
@@ -167,7 +167,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     if histories:
         write_json(plan.folder / TRAINING, {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
-        stages.seconds["train"] = round(total, 3)  # of all starts
+        stages.seconds["train"] = round(total, 3)  # over all starts
     encoder.n_samples = plan.evaluation.n_samples
     held_out = Evaluator.of(plan, stages).held_out(splits.validation)
     if plan.method.tunes:
@@ -186,7 +186,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
 
 
 def _report(plan: Plan, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
-    """Evaluate the encoder, fill the gallery, write metrics and report, and seal the run."""
+    """Evaluate the encoder, fill the gallery, write metrics and report, then the run's manifest."""
     folder, splits, ood = plan.folder, data.splits, data.ood
     evaluation, corrupted, measured = Evaluator.of(plan, stages).evaluate(encoder, splits, ood)
     with stages("index"):
@@ -206,7 +206,7 @@ def _report(plan: Plan, encoder: Encoder, data: RunData, stages: Stages) -> RunR
 
 
 def _skipped(folder: Path) -> dict[str, int]:
-    """The number of batches without a positive pair in all trainings of the run; empty without a training."""
+    """Number of batches without a positive pair in all trainings of the run; empty without a training."""
     if not (folder / TRAINING).is_file():
         return {}
     histories = read_json(folder / TRAINING).values()
@@ -218,10 +218,10 @@ class Evaluator:
     """Measures an encoder on the splits of a run.
 
     Attributes:
-        options: of the evaluation.
-        relevant_within: the largest distance of a right answer, in metres, for places.
-        num_workers: processes that read data.
-        seed: of all random choices.
+        options: options of the evaluation.
+        relevant_within: greatest distance of a right answer, in metres, for places.
+        num_workers: number of processes that read data.
+        seed: seed of all random choices.
         stages: prints and times the stages.
     """
 
@@ -238,13 +238,13 @@ class Evaluator:
         return cls(plan.evaluation, plan.places.relevant_within, plan.data.num_workers, plan.seed, stages)
 
     def held_out(self, part: Dataset) -> HeldOut:
-        """A split in batches, with the rule for right answers."""
+        """A split as batches, with its rule for right answers."""
         return HeldOut(self._batches(part), part.is_query, self.relevant_within, part.soft_labels)
 
     def evaluate(
         self, encoder: Encoder, splits: Splits, ood: dict[str, Dataset]
     ) -> tuple[Evaluation, dict[AnyKind, CorruptionCurve], dict[str, float | None]]:
-        """The evaluation on the test split, the curves under corruption, and the metrics of both."""
+        """The evaluation on the test split, curves under corruption, and the metrics of both."""
         options, seed = self.options, self.seed
         with self.stages("evaluate"):
             evaluation = evaluate(
@@ -268,7 +268,7 @@ class Evaluator:
         return evaluation, corrupted, metrics
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall among items of unseen classes, and how well each score detects wrong answers there."""
+        """Recall among items of held-out classes, and how well each score detects wrong answers among them."""
         count = self.options.unseen
         if strangers is None or not count:
             return {}

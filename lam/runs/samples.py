@@ -1,7 +1,7 @@
-"""A few inputs to try a run with, in its folder, so that its data sets are not needed.
+"""A few inputs to try a run with, stored in its folder: its data sets are not needed.
 
-samples/samples.json    the source of each, and the texts
-samples/1.png, ...      the images
+samples/samples.json    the source of each sample, and texts
+samples/1.png, ...      images
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +17,7 @@ from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write
 
 FOLDER = "samples"
 COUNT = 3
-"""The number of known samples; one stranger follows them."""
+"""Number of known samples; one stranger follows them."""
 
 _SIDE = 512  # pixels of an image's longer side
 _LIST = f"{FOLDER}/samples.json"
@@ -29,8 +29,8 @@ class Sample:
 
     Attributes:
         source: its part of the data, or its OOD set.
-        stranger: whether nothing in the gallery matches it.
-        text: None for an image.
+        stranger: whether the gallery holds no match.
+        text: the text; None for an image.
         image: a PNG or JPEG file; None for a text.
     """
 
@@ -41,11 +41,11 @@ class Sample:
 
 
 def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *, seed: int) -> list[Sample]:
-    """Random samples of different classes in the gallery, and a stranger.
+    """Random samples from different classes in the gallery, and a stranger.
 
-    Known samples come from the validation split, or, if the gallery holds none of its classes, from the test split's
-    queries. The stranger comes from the first OOD set, or else from the held-out classes, or else, for texts, from the
-    sentences that ship with Python. The gallery holds the `candidates`, positions in the test split.
+    Known samples come from the validation split, or from the queries of the test split if the gallery holds no
+    validation class. The stranger comes from the first OOD set, else from the held-out classes, else, for texts, from
+    the sentences that ship with Python. `candidates` are the positions of the gallery's items in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]
@@ -67,7 +67,7 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
-    """Write samples into the folder of a run; returns the files, relative to it."""
+    """Write samples into the folder of a run; returns paths relative to the folder."""
     if not samples:
         return []
     (folder / FOLDER).mkdir(exist_ok=True)
@@ -100,7 +100,7 @@ def read_samples(folder: Path) -> tuple[Sample, ...]:
 
 
 def _of_different_classes(part: Dataset, gallery: Tensor, generator: torch.Generator) -> list[int]:
-    """Positions of random queries with a label of the gallery, from as many classes as possible."""
+    """Positions of random queries with a label in the gallery, from as many classes as possible."""
     can_be_asked = torch.isin(part.labels, gallery)
     if part.is_query is not None:
         can_be_asked &= part.is_query

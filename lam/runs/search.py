@@ -35,14 +35,14 @@ class SearchResult:
 
     Attributes:
         images: the files, or the texts.
-        queries: their embeddings.
-        hits: the nearest items of each.
-        items: of the hits, without thumbnails.
-        decisions: of a calibrated run.
-        doubts: why each image is uncertain, in words, if the encoder has learnt its ambiguity.
-        calibration: of the run, if any.
-        unseen: p-values of "this item is of a new class" and of "this item is of a class in the gallery", if the
-            calibration has them; see `Calibration.unseen_p_values`.
+        queries: embeddings of the queries.
+        hits: the nearest items of each query.
+        items: items of the hits, without thumbnails.
+        decisions: the decisions; None without a calibration.
+        doubts: why each query is uncertain, in words, if the encoder has learnt its ambiguity.
+        calibration: calibration of the run, if any.
+        unseen: p-values of "the class is new" and of "the class is in the gallery", if the calibration has them; see
+            `Calibration.unseen_p_values`.
     """
 
     images: tuple[Path | str, ...]
@@ -55,11 +55,11 @@ class SearchResult:
     unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
-        """Whether κ of an image of the item is below the flag; None without a calibration."""
+        """Whether an image of the item has a κ below the flag; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def decision_in_words(self, row: int) -> list[str]:
-        """The evidence for a decision in lines, each with its event and its condition."""
+        """Lines with the evidence for a decision, each with its event and condition."""
         if self.decisions is None or self.calibration is None:
             return []
         flag = self._flag_in_words(self.decisions, self.calibration, row)
@@ -74,10 +74,10 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """The score that flags a query or replaces the usual flag; empty if the usual one lets it pass."""
+        """A line on the flag of a query; empty if the usual flag lets it pass."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
-        words = by if by == flag else f"{by} in place of {flag}, as {why}"
+        words = by if by == flag else f"{by} instead of {flag}, because {why}"
         if decisions.decision[row] == "abstain":
             return f"flagged by {words}: a share {float(decisions.p_value[row]):.2g} of known queries is as unusual"
         return "" if by == flag else f"judged by {words}"
@@ -91,12 +91,12 @@ def search(
     Args:
         run: the run's folder.
         images: files, and folders of images.
-        texts: instead of images, for a run on texts; a warning names a text that is longer than the network reads.
-        k: the number of hits, at least 1.
+        texts: texts, for a run on texts, instead of images; a warning names a text that the network cuts.
+        k: number of hits, at least 1.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for k below 1, neither images nor texts, or both, damaged files, or an empty text.
+        ValueError: for k below 1, neither or both of images and texts, damaged files, or an empty text.
     """
     searcher = _Searcher(run, k)
     asked, batches = searcher.inputs(images, texts, DamagedFiles())
@@ -111,13 +111,13 @@ def search_in_batches(
     damaged: DamagedFiles | None = None,
     progress: bool = False,
 ) -> Iterator[SearchResult]:
-    """Search for images or texts in batches, and yield the result of each batch at once.
+    """Search for images or texts in batches; each batch's result is yielded at once.
 
     Args:
         run, images, k, progress: as for `search`.
-        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`, with the run's column, or else a column
-            text or question.
-        damaged: how to treat unreadable image files; by default they end the search after the last batch.
+        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`, with the run's column, else a column text
+            or question.
+        damaged: what to do about damaged image files; by default they are an error after the last batch.
 
     Raises:
         ValueError: as `search`.
@@ -132,7 +132,7 @@ def search_in_batches(
 
 
 class _Searcher:
-    """A run whose gallery is searched for k hits of each query."""
+    """Searches a run's gallery for the k hits of each query."""
 
     def __init__(self, run: str | Path, k: int) -> None:
         check_at_least("k", k, 1)
@@ -144,13 +144,13 @@ class _Searcher:
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
     ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
-        """The queries, of images those read so far, and their batches as inputs of the network."""
+        """The queries (only the images read so far), and batches of the network's inputs."""
         folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
         files = [file for folder in folders for file in folder]
         if not files and images:
             raise ValueError(f"there are no images in {', '.join(map(str, images))}")
         if bool(files) == bool(texts):
-            raise ValueError("give images to search for, files or folders, or texts, and not both")
+            raise ValueError("give either images (files or folders) or texts to search for, not both")
         if files:
             batches = ImageBatches(files, preprocessing_of(self._encoder, Preprocessing), damaged, goes_on=True)
             return batches.read, batches

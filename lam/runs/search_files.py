@@ -1,4 +1,4 @@
-"""The results of `lam search` as a CSV file, one line per hit, or as JSON, one entry per image."""
+"""Results of `lam search` as a CSV file, a line for each hit, or as JSON, an entry for each image."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from lam.utils.files import write_csv, write_json
 
 SUFFIXES = (".csv", ".json")
 _OF_DECISION = ("probability", "p_known", "right_if_known", "statistic", "accept_above", "false_accept", "p_value")
-_RENAMED = {"p_known": "known"}  # beside the encoder's own `p_known`
+_RENAMED = {"p_known": "known"}  # `p_known` is a column of the encoder
 _UNSEEN = ("p_new", "p_in_gallery")
 _OF_IMAGE: tuple[str, ...] = (
     *("image", "kappa", "variance", "decision", *(_RENAMED.get(name, name) for name in _OF_DECISION)),
@@ -21,7 +21,7 @@ _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path",
 
 
 def check_suffix(path: str | Path) -> None:
-    """Reject a file name with another suffix, before any work.
+    """Reject a file with another suffix, before any work.
 
     Raises:
         ValueError: with the allowed suffixes.
@@ -31,14 +31,14 @@ def check_suffix(path: str | Path) -> None:
 
 
 def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
-    """Write the results of searches atomically: images in the order given, hits best first.
+    """Write the results of searches atomically: images in their order, hits best first.
 
     An image has `decision` and its evidence: `known` is P(the gallery holds a match), `right_if_known` P(the first hit
     is right, if the gallery holds a match), `probability` their product, `statistic` the value of the score `accept`,
     `accept_above` its threshold, `false_accept` the share of searches without a match that look as good, `p_value` the
     share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
-    `lam.retrieval.decisions.unseen_classes`. Without a calibration these and `uncertain` are null, in CSV empty. In
-    CSV an image without a hit has one line, and nested values, such as metadata, are left out.
+    `lam.retrieval.decisions.unseen_classes`. Without a calibration, these and `uncertain` are null, or empty in CSV.
+    In CSV, an image without a hit has one line, and nested values, such as metadata, are left out.
 
     Raises:
         ValueError: for a path with another suffix.

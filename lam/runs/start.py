@@ -21,11 +21,11 @@ TRAINED_BY = "trained_by.json"
 
 @dataclass(frozen=True)
 class Start:
-    """Where the weights of a network come from.
+    """The source of a network's weights.
 
     Attributes:
-        trained_by: name and settings of the curvature of the loss that trained them; None for a file of weights.
-        kappa_head: the κ head beside them, if any.
+        trained_by: name and settings of the training loss's curvature; None for a file of weights.
+        kappa_head: the κ head beside the weights, if any.
     """
 
     trained_by: Mapping[str, Any] | None = None
@@ -46,7 +46,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     run = Run(checkpoint)
     config, trained = run.config, run.encoder.network
     if trained is None or isinstance(trained, nn.ModuleList):
-        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, which has no single network")
+        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name} with several networks: give one")
     try:
         load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
     except ValueError as error:
@@ -59,7 +59,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
 
 
 def _kappa_head(encoder: Encoder) -> KappaHead | None:
-    """An encoder's κ head, its own or the one that its posterior started from."""
+    """An encoder's κ head: its own, or the one in its learnt ambiguity."""
     if isinstance(encoder, HeadEncoder):
         return encoder.kappa_head
     learnt = encoder.ambiguity

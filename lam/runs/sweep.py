@@ -1,7 +1,7 @@
-"""One run with several seeds: mean and standard deviation of its metrics.
+"""A configuration run with several seeds: mean and standard deviation of the metrics.
 
-    seed-0/, seed-1/, ...   the folders of the runs
-    sweep.json              the metrics of each seed, their mean, standard deviation and number
+    seed-0/, seed-1/, ...   folders of the runs
+    sweep.json              metrics of each seed, their mean, standard deviation and number
 
 A sweep that is started again with the same settings continues and keeps finished runs.
 """
@@ -27,11 +27,11 @@ class SweepResult:
     """A finished sweep.
 
     Attributes:
-        folder: of the sweep.
-        metrics: of each seed; None if a metric is undefined.
-        mean: of each metric that is defined for every seed.
-        std: its standard deviation over seeds, by n − 1; empty for a single seed.
-        undefined: by metric, the seeds for which it is undefined.
+        folder: folder of the sweep.
+        metrics: metrics of each seed; None if undefined.
+        mean: mean over seeds of each metric that is defined for all.
+        std: their standard deviation over seeds, by n − 1; empty for a single seed.
+        undefined: seeds without a defined value, by metric.
     """
 
     folder: Path
@@ -44,10 +44,10 @@ class SweepResult:
 def seeds_of(config: RunConfig, count: int) -> range:
     """`count` seeds, starting at the configuration's.
 
-    The seeds of a method with several networks, such as an ensemble, are so far apart that no two runs share a network.
+    For a method with several networks, such as an ensemble, seeds are so far apart that no two runs share a network.
 
     Raises:
-        ValueError: for fewer than one.
+        ValueError: for a count below 1.
 
     Example:
         >>> from lam.runs.config_files import load_config
@@ -63,16 +63,17 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
     """Run a configuration with each of these seeds, on the same split of the data.
 
     Args:
-        config: of the runs; its output is the folder of the sweep, by default the run's folder with `-sweep`.
-        seeds: of the runs, each once.
+        config: configuration of the runs; its output is the folder of the sweep, by default the run's folder with
+            `-sweep`.
+        seeds: different seeds of the runs.
         progress: show stages and progress on standard error.
 
     Returns:
-        The metrics of all seeds; `sweep.json` holds them after every run.
+        The metrics of all seeds; `sweep.json` is updated after every run.
 
     Raises:
-        ValueError: for no seeds, a seed given twice, a folder that holds a run itself, or as `lam.runs.run.run`;
-            finished runs stay.
+        ValueError: for no seeds, a repeated seed, a folder that is itself a run, or as `lam.runs.run.run`; finished
+            runs stay.
 
     Example:
         >>> import tempfile
@@ -98,12 +99,12 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
 
 
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean, standard deviation (by n − 1) and number of every metric over seeds.
+    """Mean and standard deviation (by n − 1) of every metric over seeds, and the number of seeds.
 
-    A metric that is undefined for a seed has neither: the other seeds are the easier ones.
+    A metric that is undefined for a seed has neither, because the other seeds are the easier ones.
 
     Args:
-        metrics: by seed; only numbers and None count.
+        metrics: metrics by seed; only numbers and None count.
 
     Returns:
         `n`, `mean` and `std` by metric (`std` is empty for a single seed), and `undefined`, the seeds by metric.

@@ -126,7 +126,7 @@ def test_parts_that_make_no_whole_are_refused(parts: list[Path], key: str, tmp_p
         merge_embeddings(parts, encoder="other")
     with pytest.raises(ValueError, match="other.npz and .*part-1.npz come from other folders"):
         merge_embeddings([*first, changed(listing=np.array("other"))], encoder=key)
-    with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz is one of 3: give shards of one cut"):
+    with pytest.raises(ValueError, match="other.npz is shard 1/1, .*part-1.npz is one of 3: give shards of one count"):
         merge_embeddings(
             [*first, changed(shard=np.array([1, 1]), total=np.array(8), positions=np.arange(8))], encoder=key
         )

@@ -413,13 +413,13 @@ def test_data_that_changed_since_the_run_are_refused(run_copy: Path, capsys: pyt
 
     seal(run_copy, ["config.yaml", "data.json", "metrics.json", "report.html"])
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS]) == 1
-    assert "the data are not those of the run" in capsys.readouterr().err
+    assert "the data of the run" in capsys.readouterr().err
 
 
 def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(digit_folder / "2", tmp_path / "others" / "two")
     index_images(run_copy, tmp_path / "others", progress=False)
-    with pytest.raises(ValueError, match=r"none of the \d+ stored items has a label of the data"):
+    with pytest.raises(ValueError, match=r"no label of the \d+ stored items is a label of the calibration data"):
         calibrate_run(run_copy, CalibrationOptions(reference=0), progress=False)
     with pytest.raises(ValueError, match="has no class folders; put the images of each class into one of its own"):
         calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)

@@ -160,7 +160,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
         compare([folder, run_copy], output)
     (run_copy / CURVES).unlink()
     sealed(run_copy)
-    with pytest.raises(ValueError, match=r"keeps no curves: delete .*MANIFEST.json, and `lam run .*` evaluates it"):
+    with pytest.raises(ValueError, match=r"has no curves: delete .*MANIFEST.json, and `lam run .*` evaluates it"):
         compare([folder, run_copy], output)
     (run_copy / MANIFEST).unlink()
     with pytest.raises(ValueError, match="has not finished: `lam run .*` continues it"):

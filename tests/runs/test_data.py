@@ -70,11 +70,13 @@ def test_texts_that_match_no_other_are_for_runs_that_learn_nothing_of_matches() 
         r"\(columns question and answer\), or search .*: lam run texts knn_distance --network.head=identity",
     ):
         check_splits(once)
-    with pytest.warns(UserWarning, match="no two texts of the train, validation, test split share a label: nothing"):
+    with pytest.warns(
+        UserWarning, match="no two texts of the train, validation, test split share a label: the run cannot"
+    ):
         check_splits(once, learns=False)
-    with pytest.warns(UserWarning, match="share a label: nothing .* --folder FILE` learns that from questions"):
+    with pytest.warns(UserWarning, match="share a label: .* --folder FILE` learns that from questions"):
         check_splits(once, learns=False)
-    with pytest.warns(UserWarning, match="no two texts of the test split share a label: nothing is learned or meas"):
+    with pytest.warns(UserWarning, match="no two texts of the test split share a label: the run cannot learn or meas"):
         check_splits(Splits(texts(ENOUGH), texts(ENOUGH), texts([7, 0])), learns=False)
 
 

@@ -144,8 +144,8 @@ def test_short_forms_set_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[
     for arguments, message in (
         (["run", *NORM.split(), "--limit", "0"], "data.limit must be at least 1, got 0"),
         (["demo", "--limit=few"], "data.limit: Input should be a valid integer"),
-        (["demo", "--allow-missing"], "--allow-missing is of no use: the files of digits are not named in a list"),
-        (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing is of no use"),
+        (["demo", "--allow-missing"], "--allow-missing has no effect: the files of digits are not named in a list"),
+        (["run", "--allow-missing", *NORM.split(), "--limit", "9"], "--allow-missing has no effect"),
         (["sweep", *NORM.split(), "--seeds", "0"], "seeds must be at least 1, got 0"),
     ):
         assert main(arguments) == 1

@@ -113,7 +113,7 @@ def test_items_without_label_spoil_no_calibration(engine: Engine, capsys: pytest
 
 def test_a_gallery_without_any_label_cannot_be_calibrated_for(engine: Engine) -> None:
     engine.gallery.write([replace(item, label="") for item in stored(engine.gallery, limit=60)])
-    with pytest.raises(ValueError, match="none of the 60 stored items has a label: give them labels"):
+    with pytest.raises(ValueError, match="all 60 stored items lack a label: give them labels"):
         calibrate_run(engine.run.folder, progress=False)
 
 

@@ -21,11 +21,11 @@ class Decisions:
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
-        probability: (Q,) that the first hit is right, or that a pair matches; 0 where there is no hit.
-        score: (Q,) cosine of the first hit; −∞ where there is none.
+        probability: (Q,) that the first hit is right, or that a pair matches; 0 without a hit.
+        score: (Q,) cosine of the first hit; −∞ without a hit.
         ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
-        p_value: (Q,) share of the calibration data with an OOD score as high.
-        flagged_by: Q names of that score: the flag in force, or its substitute where its evidence is missing.
+        p_value: (Q,) share of the calibration data with an OOD score at least as high.
+        flagged_by: Q names of the OOD score: the flag in force, or its substitute if evidence is missing.
         stale: whether the gallery's size has left the range of the calibration.
     """
 
@@ -41,7 +41,7 @@ class Decisions:
         return len(self.codes)
 
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
-        """These answers for some of the queries, and others for the rest."""
+        """These answers where `which` is true, and `others` elsewhere."""
         chosen: dict[str, Any] = {}
         for name, own in vars(self).items():
             other = getattr(others, name)
@@ -72,10 +72,10 @@ class SearchDecisions(Decisions):
     """The answers to Q searches. Their probability is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) P(known), that the gallery holds a match, at the expected share of queries without one.
-        right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
-        statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ where there is no hit.
-        false_accept: (Q,) share of calibration queries without a match whose statistic is as high.
+        p_known: (Q,) P(known): the gallery holds a match; at the expected share of queries without a match.
+        right_if_known: (Q,) P(right | known): the first hit is right if the gallery holds a match.
+        statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
+        false_accept: (Q,) share of calibration queries without a match that have a statistic at least as high.
         accept: Q names of the statistic: `probability`, or a score.
         accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
         flag_above: (Q,) an `ood_score` above this is flagged.
@@ -97,7 +97,7 @@ def decision_codes(
 
     Args:
         flagged: (Q,) queries that cannot be judged.
-        statistic: (Q,) of the first hits; −∞ where there is none.
+        statistic: (Q,) of the first hits; −∞ without a hit.
         accept_above: an equal statistic is not accepted.
 
     Raises:

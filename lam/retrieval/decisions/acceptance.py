@@ -1,13 +1,13 @@
-"""`Acceptance`: the statistic that decides whether a first hit is accepted, and how often it accepts a wrong one.
+"""`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
-A single score, such as the cosine of the first hit, is the same function for any calibration data, so a threshold by
-counting is exact (`lam.retrieval.decisions.conformal`). A learnt probability is not. Therefore each calibration query
-is scored by what the other folds taught, and new queries by what all taught. This is cross-conformal prediction: no
-half of the data is lost, and the promised rate is about scores that learning did not see. Twice the target holds for
-any distribution, if each fold's own function is applied to a new query and the counts are added (Vovk 2015; Barber,
+A single score, such as the cosine of the first hit, does not depend on the calibration data, so a threshold by counting
+is exact (`lam.retrieval.decisions.conformal`). A learnt probability depends on them. So each calibration query is
+scored by a probability learnt on the other folds, and new queries by one learnt on all. This is cross-conformal
+prediction: all data are used, and the promised rate is about scores that learning did not see. Twice the target holds
+for any distribution, if each fold's own function is applied to a new query and the counts are added (Vovk 2015; Barber,
 Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for new queries, as here, the target holds as far as
-leaving out a fold changes no decision; 2,000 simulated calibration sets in `tests/retrieval/decisions/test_acceptance`
-have no mean rate above it.
+leaving out a fold changes no decision. Over 2,000 simulated calibration sets in
+`tests/retrieval/decisions/test_acceptance`, no mean rate is above it.
 """
 
 import math
@@ -35,14 +35,14 @@ ACCEPTS = (PROBABILITY, *SCORES)
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """Accepts a first hit where a statistic is above a threshold.
+    """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: the statistic: `probability`, or the name of a score, whose negative it is.
+        accept: name of the statistic: `probability`, or a score, for minus that score.
         match_probability: the two factors of the probability.
         false_accepts: the statistic of queries without a match.
-        right_hits: (R,) the statistic of queries with a match, −∞ where the first hit is wrong, rising.
-        statistics: (S,) the statistic of all calibration queries as they are, and of given strangers.
+        right_hits: (R,) the statistic of queries with a match, −∞ for a wrong first hit, rising.
+        statistics: (S,) the statistic of all calibration queries in the whole gallery, and of separate strangers.
         is_right: (S,) whether the first hit of each is right; False for a stranger.
     """
 
@@ -68,19 +68,19 @@ class Acceptance:
 
         Args:
             evidence: of the calibration.
-            fit: learns a probability from a part of it.
-            accept: the statistic; by default the probability. A single score replaces it where the score separates
-                right hits from queries without a match and from strangers better, by more than a standard error of its
-                AUROC, or where fewer than 10 first hits are right.
-            of_strangers: promise the rate for strangers, and not for queries without their matches.
-            has_strangers: whether the strangers were given, and are not the queries themselves.
-            classes: (O,) of the strangers, where the rate is promised for classes.
+            fit: learns a probability from a part of the evidence.
+            accept: the statistic; by default the probability. A single score replaces it if it separates right hits
+                from queries without a match and from strangers better, by more than a standard error of its AUROC, or
+                if fewer than 10 first hits are right.
+            of_strangers: promise the rate for strangers instead of queries without their matches.
+            has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
+            classes: (O,) of the strangers, to promise the rate for classes.
 
         Returns:
             The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
 
         Raises:
-            ValueError: for a statistic without its evidence, or no query for which the rate could be promised.
+            ValueError: for a statistic without its evidence, or without a query that could be falsely accepted.
         """
         scores = evidence.queries.scores
         if accept is not None and accept != PROBABILITY and accept not in scores:
@@ -100,17 +100,17 @@ class Acceptance:
         unanswerable = strangers if of_strangers else no_match
         if len(unanswerable) == 0:
             raise ValueError(
-                "no query has an item in the gallery that does not match it: there is no false accept to learn"
+                "false accepts need queries without a match, got none: add gallery items that do not match the queries"
             )
         right_hits = queries.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
-        given = strangers if has_strangers else strangers[:0]
+        separate = strangers if has_strangers else strangers[:0]
         acceptance = cls(
             accept,
             fit(evidence),
             ConformalScores.of(unanswerable, classes if of_strangers else None),
             right_hits.sort().values,
-            statistics=torch.cat([queries, given]).double(),
-            is_right=torch.cat([evidence.right, torch.zeros(len(given), dtype=torch.bool)]),
+            statistics=torch.cat([queries, separate]).double(),
+            is_right=torch.cat([evidence.right, torch.zeros(len(separate), dtype=torch.bool)]),
         )
         return acceptance, columns[0][:, 1][evidence.has_match]
 
@@ -120,10 +120,10 @@ class Acceptance:
         Args:
             far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
             wrong: share of wrong answers among the answers, for queries with the calibration's share of strangers; see
-                `control_selective_risk`. None promises nothing.
+                `control_selective_risk`. None for no promise.
 
         Returns:
-            The threshold; ∞ where none keeps the share of wrong answers, as too many of high statistic are wrong.
+            The threshold; ∞ if too many answers of high statistic are wrong to keep the share of wrong answers.
 
         Raises:
             ValueError: for too few calibration queries.
@@ -136,12 +136,12 @@ class Acceptance:
 
     @property
     def share_without_match(self) -> float:
-        """Share of the calibration queries and given strangers without a match in the gallery."""
+        """Share of the calibration queries and separate strangers without a match in the gallery."""
         return 1 - len(self.right_hits) / len(self.statistics)
 
     @cached_property
     def evidence(self) -> frozenset[str]:
-        """The scores that it needs."""
+        """Names of the scores that the acceptance needs."""
         return self.match_probability.evidence | ({self.accept} - {PROBABILITY})
 
     def statistic(self, scores: Scores, probability: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:

@@ -27,14 +27,14 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True, eq=False)
 class OtherQueries:
-    """Queries beside the calibration queries, strangers or a mixture, and their hits in the same gallery.
+    """Further queries, strangers or a mixture, and their hits in the same gallery.
 
     Attributes:
         embeddings: O embeddings.
         cosines: (O, K) of their hits.
-        labels: (O, K) of the hits; None where items have none.
-        features: (O, P) of the queries, where the calibration queries have features.
-        classes: (O,) of the queries, where their classes are known.
+        labels: (O, K) of the hits; None for a gallery without labels.
+        features: (O, P) of the queries, if the calibration queries have features.
+        classes: (O,) of the queries, if known.
     """
 
     embeddings: Embeddings
@@ -46,18 +46,17 @@ class OtherQueries:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """Searches of queries that nothing was fitted to, in an order that carries no information.
+    """Searches of held-out queries that fitted nothing, in an order that carries no information.
 
     Attributes:
         searches: of Q queries of known classes.
         queries: their embeddings.
         features: (Q, P) of the queries.
-        classes: (Q,) of the queries, in the numbering of the reference; as simulated strangers, queries then count as
-            if the reference did not hold their class.
-        gallery_labels: (G,) of the items that were searched.
+        classes: (Q,) of the queries, numbered as in the reference. Queries that simulate strangers are then compared
+            with the reference without their class.
+        gallery_labels: (G,) of the gallery items.
         reference: features of known items.
-        strangers: queries of classes that the gallery does not hold; by default the queries themselves, with their
-            matches taken out.
+        strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
         mixture: unlabelled queries, known ones and strangers, from which P(known) is learnt if they hold both.
 
     Raises:
@@ -75,24 +74,26 @@ class CalibrationData:
 
     def __post_init__(self) -> None:
         if len(self.queries) != len(self.searches):
-            raise ValueError(f"queries and searches must be as many, got {len(self.queries)} and {len(self.searches)}")
+            raise ValueError(
+                f"queries and searches must be equal in number, got {len(self.queries)} and {len(self.searches)}"
+            )
         if not self.searches.has_mate.any():
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
 
     @property
     def has_other(self) -> Bool[Tensor, " Q"]:
-        """(Q,) whether items remain in the gallery when the matches of a query are taken out."""
+        """(Q,) whether the gallery holds an item that does not match the query."""
         return self.searches.non_mated.isfinite()
 
     @property
     def cosines_without_match(self) -> Float[Tensor, "R K"]:
-        """Cosines of the hits of these queries without their matches."""
+        """Cosines of the hits of R queries (`has_other`) in the gallery without their matches."""
         others = self.searches.others[self.has_other]
         width = max(1, int(others.isfinite().sum(1).min())) if len(others) else 1
         return others[:, :width]
 
     def labels_of(self, hits: Int64[Tensor, "N K"]) -> Int64[Tensor, "N K"] | None:
-        """Labels of hits, where items have any."""
+        """Labels of hits; None for a gallery without labels."""
         return None if self.gallery_labels is None else self.gallery_labels[hits]
 
     def nearest(self) -> dict[str, int]:
@@ -172,7 +173,7 @@ class CalibrationData:
 
 @dataclass(frozen=True)
 class Choices:
-    """Promises of a calibration and the scores that it decides by.
+    """Promised error rates of a calibration, and the scores that decide.
 
     Attributes:
         targets: the error rates.
@@ -180,9 +181,9 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: promise false accepts for the given strangers, or for a random item of such a class where they
-            have classes; otherwise for queries like the calibration queries without their matches.
-        share: expected share of strangers among future queries, unless a mixture tells it.
+        of_strangers: promise false accepts for strangers like those of the data, or, if they have classes, for a random
+            item of a new class. Otherwise for queries like the calibration queries without their matches.
+        share: expected share of strangers among future queries, unless a mixture gives it.
     """
 
     targets: Targets = field(default_factory=Targets)
@@ -204,8 +205,8 @@ def calibrate(
     """Learn thresholds and probabilities.
 
     Args:
-        data: searches of held-out queries, and of strangers where there are any.
-        choices: targets and scores; by default the usual rates, and the best scores in cross-validation.
+        data: searches of held-out queries, and of strangers if any.
+        choices: targets and scores; by default `Choices()`.
         key: of the run; see `Calibration`.
         verifier: of pairs of images.
         unseen: of the gallery, with rising labels by `label_key`, to recognise items of new classes.
@@ -275,7 +276,7 @@ def _names(evidence: Evidence) -> set[str]:
 
 
 def _check_promises(calibration: Calibration) -> None:
-    """Compute every threshold, so that a target without one is reported by its name."""
+    """Compute every threshold; an error names its target."""
     targets, acceptance = calibration.targets, calibration.acceptances[0]
     promises = {
         "far": lambda: acceptance.threshold(far=targets.far),
@@ -288,8 +289,8 @@ def _check_promises(calibration: Calibration) -> None:
                 n_queries, n_wrong = len(acceptance.is_right), int((~acceptance.is_right).sum())
                 raise ValueError(
                     f"no threshold keeps the share of wrong answers at {targets.wrong:g}: {n_wrong} of {n_queries} "
-                    "calibration queries have a wrong first hit or no match, too many of them among the surest; give a "
-                    "larger share, or more queries"
+                    "calibration queries have a wrong first hit or no match, too many of them with a high statistic; "
+                    "give a larger share, or more queries"
                 )
         except ValueError as error:
             raise ValueError(f"target {name} (--target-{name}): {error}") from None

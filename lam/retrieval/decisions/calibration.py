@@ -43,9 +43,9 @@ class Targets:
     """Target error rates, each in (0, 1).
 
     Attributes:
-        far: share of searches without a match that are answered all the same (FPIR).
+        far: share of searches without a match that are answered (FPIR).
         ood: share of in-distribution queries that are flagged.
-        conformal_miss: share of queries whose conformal set holds no match.
+        conformal_miss: share of queries without a match in their conformal set.
         wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
     """
 
@@ -74,7 +74,7 @@ class Histogram:
 
     @classmethod
     def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
-        """Count concentrations, clamped to `KAPPA_RANGE`, between the least and the greatest."""
+        """Histogram of concentrations, clamped to `KAPPA_RANGE`, from the least to the greatest."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
         counts, edges = np.histogram(logs.numpy(), _HISTOGRAM_BINS)
         return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
@@ -90,17 +90,17 @@ class Calibration:
         targets: the error rates in force.
         flag: the score that flags queries.
         detector: the OOD scores of in-distribution queries.
-        acceptances: from all scores; from scores of a mean, a κ and hits; and from these without labels. The first with
-            complete evidence decides.
+        acceptances: by all scores; by scores of mean, κ and hits; and by these without labels. The first with complete
+            evidence decides.
         reliability: of the first acceptance's P(right | known), by cross-validation.
-        depth: the smallest k whose first k hits hold a match with probability 1 − `conformal_miss`; None where too few
-            queries have a match.
+        depth: the smallest k such that the first k hits hold a match with probability 1 − `conformal_miss`; None if too
+            few queries have a match.
         kappa: histogram of the calibration queries.
         dimension: of the embeddings.
-        nearest: number of neighbours of each score, where it is not the default.
-        reference: features of known items; None where there are none.
+        nearest: number of neighbours of each score, if it is not the default.
+        reference: features of known items, if any.
         verifier: of pairs of images; None without pairs.
-        unseen: p-values of new classes by the gallery itself, with rising labels by `label_key`; None where impossible.
+        unseen: p-values of new classes by the gallery itself, with rising labels by `label_key`; None if impossible.
         facts: further facts, as JSON.
     """
 
@@ -122,7 +122,7 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """The accept statistic: `probability`, or the name of a score, whose negative it is."""
+        """Name of the accept statistic: `probability`, or a score, for minus that score."""
         return self.acceptances[0].accept
 
     @property
@@ -137,7 +137,7 @@ class Calibration:
 
     @cached_property
     def accept_above(self) -> float:
-        """The accept threshold, which keeps `targets.far` and, where it is set, `targets.wrong`."""
+        """The accept threshold, which keeps `targets.far` and, if set, `targets.wrong`."""
         return self._accepts_above[0]
 
     @cached_property
@@ -158,21 +158,21 @@ class Calibration:
 
     @cached_property
     def for_vectors(self) -> "Calibration":
-        """For queries of a direction and a κ alone, with a flag that needs no features."""
+        """The calibration for queries with a direction and a κ only: its flag needs no features."""
         return self._without("input")
 
     @cached_property
     def for_hitless(self) -> "Calibration":
-        """For queries without hits, with a flag that needs none."""
+        """The calibration for queries without hits: its flag needs no hits."""
         return self._without("hits")
 
     @cached_property
     def for_unlabelled(self) -> "Calibration":
-        """For queries with an unlabelled hit, with a flag that needs no labels."""
+        """The calibration for queries with an unlabelled hit: its flag needs no labels."""
         return self._without("labels") if "votes" in self.detector.calibrated else self
 
     def recall(self, threshold: float) -> float:
-        """Recall@1 at an accept threshold: share of queries with a match whose first hit is right and above it."""
+        """Recall@1 at an accept threshold: share, among queries with a match, of right first hits above it."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -190,20 +190,19 @@ class Calibration:
         accept_above: float | None = None,
         flag_above: float | None = None,
     ) -> SearchDecisions:
-        """Answer each query: abstain where it is flagged, match where its first hit is accepted, else unknown.
+        """Answer each query: abstain if it is flagged, match if its first hit is accepted, else unknown.
 
-        A first hit is accepted where the accept statistic is above the threshold. Answers are on the device of the
-        hits.
+        A first hit is accepted if its statistic is above the accept threshold. Answers are on the device of the hits.
 
         Args:
             hits: of the queries, 50 or more for each (`N_HITS`), or all that the gallery holds.
             queries: their embeddings.
             features: (Q, P) of the queries; without them a flag by hits replaces a flag that needs features.
-            labels: (Q, K) of the hits, negative for an unlabelled hit; None where items have no labels. A query with an
-                unlabelled hit among the first 50 is answered without labels, as calibration hits all have one.
-            gallery_size: of the index now; None where it has not changed since the calibration.
+            labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. A query with
+                an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
+            gallery_size: of the index now; None if it has not changed since the calibration.
             accept_above: another accept threshold, such as one from a slider.
-            flag_above: another flag threshold, −κ for κ. It does not apply where another flag replaces `flag`.
+            flag_above: another flag threshold, −κ for κ; ignored if another flag replaces `flag`.
 
         Raises:
             ValueError: for hits and queries that differ in number, another dimension, labels or features of another
@@ -214,7 +213,7 @@ class Calibration:
                 raise ValueError(f"{name} must be a number, got NaN")
         size, k = self.gallery_size if gallery_size is None else gallery_size, hits.scores.shape[1]
         if len(hits) and k < min(N_HITS, size):
-            raise ValueError(f"a decision rests on {N_HITS} hits: search a gallery of {size} with that k, got k={k}")
+            raise ValueError(f"a decision needs k={min(N_HITS, size)} hits from a gallery of {size}, got k={k}")
         if labels is not None and (is_unlabelled := (labels[:, :N_HITS] < 0).any(1)).any():
             thresholds = {"accept_above": accept_above, "flag_above": flag_above}
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
@@ -269,16 +268,16 @@ class Calibration:
                 hits, or features of another number or width.
         """
         if len(hits) != len(queries):
-            raise ValueError(f"hits and queries must be as many, got {len(hits)} and {len(queries)}")
+            raise ValueError(f"hits and queries must be equal in number, got {len(hits)} and {len(queries)}")
         if labels is not None and labels.shape != hits.ids.shape:
             raise ValueError(
-                f"labels must be one for each hit, got shapes {tuple(labels.shape)} and {tuple(hits.ids.shape)}"
+                f"labels and hits must have one shape, got {tuple(labels.shape)} and {tuple(hits.ids.shape)}"
             )
         if features is not None and len(features) != len(queries):
-            raise ValueError(f"features and queries must be as many, got {len(features)} and {len(queries)}")
+            raise ValueError(f"features and queries must be equal in number, got {len(features)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        cosines = hits.scores[:, :N_HITS]  # as in the calibration: shares of the hits depend on their number
+        cosines = hits.scores[:, :N_HITS]  # as many as in the calibration: shares of hits depend on their number
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
@@ -290,7 +289,7 @@ class Calibration:
         """Whether embeddings are flagged without a search, by the flag of `for_hitless`.
 
         Raises:
-            ValueError: where the flag needs features and there are none.
+            ValueError: if the flag needs features that are not given.
         """
         scores = query_scores(embeddings, None, features=features, reference=self.reference, nearest=self.nearest)
         return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
@@ -298,8 +297,8 @@ class Calibration:
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        They hold for the gallery of the calibration, if it is a random sample of what comes in. None without `unseen`,
-        or where the first hit has no label.
+        They hold for the gallery of the calibration, if it is a random sample of incoming items. None without `unseen`,
+        or for a first hit without a label.
 
         Args:
             first: (Q,) cosines of the first hits.
@@ -307,7 +306,7 @@ class Calibration:
         """
         if self.unseen is None:
             return [None] * len(labels)
-        classes = self.unseen.labels  # rising; where a class has one item, that item is the nearest
+        classes = self.unseen.labels  # rising: the place of a class of one item is the place of the nearest item
         keys = torch.tensor([label_key(label) if label else -1 for label in labels], dtype=torch.int64)
         nearest = torch.searchsorted(classes, keys).clamp(max=len(classes) - 1)
         known, scores = classes[nearest] == keys, first.detach().cpu().double().clamp(min=-1)
@@ -319,23 +318,23 @@ class Calibration:
         return self if flag == self.flag else replace(self, flag=flag)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of R pairs matches: abstain where κ flags either, at `targets.ood` each.
+        """Whether each of R pairs matches: abstain if κ flags either image, at `targets.ood` each.
 
-        At most a share `targets.far` of the pairs that do not match is called a match. The probability of a match is
-        for an equal share of both kinds. The gallery has no effect.
+        At most a share `targets.far` of the pairs that do not match is called a match. The probability assumes that
+        half of all pairs match. The gallery has no effect.
 
         Args:
             first: R embeddings.
             second: R embeddings, each compared with the first of its row.
 
         Raises:
-            ValueError: where the calibration saw no pairs or too few for the target, or the two differ in shape.
+            ValueError: for a calibration without pairs, or with too few for the target, or two different shapes.
         """
         if self.verifier is None:
             raise ValueError("this calibration saw no pairs: run `lam calibrate` again")
         if first.mean.shape != second.mean.shape:
             raise ValueError(
-                "the two of a pair must be embedded alike and be as many, "
+                "first and second must be equal in number and dimension, "
                 f"got shapes {tuple(first.mean.shape)} and {tuple(second.mean.shape)}"
             )
         score = (first.mean.double() * second.mean.double()).sum(1).clamp(-1, 1)
@@ -365,7 +364,7 @@ def query_scores(
 
     Args:
         queries: their embeddings; without features only the mean and κ count.
-        cosines: (Q, K) of the hits; None where there are none.
+        cosines: (Q, K) of the hits; None without hits.
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.
         reference: features of known items.

@@ -1,8 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
-The one assumption is exchangeability: calibration scores and new ones come in an order that carries no information, as
-draws of one source do. Data on which the network was trained or tuned are only nearly exchangeable with new data; data
-that drift are not.
+The one assumption is exchangeability: the order of calibration scores and new ones carries no information, as for draws
+from one source. Training and tuning data are only nearly exchangeable with new data; drifting data are not.
 """
 
 import math
@@ -23,14 +22,14 @@ _RESAMPLES = 2000  # bootstrap draws of classes
 
 @dataclass(frozen=True, eq=False)
 class ConformalScores:
-    """How often scores exceed a threshold, learnt from N of them.
+    """Rates at which a score exceeds thresholds, learnt from N calibration scores.
 
-    Scores of one class are not independent. With `classes`, C classes take the place of N scores, each as the
-    distribution of its scores, and the promise is about a random item of a new class; see `threshold`.
+    Scores of one class are not independent. With `classes`, the units are C classes, each the distribution of its
+    scores, instead of N scores. The promise is then about a random item of a new class; see `threshold`.
 
     Attributes:
-        scores: (N,) calibration scores, rising, float64, higher meaning more to be flagged or accepted.
-        classes: (N,) the class of each; None where every score counts by itself.
+        scores: (N,) calibration scores, rising, float64; high ones are flagged or accepted.
+        classes: (N,) the class of each; None if every score is a unit of its own.
 
     Raises:
         ValueError: for no score, NaN, or scores that do not rise; `ConformalScores.of` sorts them.
@@ -64,12 +63,12 @@ class ConformalScores:
 
     @cached_property
     def n_units(self) -> int:
-        """Number of classes, or of scores without classes: the units that are exchangeable with a new one."""
+        """Number of classes, or of scores without classes: the exchangeable units."""
         return len(self) if self.classes is None else len(self.classes.unique())
 
     @cached_property
     def _weights(self) -> Float[Tensor, " N"]:
-        """The share of each score in its class."""
+        """Share of each score in its class."""
         if self.classes is None:
             return torch.ones(len(self), dtype=torch.float64)
         _, position, counts = self.classes.unique(return_inverse=True, return_counts=True)
@@ -79,16 +78,16 @@ class ConformalScores:
         """The least threshold that a new score exceeds with a probability of at most `target`.
 
         t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. A new
-        score that is exchangeable with them has every rank among the N + 1 equally often, so that
-        P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise is
-        about the mean over calibration sets; `law` is the spread over them.
+        score that is exchangeable with them has each of N + 1 ranks with equal probability, so that
+        P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise
+        holds in the mean over calibration sets; `law` is the spread over them.
 
-        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, F_c(t) being the share of the scores
-        of class c above t. Let a new class C + 1 be exchangeable with the others, and G(t) = Σ_c F_c(t)/(C + 1) over
-        all C + 1. The least t* with G(t*) ≤ target does not depend on their order, so that a random item of the new
-        class exceeds it with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as F_(C+1) ≤ 1. Items of a class
-        may depend on each other in any way, and classes may have any sizes. Classes of one score each are the case
-        without classes. The promise is about the mean over new classes: some are exceeded far more often than others.
+        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. F_c(t) is the share of the scores of
+        class c above t. Let a new class C + 1 be exchangeable with the others, and G(t) = Σ_c F_c(t)/(C + 1) over all
+        C + 1. The least t* with G(t*) ≤ target does not depend on their order, so that a random item of the new class
+        exceeds it with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as F_(C+1) ≤ 1. Items of a class may
+        depend on each other in any way, and classes may have any sizes. Classes of one score each give the case without
+        classes. The promise holds in the mean over new classes: some exceed t far more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
@@ -101,7 +100,7 @@ class ConformalScores:
             ValueError: for a target outside (0, 1), or below what N scores can promise, with the N that it needs.
         """
         self._require_units(target)
-        above = self._weights.sum() - self._weights.cumsum(0)  # 1e-6 below: the rounding of sums of shares
+        above = self._weights.sum() - self._weights.cumsum(0)  # 1e-6 below allows for rounding
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:
@@ -113,7 +112,7 @@ class ConformalScores:
         Source: Vovk (2012), proposition 2.
 
         Raises:
-            ValueError: as `threshold`, or for scores with classes, whose rate follows no such law.
+            ValueError: as `threshold`, or for scores with classes, which have no such law.
         """
         if self.classes is not None:
             raise ValueError("the rate of scores with classes follows no Beta law")
@@ -129,7 +128,7 @@ class ConformalScores:
         return (1 + self._count_above(threshold)) / (self.n_units + 1)
 
     def share_above(self, threshold: float) -> tuple[float, float, float]:
-        """Share of calibration scores above a threshold, with classes the mean over these, and its interval."""
+        """Share of calibration scores above a threshold, or its mean over classes, and its interval."""
         return self._count_above(threshold) / self.n_units, *self.interval(threshold)
 
     def _count_above(self, threshold: float) -> float:
@@ -149,13 +148,13 @@ class ConformalScores:
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
-        It holds for a threshold that was fixed beforehand or that `threshold` learnt. With classes it is a percentile
-        interval of the mean of F_c over resampled classes, no narrower than the Clopper-Pearson interval at the nearest
-        whole numbers of classes, as resampling is uninformative where all or no scores exceed.
+        It holds for a threshold fixed beforehand or learnt by `threshold`. With classes it is a percentile interval of
+        the mean of F_c over resampled classes. It includes the Clopper-Pearson interval at the nearest whole numbers of
+        classes, as resampling tells nothing if all or no scores exceed.
 
         Args:
             threshold: any.
-            level: least share of such intervals that hold the rate, in (0, 1).
+            level: least share of such intervals that cover the rate, in (0, 1).
 
         Raises:
             ValueError: for a level outside (0, 1), or a threshold that is NaN.
@@ -176,10 +175,10 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) shares of the calibration scores, the new one included, that are as high: small means unusual.
+        """(Q,) shares of the calibration scores, with the new one, that are at least as high: small means unusual.
 
-        p = (1 + #{calibration scores ≥ score})/(N + 1), with classes the count in shares as in `rate`. For
-        exchangeable scores P(p ≤ α) ≤ α, and score > threshold(α) where p ≤ α. float64, on the device of the scores.
+        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, the count is in shares, as in `rate`. For
+        exchangeable scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). float64, on the device of the scores.
 
         Raises:
             ValueError: for NaN, with its index.
@@ -203,8 +202,8 @@ class ConformalScores:
         if self.n_units < least:
             units = "calibration scores" if self.classes is None else "classes"
             raise ValueError(
-                f"a rate of {target:g} needs at least {least} {units} to be promised, got {self.n_units}: give more "
-                f"data, or a target of at least {self.least_rate:g}"
+                f"a promised rate of {target:g} needs at least {least} {units}, got {self.n_units}: give more data, or "
+                f"a target of at least {self.least_rate:g}"
             )
 
 
@@ -235,9 +234,9 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a rate after `count` events among `n`; it holds any rate with at least the stated confidence.
+    """Exact interval of a rate after `count` events among `n`; it covers any rate with at least the stated confidence.
 
-    Shorter intervals, such as Wilson's, hold some rates less often than stated (0.84 for 0.95).
+    Shorter intervals, such as Wilson's, cover some rates less often than stated (0.84 for 0.95).
 
     Source: Clopper and Pearson (1934).
 
@@ -266,7 +265,7 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     """The smallest k such that the first k hits hold a match of a new query with probability 1 − target.
 
     k is the ⌈(N + 1)(1 − target)⌉-th smallest rank of the first match; see `ConformalScores.threshold` for the promise
-    and its assumption. It is about queries with a match in the gallery.
+    and its assumption. The promise is about queries with a match in the gallery.
 
     Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
 
@@ -282,5 +281,5 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
         2
     """
     if (ranks < 1).any():
-        raise ValueError(f"ranks are counted from 1, got {int(ranks.min())}")
+        raise ValueError(f"ranks must be at least 1, got {int(ranks.min())}")
     return int(ConformalScores.of(ranks.double()).threshold(target))

@@ -1,8 +1,8 @@
 """P(known) from the ratio of two densities: of known queries and of strangers, or of an unlabelled mixture of both.
 
-Distance from the calibration queries (`lam.retrieval.decisions.one_class`) says nothing of the directions in which
-strangers lie; examples of strangers do. An unlabelled mixture, such as the queries of a service, suffices: the ratio of
-its density to the density of known queries has the same order.
+The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores the directions in which strangers
+lie; examples of strangers show them. An unlabelled mixture, such as the queries of a service, suffices: its density
+over the density of known queries has the same order.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -26,15 +26,15 @@ from lam.retrieval.decisions.probability import (
 from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, "..."]]
-"""By name, one value for each of O queries that may be strangers."""
+"""Scores by name, one value for each of O queries that may be strangers."""
 
 SHARE = 0.5
-"""Default share of queries without a match: as many as with one."""
+"""Default share of queries without a match."""
 
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that a stranger raises. Chosen on validation data of photographs, faces, characters and texts."""
 
-_TOPS = (0.25, 0.5, 0.75)  # shares of most known-looking known queries, among which unlabelled queries are counted
+_TOPS = (0.25, 0.5, 0.75)  # shares of known queries, those that look most known, in the sets A of `from_mixture`
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class DensityRatio:
     """P(known) of a query, by a regression that separates queries with a match in the gallery from others.
 
     With r the density of known queries over the density of others and π the share of strangers, P(known) is
-    (1 − π)r/((1 − π)r + π) where the others are strangers, and min(1, (1 − π)r) where they are a mixture.
+    (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if they are a mixture.
 
     Attributes:
         regression: P(known | scores) among the training queries.
-        odds: weight of the others over the weight of the known there.
+        odds: weight of the others over the weight of the known among them.
         share: π.
-        is_mixture: whether the others are unlabelled, known queries among them.
-        interval: of π at 0.95, where it was estimated.
+        is_mixture: whether the others are unlabelled, with known queries among them.
+        interval: of π at 0.95, if it was estimated.
     """
 
     regression: MonotoneRegression | Correctness
@@ -75,12 +75,12 @@ class DensityRatio:
 
     @classmethod
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
-        """Learn from known queries and O unlabelled ones, whose share of strangers is estimated.
+        """Learn from known queries and O unlabelled ones, and estimate the share of strangers among these.
 
         For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π is at least one minus the ratio, with
-        equality where A holds no stranger. A is each share in 0.25, 0.5, 0.75 of queries that look most known to a
-        regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level divided
-        among the sets; its upper end holds where one of the sets is free of strangers.
+        equality if A holds no stranger. The sets A are shares 0.25, 0.5 and 0.75 of the queries: those that look most
+        known to a regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level
+        divided among the sets; its upper end holds if one of the sets is free of strangers.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
 
@@ -90,7 +90,7 @@ class DensityRatio:
         names = [name for name in known if is_evidence(name)]
         n, m = len(known[names[0]]), len(mixture[names[0]])
         if m == 0:
-            raise ValueError("P(known) is learnt from queries that are not known, got none")
+            raise ValueError("a mixture must hold at least one unlabelled query, got none")
         order = random_order(n + m)
         both = {name: torch.cat([known[name].cpu(), mixture[name].cpu()])[order] for name in names}
         is_known = (torch.arange(n + m) < n)[order]
@@ -115,7 +115,7 @@ class DensityRatio:
 
 
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
-    """P(known) by `MONOTONE_SCORES`, where the others together weigh as much as the known, and each kind the same.
+    """P(known) by `MONOTONE_SCORES`; all others together weigh as much as the known, and each kind weighs the same.
 
     The margin needs labels: without them, an item that is stored twice has a margin of zero.
 
@@ -124,7 +124,7 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:
-        raise ValueError("P(known) is learnt from queries that are not known, got none")
+        raise ValueError("P(known) needs queries without a match to learn from, got none")
     sizes = [len(next(iter(group.values()))) for group in groups]
     share = [1.0] + [1 / (len(groups) - 1)] * (len(groups) - 1)
     weight = torch.cat([torch.full((size,), part / size) for size, part in zip(sizes, share, strict=True)])

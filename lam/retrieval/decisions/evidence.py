@@ -15,8 +15,8 @@ class Group:
     """N searches of one kind.
 
     Attributes:
-        scores: by name, (N,) of each search.
-        fold: (N,) the part of the data that each belongs to, from 0.
+        scores: (N,) of each search, by name.
+        fold: (N,) fold of each search, from 0.
     """
 
     scores: Scores = field(default_factory=dict)
@@ -31,18 +31,17 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Data of a calibration: Q queries as they are, M of them without their matches, and O strangers.
+    """Data of a calibration: Q queries, M of them without their matches, and O strangers.
 
-    A query is in one fold, with its matches and without; a class of strangers is in one fold.
+    A query is in the same fold with and without its matches; a class of strangers is in one fold.
 
     Attributes:
-        queries: Q queries in the gallery as it is.
+        queries: Q queries in the whole gallery.
         has_match: (Q,) whether the gallery holds a match.
         right: (Q,) whether the first hit is a match.
-        no_match: M queries with their matches taken out of the gallery.
+        no_match: M queries in the gallery without their matches.
         strangers: O queries of classes that neither the gallery nor the reference holds.
-        simulated: M calibration queries as if their classes were unseen, beside strangers that were given; empty where
-            these are the strangers.
+        simulated: M calibration queries as if their classes were unseen, if `strangers` are other queries; else empty.
     """
 
     queries: Group
@@ -54,7 +53,7 @@ class Evidence:
 
     @property
     def stranger_kinds(self) -> list[Scores]:
-        """Scores of the strangers of each kind."""
+        """Scores of each kind of strangers."""
         return [group.scores for group in (self.strangers, self.simulated) if len(group)]
 
     @property
@@ -64,11 +63,11 @@ class Evidence:
 
     @property
     def right_if_known(self) -> Bool[Tensor, " N"]:
-        """Whether their first hit is right."""
+        """Whether the first hit is right, for queries with a match."""
         return self.right[self.has_match]
 
     def only(self, names: Collection[str]) -> "Evidence":
-        """The same with some of the scores."""
+        """The evidence with some of the scores."""
         few = {
             kind: replace(group, scores={name: values for name, values in group.scores.items() if name in names})
             for kind, group in vars(self).items()
@@ -77,7 +76,7 @@ class Evidence:
         return replace(self, **few)
 
     def without(self, fold: int) -> "Evidence":
-        """All but one fold; all where no query with a match would remain."""
+        """The evidence without a fold; all of it if no query with a match would remain."""
         kept = self.queries.fold != fold
         if not (self.has_match & kept).any():
             return self
@@ -107,6 +106,6 @@ class Evidence:
 
 
 def folds_of(units: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The fold of each of N items: items of one unit, such as a class, share a fold; units are in random order."""
+    """The fold of each of N items: items of one unit, such as a class, share a random fold."""
     names, position = units.unique(return_inverse=True)
     return (random_order(len(names)).argsort() % FOLDS)[position]

@@ -25,7 +25,7 @@ from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 FOLDER = "calibration"
 FORMAT = FolderFormat(9, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
-_OF_REFERENCE = ("labels", "lengths", "embeddings")
+_REFERENCE_FIELDS = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
 _RECORDS: dict[str, Any] = {
     "targets": Targets,
@@ -40,7 +40,7 @@ _RECORDS: dict[str, Any] = {
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
-    """Write a calibration; a crash leaves the old one or all of this."""
+    """Write a calibration; after a crash the folder holds the old one or the new one."""
     detector, verifier, acceptances = calibration.detector, calibration.verifier, calibration.acceptances
     metadata: dict[str, Any] = {
         **{name: getattr(calibration, name) for name in _PLAIN},
@@ -72,15 +72,15 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
     metadata, tables = FORMAT.read(folder)
     if metadata["key"] != key:
         raise ValueError(
-            f"the calibration in {folder} is of another network, posterior or preprocessing than the run's: its "
-            f"thresholds mean nothing there; run `lam calibrate {run}` again"
+            f"the calibration in {folder} is of another network, posterior or preprocessing than the run's, so its "
+            f"thresholds do not apply: run `lam calibrate {run}` again"
         )
     from pydantic import TypeAdapter  # a quarter of a second to import
 
     records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
     _table(tables, f"{_FLAG}kappa")
     flags = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
-    parts = {name: tables.get(f"reference_{name}") for name in _OF_REFERENCE}
+    parts = {name: tables.get(f"reference_{name}") for name in _REFERENCE_FIELDS}
     sameness = records["sameness"]
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
@@ -120,7 +120,7 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
         tables |= {"unseen": calibration.unseen.left_out, "unseen_labels": calibration.unseen.labels}
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
-        rest = {name: getattr(calibration.reference, name) for name in _OF_REFERENCE}
+        rest = {name: getattr(calibration.reference, name) for name in _REFERENCE_FIELDS}
         tables |= {f"reference_{name}": values for name, values in rest.items() if values is not None}
     return tables
 

@@ -20,20 +20,20 @@ COMBINED = "combined"
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
 Missing = Literal["input", "hits", "labels"]
-_AS_GOOD = 0.005  # AUROC by which a single score must beat the combined one
+_LEAST_GAIN = 0.005  # a single score must beat the combined one by this much AUROC
 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
     """Scores of in-distribution data; higher means more out of distribution.
 
-    The combined score of each calibration query comes from the other folds, so that none is lost; see
+    The combined score of each calibration query is learnt on the other folds, so that all queries calibrate; see
     `lam.retrieval.decisions.acceptance` for its rate.
 
     Attributes:
-        calibrated: by flag, the scores of the calibration items, `kappa` included.
-        combined: regression of known queries against strangers, whose `doubt` is the combined score; None without one.
-        ranking: by flag, the AUROC of strangers against known queries, falling; empty without strangers.
+        calibrated: scores of the calibration items by flag, `kappa` included.
+        combined: regression of known queries against strangers; its `doubt` is the combined score. None without it.
+        ranking: AUROC of strangers against known queries by flag, falling; empty without strangers.
     """
 
     calibrated: dict[str, ConformalScores]
@@ -56,7 +56,7 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """Learn a combination too, which separates strangers from queries with a match.
+        """A detector with a combined score, which separates strangers from queries with a match.
 
         Raises:
             ValueError: as `of`.
@@ -78,27 +78,27 @@ class OodDetector:
         return cls(
             {**single.calibrated, COMBINED: ConformalScores.of(queries)},
             monotone_regression(evidence.known, evidence.stranger_kinds),
-            dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ is last of equals
+            dict(sorted(areas.items(), key=lambda area: (-area[1], area[0] == "kappa"))),  # κ comes last in a tie
         )
 
     @property
     def best(self) -> str:
-        """The flag of greatest AUROC, `combined` where it is within 0.005 of it; κ without strangers."""
+        """The flag of greatest AUROC, or `combined` if it is within 0.005 of it; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))
-        return COMBINED if self.ranking[COMBINED] >= self.ranking[first] - _AS_GOOD else first
+        return COMBINED if self.ranking[COMBINED] >= self.ranking[first] - _LEAST_GAIN else first
 
     def conformal_scores(self, flag: str) -> ConformalScores:
         """The calibration scores of one flag.
 
         Raises:
-            ValueError: for an unknown flag, or one whose evidence the calibration did not have.
+            ValueError: for an unknown flag, or a flag that the calibration had no evidence for.
         """
         check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
             raise ValueError(
-                f"flag {flag!r} needs {_evidence(components_of(flag))}, and this calibration had none: use 'kappa'"
+                f"flag {flag!r} needs {_evidence(components_of(flag))}, which the calibration did not have: use 'kappa'"
             )
         return self.calibrated[flag]
 
@@ -134,15 +134,15 @@ def needs_input(flag: str) -> bool:
 
 
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag, or another one where queries lack its evidence.
+    """The flag, or another one if queries lack its evidence.
 
-    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits; for
-    `combined` it is the k-NN distance, where known.
+    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits; the
+    k-NN distance, if calibrated, replaces `combined`.
 
     Args:
         flag: in force.
-        missing: what queries lack: all input except a mean and a κ, hits, or labels of the hits.
-        components: the scores of the flag; by default all that it may have.
+        missing: the missing evidence: `input` (all except a mean and a κ), `hits`, or `labels` of the hits.
+        components: the scores of the flag; by default all possible ones.
         known: the flags of the calibration.
     """
     names = components or components_of(flag)

@@ -33,7 +33,7 @@ class MatchProbability:
         Args:
             evidence: of the calibration queries.
             share: expected share of future queries without a match, in (0, 1).
-            mixture: scores of unlabelled queries; used where they hold known queries and strangers for certain.
+            mixture: scores of unlabelled queries; used if they certainly hold both known queries and strangers.
 
         Raises:
             ValueError: as `Correctness.fit` and `DensityRatio.from_strangers`.
@@ -59,7 +59,7 @@ class MatchProbability:
     def cost(self, scores: Scores, *, wrong: float, stranger: float) -> Float[Tensor, " N"]:
         """Expected cost of answering: wrong · P(known and wrong) + stranger · P(not known).
 
-        The best rule answers exactly where this is below the cost of not answering.
+        The best rule answers exactly if this is below the cost of not answering.
 
         Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, theorem 1.
 

@@ -1,6 +1,6 @@
 """Numbers of neighbours of scores, chosen on calibration data: at most the number of items of a class.
 
-A score that averages ten hits where a person has four photos averages six of other people.
+If a person has four photos, a score that averages ten hits averages six of other people.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ from lam.retrieval.metrics.registry import SCORES
 from lam.utils.checks import check_length
 
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
-"""By score, greatest number of neighbours for each item of a class. Far hits weigh little in `weighted_votes`."""
+"""Greatest number of neighbours for each item of a class, by score. Far hits weigh little in `weighted_votes`."""
 MIN_QUERIES = 10
-"""Least number of items on either side for a choice."""
-_ROWS = 1000  # reference items that are compared with all of it, at most
+"""Least number of right and of other searches for a choice."""
+_ROWS = 1000  # most reference items that are compared with the whole reference
 
 
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
-    """Number of items of a class: the lower quartile over classes, so that three in four have as many or more.
+    """Number of items of a class: the lower quartile over classes, so that three in four have at least as many.
 
     Args:
         labels: (N,) of the items of a gallery or a reference, negative for an unlabelled item.
 
     Raises:
-        ValueError: where no item has a label.
+        ValueError: if no item has a label.
 
     Example:
         >>> nearest_of(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
@@ -38,21 +38,21 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
     """
     counts = labels[labels >= 0].unique(return_counts=True)[1]
     if len(counts) == 0:
-        raise ValueError(f"at least one item must have a label, got {len(labels)} items without: count no neighbours")
+        raise ValueError(f"at least one item must have a label, got {len(labels)} items without: give labels, or None")
     return int(counts.sort().values[(len(counts) - 1) // 4])
 
 
 def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """By score, the numbers of neighbours to choose from: the greatest, and its halves down to 1.
+    """Numbers of neighbours to choose from, by score: the greatest, and its halves down to 1.
 
     Args:
-        gallery: (N,) labels of the searched items; None where they have none.
-        reference: (O,) labels of the reference items; None where they have none.
+        gallery: (N,) labels of the gallery items; None without labels.
+        reference: (O,) labels of the reference items; None without labels.
 
     Raises:
-        ValueError: where no item of either has a label.
+        ValueError: if no item of either has a label.
 
     Example:
         >>> candidates_of(torch.arange(5).repeat(4))
@@ -72,20 +72,19 @@ def choose_nearest(
     correct: Bool[Tensor, " Q"],
     others: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, int]:
-    """By score, the number of neighbours that best separates right first hits from all others.
+    """The number of neighbours that best separates right first hits from all others, by score.
 
-    It maximises the AUROC of queries with a right first hit against those with a wrong one and `others` together. The
-    choice depends on the queries, so a promised threshold needs other queries, or cross-validation. A score that
-    compares with a reference of several classes needs no query: each reference item is compared with all others, and
-    with those of other classes alone, as if its own class were unknown.
+    It maximises the AUROC of right first hits against wrong ones and `others` together. The choice depends on the
+    queries, so a promised threshold needs other queries, or cross-validation. A score that compares with a reference of
+    several classes needs no query: each reference item is compared with all others, and, as a stranger, with items of
+    other classes only.
 
     Args:
-        candidates: by score, numbers of neighbours. The first wins a tie, and is chosen with fewer than 10 items on
+        candidates: numbers of neighbours, by score. The first wins a tie, and is chosen with fewer than 10 items on
             either side or without the score's evidence.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.registry.Score.needs`.
         correct: (Q,) whether their first hits are right.
-        others: evidence of searches that cannot be right, such as of strangers; each serves the scores that it
-            suffices for.
+        others: evidence of searches without a right hit, such as of strangers; scores without their evidence skip it.
 
     Raises:
         ValueError: for a score without a candidate, or `correct` of another length.

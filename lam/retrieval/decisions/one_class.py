@@ -1,7 +1,7 @@
 """P(known) from known queries alone: how usual a query is among the calibration queries, by many scores together.
 
-A score that looks one way rates some strangers as more known than known queries: blur brings photographs near the mean
-of the training features. So a query is unusual where it is far from the calibration queries in either direction.
+A one-sided score rates some strangers as better known than known queries: blur brings photographs near the mean of the
+training features. So a query is unusual if it is far from the calibration queries in either direction.
 """
 
 import math
@@ -19,26 +19,25 @@ from lam.retrieval.decisions.probability import ExtendedOdds, RankOdds, Scores, 
 from lam.retrieval.metrics.registry import SCORES
 
 UNUSUAL = 0.02
-"""P(known) falls below 1 for this share of most unusual calibration queries."""
+"""P(known) is below 1 for this share of the calibration queries, the most unusual ones."""
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
 """Scores that strangers of some kind raise."""
-_OF_THE_FIRST_HIT = "cosine", "cosine_spread"
+_FIRST_HIT_SCORES = "cosine", "cosine_spread"
 
 
 @dataclass(frozen=True)
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls on as the odds do, so that remote queries are
-    unknown for any N.
+    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls further with the odds, so that remote queries
+    are unknown for any N.
 
-    Strangeness is the greater rank of two statistics. The Mahalanobis distance looks both ways: each score enters as
-    the log odds of its rank, extended beyond the extremes (`ExtendedOdds`). `joint_surprise` combines
-    `STRANGER_SCORES`. Nothing foreign is needed to learn them, and calibration-like queries have a mean P(known) of
-    about 0.99. Labels are no evidence, as a query with hits that disagree is ambiguous, but known. Scores that the
-    first hit alone decides do not enter the distance: a query that is in the gallery finds itself, as no calibration
-    query does.
+    Strangeness is the greater rank of two statistics. The Mahalanobis distance is two-sided: each score enters as the
+    log odds of its rank, extended beyond the extremes (`ExtendedOdds`). `joint_surprise` combines `STRANGER_SCORES`.
+    Neither needs strangers to learn from, and queries like the calibration's have a mean P(known) of about 0.99. Labels
+    are not evidence: a query with hits that disagree is ambiguous, but known. Scores of the first hit alone do not
+    enter the distance: a query in the gallery finds itself, which no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -67,7 +66,7 @@ class OneClassModel:
         """Learn from the scores of N known queries; each fold is compared with the others.
 
         Raises:
-            ValueError: where no score is evidence.
+            ValueError: if no score is evidence.
         """
         evidence = tuple(name for name in scores if is_evidence(name))
         if not evidence:
@@ -94,7 +93,7 @@ class OneClassModel:
             ValueError: for a score that is missing or not finite.
         """
         check_evidence("P(known)", tuple(self.ranks), scores)
-        mean, precision, unusual, score_odds, statistic_odds = self._fitted
+        mean, precision, unusual, score_odds, statistic_odds = self._tensors
         odds = score_odds([scores[name] for name in (*self.evidence, *self.together)])
         distance = _distance(odds[: len(self.evidence)].T, mean, precision)
         surprises = joint_surprise(odds[len(self.evidence) :])
@@ -103,8 +102,8 @@ class OneClassModel:
         return (unusual.p_values(strangeness) * (-beyond).exp() / UNUSUAL).clamp(max=1)
 
     @cached_property
-    def _fitted(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:
-        """The model in the form that a call needs, made once, as a service asks for one query at a time."""
+    def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:
+        """The model as tensors, made once, because a service asks for one query at a time."""
         columns = self.mean, self.precision, self.unusual
         mean, precision, unusual = (torch.tensor(values, dtype=torch.float64) for values in columns)
         of_scores = ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
@@ -123,8 +122,8 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a score says how unusual a query is, and not how ambiguous, or whether it is in the gallery."""
-    return name not in _OF_THE_FIRST_HIT and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
+    """Whether a score says how unusual a query is, not how ambiguous it is or whether the gallery holds it."""
+    return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_finite, check_length
 
 Scores = Mapping[str, Float[Tensor, " N"]]
-"""By name, one value for each of N searches."""
+"""Scores by name, one value for each of N searches."""
 
 FOLDS = 5
 """Parts of a cross-validation."""
@@ -25,9 +25,9 @@ SINGLE_SCORE = "cosine"
 """The preferred single score."""
 
 LOGISTIC_COUNTS = 300
-"""Weight of the logistic curve in searches, beside the isotonic one; chosen by log score on validation data."""
+"""Weight of the logistic curve against the isotonic one, in searches; chosen by log score on validation data."""
 
-_PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: variances of the weights before anything is seen
+_PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: prior variances of the weights
 _KNOTS = 65
 _BULK = 2.0  # spreads of a score from its median
 _BINS = 10
@@ -154,7 +154,7 @@ class MonotoneRegression:
             ValueError: for no query or no score, another length, or scores that are not finite.
         """
         if len(known) == 0 or not scores:
-            raise ValueError(f"P(known) is learnt from queries and their scores, got {len(known)} and {len(scores)}")
+            raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
         from scipy.optimize import minimize
 
@@ -186,8 +186,8 @@ class MonotoneRegression:
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
         """Σ_j w_j x_j / Σ_j w_j, float64, in the order of 1 − P; zero without a weight; errors as of a call.
 
-        Unlike log odds it is comparable between regressions on parts of the same data, as the penalty shrinks weights
-        more for fewer queries.
+        Unlike log odds, it is comparable between regressions on parts of the same data: with fewer queries, the penalty
+        shrinks weights more.
         """
         total = sum(self.weights)
         return self._weighted(scores) / (total or 1.0)
@@ -245,9 +245,9 @@ class Correctness:
     def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
         """Learn from N searches with a match; cross-validated log score chooses the penalty of the weights.
 
-        Two searches are added, in the manner of Laplace: a right one with the least doubt by every score, and a wrong
-        one with the greatest; so there is an order and no certainty even where all are right. With fewer than 10 right
-        or 10 wrong first hits it uses one score: the cosine, or the first.
+        Two searches are added, as in Laplace's rule: a right one with the least doubt by every score, and a wrong one
+        with the greatest. So scores have an order, and no answer is certain, even if all searches are right. With fewer
+        than 10 right or 10 wrong first hits, one score is used: the cosine, or the first.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
 
@@ -315,7 +315,7 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The probability of each search, learnt by `fit` from the other four fifths."""
+    """The probability of each search, learnt by `fit` on the other folds."""
     probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
         probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
@@ -325,13 +325,13 @@ def cross_validated(
 def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
     """Require the scores of `evidence`, all finite."""
     if missing := [name for name in evidence if name not in scores]:
-        raise ValueError(f"{what} rests on {', '.join(evidence)}: {', '.join(missing)} is missing")
+        raise ValueError(f"{what} needs the scores {', '.join(evidence)}; missing: {', '.join(missing)}")
     for name in evidence:
         check_finite(name, scores[name])
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """Masks of each fifth of N items in random order, and of the rest; a lone item is in both."""
+    """Masks of each of five random folds of N items, and of the rest; a single item is in both."""
     number = random_order(n) % FOLDS
     for fold in range(min(FOLDS, n)):
         is_in_fold = number == fold
@@ -339,7 +339,7 @@ def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
 
 
 def random_order(n: int) -> Int[Tensor, " N"]:
-    """One fixed random order of N items, as files often list classes by turns."""
+    """A fixed random order of N items, as the order of files often follows the classes."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
@@ -411,4 +411,4 @@ def _check_scores(scores: Scores, items: str, count: int) -> None:
 
 def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
     if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
-        raise ValueError(f"{name} and {other} must be finite numbers, as many of each, got {knots} and {levels}")
+        raise ValueError(f"{name} and {other} must be finite and equal in number, got {knots} and {levels}")

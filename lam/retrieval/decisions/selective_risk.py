@@ -14,7 +14,7 @@ from lam.retrieval.decisions.conformal import LEVEL
 from lam.utils.checks import check_length, check_no_nan, check_share
 
 _STEP = 1.1  # each threshold answers a tenth more than the one before
-_SPARE = 2  # wrong answers that the first threshold may hold, where there are calibration queries enough
+_SPARE = 2  # wrong answers that the first threshold allows, if there are enough calibration queries
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class SelectiveRisk:
     """A threshold above which at most a share `target` of the answers is wrong; see `control_selective_risk`.
 
     Attributes:
-        threshold: a query is answered where its score is above it; −∞ answers every finite score.
+        threshold: a query with a score above it is answered; −∞ answers every finite score.
         target: the promised share of wrong answers.
-        confidence: least share of calibration sets whose threshold keeps the promise.
+        confidence: least share of calibration sets that give a threshold within the promise.
         n_queries: number of calibration queries.
-        n_answered: number of answered ones.
+        n_answered: number of answered calibration queries.
         n_wrong: number of wrong answers among these.
     """
 
@@ -59,14 +59,14 @@ def control_selective_risk(
 ) -> SelectiveRisk | None:
     """The lowest threshold found above which at most a share `target` of the answers is wrong, at a confidence.
 
-    R(t) = P(wrong | score > t). The thresholds tried are those that answer m_1 < m_2 < … of the calibration queries:
-    t_j is the (m_j + 1)-th highest score, which N alone decides, and the n_j queries above it hold W_j wrong answers.
-    Given t_j they are n_j independent draws of the answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of
+    R(t) = P(wrong | score > t). The thresholds tried answer m_1 < m_2 < … of the calibration queries: t_j is the
+    (m_j + 1)-th highest score, where N alone decides m_j, and the n_j queries above it hold W_j wrong answers. Given
+    t_j they are n_j independent draws of the answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of
     R(t_j) > target. The p-values are tested in order, strictest threshold first, each at 1 − `confidence`, until the
     first above it: fixed-sequence testing, which has no price for many thresholds. The last threshold before that is
-    the result. m_1 is the least number that allows two wrong answers, where N is twice as large, else one, else none;
-    each next m is a tenth larger, and the last is N. A threshold that answers fewer than `answers_needed`, by ties, is
-    left out.
+    the result. m_1 is the least number that allows two wrong answers if N is twice as large, else one, else zero; each
+    next m is a tenth larger, and the last is N. A threshold that answers fewer than `answers_needed`, because of ties,
+    is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. Calibration queries and new ones are independent draws of one source,
@@ -79,13 +79,13 @@ def control_selective_risk(
         bound as in Geifman and El-Yaniv (2017), SGR.
 
     Args:
-        scores: (N,) accept scores of calibration queries, higher meaning answer; −∞ where there is nothing to answer.
+        scores: (N,) accept scores of calibration queries, higher meaning answer; −∞ without an answer.
         wrong: (N,) whether the answer would be wrong, as for any stranger.
         target: the allowed share of wrong answers, in (0, 1).
         confidence: in (0, 1).
 
     Returns:
-        The threshold; None where too many answers of high score are wrong for any threshold.
+        The threshold; None if too many answers of high score are wrong for any threshold.
 
     Raises:
         ValueError: for NaN, another length, a share outside (0, 1), or fewer queries than `answers_needed`.

@@ -1,12 +1,12 @@
-"""p-values of a new item's class being new or in the gallery, learnt from the gallery itself: no class is held out.
+"""p-values for a new item's class being new or in the gallery, learnt from the gallery, without held-out classes.
 
-Items that are the only one of their class stand in for strangers, as each was one when it came. Promises by held-out
-classes are in `lam.retrieval.decisions.conformal`.
+Items alone in their class stand in for strangers: each was a stranger when it came. Promises by held-out classes are in
+`lam.retrieval.decisions.conformal`.
 
-The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of what comes
-in. A hand-picked gallery is not: with four photographs of each of thirty people no class has one item, whatever the
-share of strangers. A network that was trained on the gallery's items brings them nearer to each other than to new ones,
-which breaks the assumption too.
+The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of incoming
+items. A hand-picked gallery is not: with four photographs of each of thirty people no class has one item, whatever the
+share of strangers. Training on the gallery's items breaks the assumption too: it brings them nearer to each other than
+to new ones.
 """
 
 from dataclasses import dataclass
@@ -76,12 +76,12 @@ class UnseenClasses:
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1) with A the number of the M single items that are as near to another item as the new one is
-        to the gallery, with the new item counted as another item: those with a `left_out` of at least the score, and
-        the nearest item itself where it is single. For exchangeable items P(p ≤ α | its class is new) ≤ α.
+        p = (1 + A)/(M + 1). A counts those of M single items that are at least as near to another item, or the new one,
+        as the new one is to the gallery. They have a `left_out` of at least the score, or are the nearest item itself.
+        For exchangeable items P(p ≤ α | its class is new) ≤ α.
 
-        A score other than nearness keeps this where a new item can raise no `left_out` except the nearest item's, such
-        as a score of each item by itself.
+        A score other than nearness keeps this if a new item raises no `left_out` except the nearest item's, such as a
+        score of each item alone.
 
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
@@ -94,8 +94,8 @@ class UnseenClasses:
         check_length("nearest", nearest, "the scores", len(scores))
         outside = (nearest < 0) | (nearest >= len(self.labels))
         if outside.any():
-            given = int(nearest[outside][0])
-            raise ValueError(f"nearest must be positions from 0 to {len(self.labels) - 1} in the gallery, got {given}")
+            wrong = int(nearest[outside][0])
+            raise ValueError(f"nearest must be positions from 0 to {len(self.labels) - 1} in the gallery, got {wrong}")
         nearest, values = nearest.cpu().long(), scores.detach().cpu().double()
         as_near = len(self._single) - torch.searchsorted(self._single, values)
         left_out = self.left_out.detach().cpu().double()[nearest]
@@ -105,9 +105,9 @@ class UnseenClasses:
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means of no class there.
 
-        p = (1 + A + s)/(R + 1 + s) with A the number of the R items of classes of two or more that are as far from any
-        other item as the new one is from the gallery. The new item may be the second of a class of one, whose first
-        then counts too: s = 1 where a single item is as far, else 0. For exchangeable items
+        p = (1 + A + s)/(R + 1 + s). A counts those of R items, in classes of two or more, that are at least as far from
+        any other item as the new one is from the gallery. The new item may be the second of a class of one; the first
+        then counts too: s = 1 if a single item is as far, else 0. For exchangeable items
         P(p ≤ α | its class is in the gallery) ≤ α.
 
         Args:

@@ -1,7 +1,7 @@
 """Whether two images show the same: a threshold at a promised false-match rate, and a probability.
 
-A pair is no search. Its score is not the best of many, so that a gallery's accept threshold would be far too strict,
-and there is no second hit to compare with.
+A pair is not a search. Its score is not the best of many, so a gallery's accept threshold is far too strict, and there
+is no second hit to compare with.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """A random pair of each query with a matching item and with another item, where there are such.
+    """For each query, a random pair with a matching item and one with another item, if there are such items.
 
-    One pair of each kind a query, because pairs that share an image are not independent.
+    A query has only one pair of each kind, because pairs that share an image are not independent.
 
     Args:
         matches: which gallery items match the queries at given positions.
@@ -64,7 +64,7 @@ class Verifier:
 
     Attributes:
         impostors: cosines of pairs that do not match.
-        sameness: P(the two match) from cosine and κ, where half of all pairs match.
+        sameness: P(the two match) from cosine and κ, if half of all pairs match.
     """
 
     impostors: ConformalScores
@@ -78,7 +78,7 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs; the probability uses as many of each kind.
+        """Learn from R pairs; the probability uses equal numbers of both kinds.
 
         Args:
             cosine: (R,) of each pair.
@@ -102,7 +102,7 @@ class Verifier:
     def probability(
         self, cosine: Float[Tensor, " R"], kappa: Float[Tensor, " R"], other: Float[Tensor, " R"]
     ) -> Float[Tensor, " R"]:
-        """(R,) P(the two match), where half of all pairs match; arguments as in `of`."""
+        """(R,) P(the two match), if half of all pairs match; arguments as in `of`."""
         return self.sameness(_evidence(cosine, kappa, other))
 
 

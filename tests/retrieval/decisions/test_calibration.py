@@ -279,7 +279,7 @@ def test_a_gallery_without_hits_or_with_one_is_answered() -> None:
     alone = _hits(asked, gallery[:1])
     assert calibration.decide(alone, asked, gallery_size=1).probability.isfinite().all()
     assert calibration.decide(alone, asked, gallery_size=1).stale
-    with pytest.raises(ValueError, match="rests on 50 hits: search a gallery of 300 with that k, got k=1"):
+    with pytest.raises(ValueError, match="needs k=50 hits from a gallery of 300, got k=1"):
         calibration.decide(alone, asked)
     none = calibration.decide(Index(8).search(asked[:0], 3), asked[:0])
     assert len(none) == 0
@@ -408,22 +408,22 @@ def test_what_is_refused() -> None:
     found, asked, gallery = _searches()
     with pytest.raises(ValueError, match=r"target far must lie in \(0, 1\), got 0"):
         Targets(far=0.0)
-    with pytest.raises(ValueError, match="queries and searches must be as many, got 3 and 400"):
+    with pytest.raises(ValueError, match="queries and searches must be equal in number, got 3 and 400"):
         calibrated(found, asked[:3])
     alike = replace(found, others=torch.full_like(found.others, -torch.inf))
-    with pytest.raises(ValueError, match="there is no false accept to learn"):
+    with pytest.raises(ValueError, match="false accepts need queries without a match"):
         calibrated(alike, asked)
     strangers = replace(found, rank=torch.zeros(400, dtype=torch.int64), correct=torch.zeros(400).bool())
     with pytest.raises(ValueError, match="needs searches that have a match, got none"):
         calibrated(strangers, asked, targets=TARGETS)
     calibration = _calibration()
-    with pytest.raises(ValueError, match="hits and queries must be as many, got 400 and 3"):
+    with pytest.raises(ValueError, match="hits and queries must be equal in number, got 400 and 3"):
         calibration.decide(_hits(asked, gallery), asked[:3])
     hits, labels = _hits(asked, gallery), torch.zeros(len(asked), 50, dtype=torch.int64)
     for wrong in (labels[:1], labels[:, :10]):
-        with pytest.raises(ValueError, match="labels must be one for each hit, got shapes"):
+        with pytest.raises(ValueError, match="labels and hits must have one shape, got"):
             calibration.decide(hits, asked, labels=wrong)
-    with pytest.raises(ValueError, match="features and queries must be as many, got 10 and 400"):
+    with pytest.raises(ValueError, match="features and queries must be equal in number, got 10 and 400"):
         calibration.decide(hits, asked, features=asked.mean[:10])
     with pytest.raises(ValueError, match="statistic must not hold NaN"):
         decision_codes(torch.tensor([False]), torch.tensor([math.nan]), accept_above=0.0)

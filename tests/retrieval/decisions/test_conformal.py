@@ -103,7 +103,7 @@ def test_too_few_scores_are_refused_with_how_many_it_takes() -> None:
     assert needed(0.05) == 19
     assert len(ConformalScores.of(torch.zeros(19))) == 19
     assert ConformalScores.of(torch.arange(19.0)).threshold(0.05) == 18.0
-    with pytest.raises(ValueError, match="needs at least 999 calibration scores to be promised, got 998"):
+    with pytest.raises(ValueError, match="needs at least 999 calibration scores, got 998"):
         ConformalScores.of(torch.zeros(998)).threshold(0.001)
     with pytest.raises(ValueError, match=r"or a target of at least 0.0527"):
         ConformalScores.of(torch.zeros(18)).law(0.01)

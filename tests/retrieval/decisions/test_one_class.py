@@ -95,5 +95,5 @@ def test_what_labels_say_and_what_the_first_hit_decides_is_no_evidence() -> None
     with pytest.raises(ValueError, match="a score of the query itself, got votes"):
         OneClassModel.fit({"votes": torch.rand(60)})
 
-    with pytest.raises(ValueError, match=r"P\(known\) rests on kappa, norm, knn: norm, knn is missing"):
+    with pytest.raises(ValueError, match=r"P\(known\) needs the scores kappa, norm, knn; missing: norm, knn"):
         OneClassModel.fit(_scores(60, 0))({"kappa": torch.rand(3)})

@@ -157,13 +157,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="cosine .*finite"):
         Correctness.fit({"cosine": scores["cosine"] * math.nan}, correct)
     model = Correctness.fit(scores, correct)
-    with pytest.raises(ValueError, match="rests on cosine, votes, norm: votes is missing"):
+    with pytest.raises(ValueError, match="needs the scores cosine, votes, norm; missing: votes"):
         model({"cosine": scores["cosine"], "norm": scores["norm"]})
     with pytest.raises(ValueError, match="ranks and a weight for each score, got 1 weights"):
         replace(model, weights=(1.0,))
     with pytest.raises(ValueError, match="weights must be finite numbers"):
         replace(model, intercept=math.inf)
-    with pytest.raises(ValueError, match="knots and levels must be finite numbers, as many of each"):
+    with pytest.raises(ValueError, match="knots and levels must be finite and equal in number"):
         replace(model, knots=(1.0,))
     with pytest.raises(ValueError, match="values and odds must be finite numbers"):
         RankOdds((), (), 1.0)

@@ -1,6 +1,6 @@
 """Checks of vectors, κ and ids before any index takes them.
 
-FAISS accepts NaN and checks dimensions with `assert`; a server reports errors late, or in words of its own.
+FAISS accepts NaN and checks dimensions with `assert`; a server reports errors late and in its own words.
 """
 
 import sys
@@ -20,7 +20,7 @@ _BLOCK = 2048  # rows
 _NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
 
 Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
-"""Integers ≥ 0, one an item."""
+"""Integers ≥ 0, one for each item."""
 
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
@@ -43,19 +43,19 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         unit[rows] = wide / norm[rows]
     near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
     if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
-        _refuse_bad_rows(embeddings, norm[:, 0])
+        _raise_for_bad_rows(embeddings, norm[:, 0])
     return unit
 
 
 def _within(values: Tensor, least: float, greatest: float) -> bool:
-    """Whether all values are from least to greatest; NaN is not."""
+    """Whether all values lie in [least, greatest]; false with a NaN."""
     if values.numel() == 0:
         return True
     low, high = values.aminmax()
     return least <= float(low) and float(high) <= greatest
 
 
-def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
+def _raise_for_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     check_finite("embeddings", embeddings.mean)
     check_finite("kappa", embeddings.kappa)
     negative = (embeddings.kappa < 0).nonzero()
@@ -78,7 +78,7 @@ def ids_tensor(values: Any) -> Int64[Tensor, " N"]:
     """Ids as a tensor.
 
     Raises:
-        ValueError: for values that are no integers, or ids that are negative or repeated.
+        ValueError: for values that are not integers, or ids that are negative or repeated.
     """
     ids = integers("ids", values)
     check_length("ids", ids, "the items", ids.numel())

@@ -23,13 +23,13 @@ def rank(
 ) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
     """Rank the gallery by cosine for every query, exactly.
 
-    score_qn = q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a gallery each query is ranked
-    against the other queries, by index, so that another item with the same vector stays.
+    score_qn = q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a gallery a query ranks all
+    other queries: it leaves itself out by index, so that another item with the same vector stays.
 
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; by default the queries themselves, each without itself.
-        k: number of neighbours, at least 1; all candidates where there are fewer.
+        k: number of neighbours, at least 1; all candidates if there are fewer.
 
     Returns:
         (Q, K) indices into the gallery, best first, and their (Q, K) cosines (higher is better).
@@ -59,13 +59,13 @@ def cosines_in_blocks(
     """The cosines that `rank` sorts; arguments and errors are the same.
 
     Yields:
-        (R,) queries and their (R, N) cosines with the gallery, float64; −∞ with itself, where there is no gallery.
+        (R,) queries and their (R, N) cosines with the gallery, float64; without a gallery, −∞ with itself.
     """
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 
 def _unit(queries: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
-    check_one_dimension(queries, gallery)
+    check_same_dimension(queries, gallery)
     unit = unit_rows("queries", queries)
     return unit, unit if gallery is None else unit_rows("gallery", gallery)
 
@@ -84,21 +84,21 @@ def sampled_nearest(
 ) -> Int64[Tensor, "S Q"]:
     """Every query's nearest neighbour by cosine under each of S sampled networks.
 
-    (S, Q) indices into the gallery, exact; a tie is broken in any way, but the same every time.
+    (S, Q) indices into the gallery, exact; ties are broken arbitrarily, but always alike.
 
     Args:
         samples: (S, Q, D) the queries under each network; finite, non-zero.
         gallery_samples: (S, N, D) the gallery under the same networks; by default the queries, each without itself.
 
     Raises:
-        ValueError: for no candidate, other dimensions or numbers of samples, or a row that is not finite or zero.
+        ValueError: for no candidate, different dimensions or numbers of samples, or a row that is zero or not finite.
 
     Example:
         >>> samples = torch.tensor([[[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]])
         >>> sampled_nearest(samples)
         tensor([[1, 0, 1]])
     """
-    check_one_dimension(samples, gallery_samples)
+    check_same_dimension(samples, gallery_samples)
     excludes_itself = gallery_samples is None
     gallery = samples if gallery_samples is None else gallery_samples
     if len(gallery) != len(samples):
@@ -145,9 +145,9 @@ def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool,
     return torch.cat([cosines.max(1).indices for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
 
 
-def check_one_dimension(queries: Tensor, gallery: Tensor | None) -> None:
+def check_same_dimension(queries: Tensor, gallery: Tensor | None) -> None:
     """Require queries and gallery of the same dimension."""
     if gallery is not None and gallery.shape[-1] != queries.shape[-1]:
         raise ValueError(
-            f"queries and gallery must have one dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"
+            f"queries and gallery must have the same dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"
         )

@@ -1,4 +1,4 @@
-"""Safe calls to FAISS: known types, slots as labels, its errors as ValueError.
+"""Safe calls to FAISS: known types, slots as labels, and errors as ValueError.
 
 FAISS checks dimensions with `assert`, accepts NaN and pads with −1; `lam.retrieval.Index` validates first.
 """
@@ -15,14 +15,14 @@ from lam.utils.extras import install_command
 
 _PRODUCT_FROM = 4
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's own 16 has 0.90
-_SWITCHING = threading.Lock()
+_SWITCH_LOCK = threading.Lock()
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as labels.
 
-    An IDMap around a type that keeps labels itself mixes them up once items are removed (FAISS 1.15). So only the other
-    types get one, and a factory with its own is rejected.
+    An IDMap around a type that keeps labels itself confuses them after a removal (FAISS 1.15). So only the other types
+    get an IDMap, and a factory string with an IDMap is rejected.
 
     Raises:
         ValueError: for a factory or parameters that FAISS does not know, or a device that it cannot use.
@@ -32,7 +32,7 @@ def create(dimension: int, factory: str, parameters: str | None, device: str) ->
     if "IDMap" in factory:
         raise ValueError(f"factory must not contain IDMap, got {factory!r}: the index keeps ids itself")
     rule = "factory must be a FAISS factory string such as 'Flat', 'HNSW32' or 'IVF256,Flat'"
-    with _refusals(f"{rule}, got {factory!r} for dimension {dimension}"):
+    with _value_errors(f"{rule}, got {factory!r} for dimension {dimension}"):
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     if parameters is None and factory.startswith("HNSW"):
         parameters = _HNSW
@@ -44,12 +44,12 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
     """Set search parameters and move the index to its device.
 
     Raises:
-        ValueError: for parameters unknown to the type, a device that FAISS cannot use, or a type that it lacks there.
+        ValueError: for parameters unknown to the type, or a device that FAISS or the type cannot use.
     """
     import faiss
 
     if parameters is not None:
-        with _refusals(f"parameters must be FAISS search parameters such as 'nprobe=16', got {parameters!r}"):
+        with _value_errors(f"parameters must be FAISS search parameters such as 'nprobe=16', got {parameters!r}"):
             faiss.ParameterSpace().set_index_parameters(index, parameters)
     if device == "cpu":
         return index
@@ -62,19 +62,19 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
             "or use 'cpu'"
         )
     advice = "use a type with a form for GPUs, such as 'Flat' or 'IVF256,Flat', or device 'cpu'"
-    with _refusals(f"FAISS cannot move this index to {device!r}; {advice}"):
+    with _value_errors(f"FAISS cannot move this index to {device!r}; {advice}"):
         return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), int(number[1] or 0), index)
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors; a ValueError where FAISS refuses, as for too few."""
-    with _refusals(f"FAISS cannot train on {len(vectors)} embeddings"):
+    """Train on (N, D) unit vectors; a ValueError if FAISS refuses, as for too few."""
+    with _value_errors(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
     """Add (N, D) unit vectors under their slots; a ValueError for a type that takes only one addition."""
-    with _refusals(f"FAISS cannot add {len(vectors)} embeddings"):
+    with _value_errors(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 
 
@@ -97,25 +97,25 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 where the type finds none.
+    """(Q, k) candidate slots, −1 for each that the type does not find.
 
     Raises:
-        ValueError: where FAISS refuses, as on GPUs for more than some thousand candidates.
+        ValueError: if FAISS refuses, as on GPUs for more than some thousand candidates.
     """
-    refusals = _refusals(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
-    with refusals, matrix_product(len(vectors)):
+    errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
+    with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
 def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) rows of highest cosine among the stored ones, which FAISS reads in place, without an index."""
+    """(Q, k) rows of highest cosine among stored vectors, which FAISS reads in place, without an index."""
     import faiss
 
     return faiss.knn(vectors, stored, min(k, len(stored)), metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
 def empty_copy(index: Any, device: str) -> Any:
-    """An index of the same type, training and parameters that holds nothing."""
+    """An empty index of the same type, training and parameters."""
     import faiss
 
     copy = faiss.clone_index(to_cpu(index))
@@ -124,7 +124,7 @@ def empty_copy(index: Any, device: str) -> Any:
 
 
 def to_cpu(index: Any) -> Any:
-    """The index on the CPU, from where it can be written to a file."""
+    """The index on the CPU, as needed for writing it to a file."""
     import faiss
 
     return faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") else index
@@ -132,17 +132,17 @@ def to_cpu(index: Any) -> Any:
 
 @contextmanager
 def matrix_product(queries: int) -> Iterator[None]:
-    """Let FAISS compare four queries or more with all items as one matrix product, as it does by itself for hundreds.
+    """Make FAISS compare four or more queries with all items by one matrix product, as it otherwise does for hundreds.
 
-    Up to queries · D of 128,000 it reads the items once for every query (FAISS 1.15): 5 times slower for 32 queries of
-    512 dimensions, but faster for 1 or 2. Its switch holds for the whole process.
+    Up to queries · D = 128,000, FAISS 1.15 reads the items once for every query: 5 times slower for 32 queries of 512
+    dimensions, but faster for 1 or 2. Its switch is global to the process.
     """
     import faiss
 
     if queries < _PRODUCT_FROM:
         yield
         return
-    with _SWITCHING:
+    with _SWITCH_LOCK:
         threshold = faiss.cvar.distance_compute_blas_threshold
         faiss.cvar.distance_compute_blas_threshold = 1
         try:
@@ -152,10 +152,10 @@ def matrix_product(queries: int) -> Iterator[None]:
 
 
 @contextmanager
-def _refusals(sentence: str) -> Iterator[None]:
-    """Turn an error of FAISS into a `ValueError` with its reason, without the path of its source.
+def _value_errors(sentence: str) -> Iterator[None]:
+    """Turn an error of FAISS into a `ValueError` with its reason, without its source path.
 
-    A device out of memory is no mistake of the caller and stays a `RuntimeError`.
+    A device out of memory is not the caller's mistake and stays a `RuntimeError`.
     """
     try:
         yield

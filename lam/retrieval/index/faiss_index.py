@@ -42,8 +42,8 @@ class Index:
         device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S where the vectors are mean directions of S samples, as queries must then be; None where they are
-            the network's own directions, or for an empty index.
+        mean_samples: S if the vectors are mean directions of S samples, which queries must be too; None for the
+            network's own directions, or an empty index.
 
     Raises:
         ValueError: for a dimension below 1, a factory, parameters or device unknown to FAISS, or a type that it cannot
@@ -83,7 +83,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether removed vectors are still held and saved, as by types without removal until they are rebuilt."""
+        """Whether removed vectors are still stored and saved; types without removal keep them until a rebuild."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -107,16 +107,16 @@ class Index:
             faiss_calls.train(self._faiss, vectors)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items: all of them, or none where an error is raised.
+        """Add items: all of them, or none if an error is raised.
 
         Args:
             embeddings: N embeddings of dimension D with unit means and finite κ ≥ 0.
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for an untrained type, another dimension, a mean that is no unit vector or of other samples than
-                the index, a κ that is negative or not finite, ids that are negative, repeated or taken, or a refusal of
-                FAISS.
+            ValueError: for an untrained type, another dimension, a mean that is no unit vector or has another number of
+                samples than the index, a κ that is negative or not finite, ids that are negative, repeated or taken, or
+                an error of FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -141,14 +141,14 @@ class Index:
         self.mean_samples = embeddings.mean_samples
 
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
-        """Remove items: all of them, or none where an error is raised.
+        """Remove items: all of them, or none if an error is raised.
 
-        Flat and types without removal keep tombstones, which no search returns. At 20 % tombstones are swept, for which
-        types without removal are rebuilt.
+        Flat and types without removal keep tombstones, which no search returns. At 20 %, tombstones are swept: types
+        without removal are rebuilt.
 
         Args:
             ids: (N,) distinct ids in the index.
-            sweeps: rebuild such a type when that is due; otherwise `sweep` does it.
+            sweeps: rebuild such a type at 20 %; otherwise `sweep` does it.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -164,11 +164,10 @@ class Index:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """Rebuild a type without removal, if a fifth of its items is removed.
+        """Rebuild a type without removal if 20 % of its items are removed.
 
         Args:
-            lock: held while the new structure replaces the old one. Until then others may search, but not change the
-                index.
+            lock: taken to replace the old structure. Until then others may search, but not change the index.
         """
         if self._needs_sweep:
             rebuilt = self._structure_of_rows()
@@ -177,7 +176,7 @@ class Index:
 
     @property
     def _needs_sweep(self) -> bool:
-        """Whether tombstones are many enough to be swept."""
+        """Whether there are enough tombstones for a sweep."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
@@ -188,14 +187,14 @@ class Index:
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
             k: number of hits, at least 1.
-            least_kappa: leave out items whose κ is below this.
+            least_kappa: items of smaller κ are left out.
 
         Returns:
             min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries.
 
         Raises:
-            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or of
-                other samples than the index, or a k beyond FAISS's limit on a GPU.
+            ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or
+                has another number of samples than the index, or a k beyond FAISS's limit on a GPU.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -212,7 +211,7 @@ class Index:
     ) -> Recall | None:
         """Agreement with an exact search for items of the index, each without itself; None for fewer than two items.
 
-        Queries that lie farther from all items than the items from each other may find less.
+        For queries farther from all items than items are from each other, recall may be lower.
 
         Args:
             n_queries: number of items to search for, at least 1, drawn with a fixed seed.
@@ -247,10 +246,10 @@ class Index:
         """Write the index into a folder; after a crash the folder loads as the old index or the new one.
 
         Args:
-            folder: made where it does not exist. One process at a time may write to it.
+            folder: created if missing. One process at a time may write to it.
 
         Raises:
-            ValueError: where the folder holds something else, such as an encoder.
+            ValueError: if the folder holds something else, such as an encoder.
         """
         index_files.save(folder, self._store, self._faiss, self.factory, self.parameters, self.mean_samples)
 
@@ -276,9 +275,9 @@ class Index:
     def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
         """Read an index that `save` wrote.
 
-        Where another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: where
-        its file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A type that needs
-        training is then trained on these; where they are too few, the index becomes Flat.
+        If another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: if its
+        file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A type that needs training
+        is then trained on these; if they are too few, the index becomes Flat.
 
         Args:
             folder: of the index.
@@ -310,7 +309,7 @@ class Index:
             self._faiss = self._structure()
 
     def _structure(self) -> Any:
-        """A FAISS index; None for type Flat on the CPU, whose rows are searched in place."""
+        """A FAISS index; None for type Flat on the CPU, which searches the rows in place."""
         if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
@@ -329,7 +328,7 @@ class Index:
         """The k best of the allowed rows; queries with too few candidates are searched exactly."""
         if self._faiss is None:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
-        # as many more as rows are hidden, at most k; queries that still lack hits are searched exactly
+        # one more for each hidden row, at most k more; queries that still lack hits are searched exactly
         n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if least_kappa:
@@ -337,7 +336,7 @@ class Index:
             candidates = np.where(kappa >= least_kappa, candidates, -1)
         places, scores = flat.score(partial(self._store.take, "vectors"), vectors, candidates)
         scores, places = flat.top(k, scores, places)
-        lacks_hits = places[:, -1] < 0  # as those without a place are last
+        lacks_hits = places[:, -1] < 0  # missing places come last
         if lacks_hits.any():
             searched = self._store.places(least_kappa)
             gallery = torch.from_numpy(self._store.take("vectors", searched))

@@ -2,7 +2,7 @@
 
 index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
-search.faiss              the FAISS structure, except for Flat: a cache outside the manifest, rebuilt where it is lost
+search.faiss              the FAISS structure, except for Flat: a cache outside the manifest, rebuilt if it is lost
 """
 
 import errno
@@ -30,7 +30,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """Contents of an index's folder; where the cache must be rebuilt, `faiss` is None and `problem` says why."""
+    """Contents of an index's folder; if the cache must be rebuilt, `faiss` is None and `problem` says why."""
 
     factory: str
     parameters: str | None
@@ -46,7 +46,7 @@ def save(
     """Replace the contents of a folder by an index: rows, the FAISS structure over them, and its settings.
 
     Raises:
-        OSError: where it cannot be written; the old contents stay.
+        OSError: if it cannot be written; the old contents stay.
     """
 
     def write(generation: Path) -> None:
@@ -66,8 +66,7 @@ def save(
 def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
-    Another process may replace the generation while it is read. So a failed reading is repeated as long as the manifest
-    has changed.
+    Another process may replace the generation meanwhile, so a failed read is repeated as long as the manifest changes.
 
     Raises:
         CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
@@ -112,7 +111,7 @@ def _read(folder: Path) -> SavedIndex:
 
 
 def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:
-    """The FAISS structure, or None and the problem with its file; neither for an index without one."""
+    """The FAISS structure, or None and the problem with its file; (None, None) for an index without a structure."""
     import faiss
 
     if expected is None:

@@ -16,25 +16,25 @@ from lam.retrieval.index.rows import Chunk
 from lam.utils.blocks import row_blocks
 
 _SCORE_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-_ALONE = 2**22  # coordinates that one thread searches sooner than another is woken
+_ONE_THREAD = 2**22  # up to so many coordinates, one thread is faster than waking others
 
 Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.ndarray, "Q K"]]
 """Ids, cosines and κ, best first; hits of equal cosine in the order of adding."""
 
 
 def search(chunks: Sequence[Chunk], vectors: Float32[np.ndarray, "Q D"], k: int, least_kappa: float) -> Found:
-    """The k rows of highest cosine for each query among those of sufficient κ.
+    """The k rows of highest cosine for each query among rows of sufficient κ.
 
     Args:
         chunks: of the rows.
         vectors: unit vectors.
-        k: from 1 to the number of these rows.
+        k: from 1 to the number of rows of sufficient κ.
         least_kappa: not negative.
     """
     import faiss
 
     total = sum(chunk.size for chunk in chunks)
-    threads = 1 if total * vectors.shape[1] < _ALONE else faiss.omp_get_max_threads()
+    threads = 1 if total * vectors.shape[1] < _ONE_THREAD else faiss.omp_get_max_threads()
     ends = [total * number // threads for number in range(threads + 1)]
 
     def search_rows(start: int, end: int) -> list[Found]:
@@ -68,8 +68,8 @@ def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chun
 def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float) -> Found:
     """The k best of some rows of a chunk.
 
-    A removed row is a zero vector, which ranks above rows opposite to the query. Where such rows are needed, the others
-    are copied without it.
+    A removed row is a zero vector, which ranks above rows opposite to the query. If such rows are needed, the allowed
+    rows are copied and searched alone.
     """
     stored, kappa = chunk.vectors[rows], chunk.kappa[rows]
     allowed = kappa >= least_kappa if least_kappa or chunk.n_removed else None
@@ -88,7 +88,7 @@ def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_
 
 
 def no_hits(queries: int) -> Found:
-    """No hit for each query."""
+    """Empty hits for a number of queries."""
     return np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32), np.empty((queries, 0))
 
 
@@ -97,7 +97,7 @@ def score(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Candidate rows, rising, and their cosines; −∞ for a missing row, which is negative.
 
-    One product a row, as a matrix product would round equal vectors to unequal scores.
+    Each row has its own product: a matrix product could round equal vectors to unequal scores.
 
     Args:
         vectors_of: maps rows to their vectors.

@@ -122,7 +122,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     check_unit_lengths(length, exempt=length == 0)
     if len(embeddings) == 0 or not (embeddings.kappa > 0).all():
         least = float(embeddings.kappa.min()) if len(embeddings) else "no image"
-        raise ValueError(f"there must be images, each with a positive kappa, got {least}")
+        raise ValueError(f"embeddings must hold images, each with a positive kappa, got {least}")
     distinct, group, counts = identity.unique(return_inverse=True, return_counts=True)
     group = group.to(embeddings.mean.device)
 

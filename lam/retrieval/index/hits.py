@@ -32,7 +32,7 @@ class Hits:
 
 
 def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
-    """(Q, K) labels of hits as numbers, equal where labels are; −1 for the empty label.
+    """(Q, K) labels of hits as numbers, equal for equal labels; −1 for the empty label.
 
     Example:
         >>> label_numbers([["cat", ""], ["dog", "cat"]])

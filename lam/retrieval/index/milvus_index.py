@@ -1,8 +1,8 @@
 """An index in a Milvus server, for galleries beyond one machine, or in a file by Milvus Lite.
 
 A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, 0 for the network's own
-directions; the server filters by κ. Interface and checks equal `lam.retrieval.Index`. The server
-keeps added items durably, so there is nothing to save.
+directions; the server filters by κ. Interface and checks equal those in `lam.retrieval.Index`. The server keeps added
+items durably, so there is no `save`.
 """
 
 import os
@@ -34,7 +34,7 @@ MOST_HITS = 16384
 """Greatest number of hits that a Milvus server returns."""
 
 GREATEST_ID = 2**63 - 2
-"""A Milvus server stores an item of the next id and finds it in searches, but not by its id."""
+"""A Milvus server stores an item of a greater id and finds it in searches, but not by its id."""
 
 _PORT = 19530
 _ADDRESS = re.compile(
@@ -42,8 +42,8 @@ _ADDRESS = re.compile(
     r"/(?P<collection>[A-Za-z_][A-Za-z0-9_]{0,254})"
 )
 _FIELDS = {"id", "vector", "kappa", "mean_samples"}
-_SENT_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
-_ASKED_IDS = 1000
+_MESSAGE_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
+_MESSAGE_IDS = 1000
 _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION or milvus:///FILE.db/COLLECTION"
 
 
@@ -80,8 +80,8 @@ class Address:
         port = int(parts["port"] or _PORT) if parts else 0
         if parts is None or not 0 < port < 2**16 or (parts["tls"] and parts["file"]):
             raise ValueError(
-                f"address must be {_FORMS}, with a collection named by letters, digits and _, and by no digit first, "
-                f"and with a port from 1 to 65535, got {address!r}"
+                f"address must be {_FORMS}, with a collection name of letters, digits and _ that does not begin with a "
+                f"digit, and a port from 1 to 65535, got {address!r}"
             )
         if parts["file"]:
             return cls(parts["file"], parts["collection"], parts["file"])
@@ -98,14 +98,14 @@ class MilvusIndex:
     Args:
         address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
             `milvus:///FILE.db/COLLECTION` for Milvus Lite on an absolute path, for one process at a time.
-        dimension: of a new collection; None where the collection must exist.
+        dimension: of a new collection; None for an existing one.
         structure: search structure of a new collection.
-        timeout: greatest seconds for any answer of the server.
+        timeout: seconds to wait for an answer of the server.
 
     Raises:
         ValueError: for an address of another form, a missing collection without a dimension, a collection of other
-            fields or another dimension, or where pymilvus is not installed.
-        ConnectionError: where the file cannot be opened; in every method where the server does not answer or refuses.
+            fields or another dimension, or without pymilvus.
+        ConnectionError: if the file cannot be opened; in every method, if the server refuses or does not answer.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class MilvusIndex:
     @property
     def ids(self) -> Int64[Tensor, " N"]:
         """(N,) the ids, in rising order, read over the network."""
-        with self._named_errors():
+        with self._connection_errors():
             batches = self._client.query_iterator(
                 self.address.collection, batch_size=MOST_HITS, output_fields=["id"], timeout=self.timeout
             )
@@ -156,8 +156,8 @@ class MilvusIndex:
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        Where the server refuses some, those already sent are removed, as far as it answers. Where another process adds
-        the same id at the same moment, the later item stays.
+        If the server refuses some, those already sent are removed, as far as it answers. If another process adds the
+        same id at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -171,14 +171,14 @@ class MilvusIndex:
             raise
 
     def put(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items as `add`, or replace those of known ids.
+        """Add items as `add` does; stored items of the same ids are replaced.
 
         After a `ConnectionError` some items may be stored; repeating the call is safe.
         """
         self._send(self._rows(embeddings, ids))
 
     def remove(self, ids: Ids) -> None:
-        """Remove items; where one is unknown, none is removed.
+        """Remove items: all of them, or none if an id is unknown.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -186,7 +186,7 @@ class MilvusIndex:
         self._delete(list(self._kappa_by_id(ids_tensor(ids).tolist(), all_stored=True)))
 
     def discard(self, ids: Ids) -> None:
-        """Remove the items that are in the index; a ValueError for ids that are repeated.
+        """Remove the items that are in the index; a ValueError for repeated ids.
 
         After a `ConnectionError` some items may be removed; repeating the call is safe.
         """
@@ -195,11 +195,11 @@ class MilvusIndex:
     def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
         """The k items of highest cosine for each query; arguments and errors as for `Index.search`, k to `MOST_HITS`.
 
-        `HNSW` may miss a neighbour. Where it finds fewer for a query, all queries have as few.
+        `HNSW` may miss a neighbour. If it finds fewer for one query, all queries get as few.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
-            raise ValueError(f"k must be at most {MOST_HITS}, which is as many as Milvus gives, got {k}")
+            raise ValueError(f"k must be at most {MOST_HITS}, the most that Milvus returns, got {k}")
         check_at_least("least_kappa", least_kappa, 0.0)
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa", "mean_samples"]}
@@ -207,7 +207,7 @@ class MilvusIndex:
         if least_kappa:
             options["filter"] = f"kappa >= {float(least_kappa)!r}"
         hits: list[list[tuple[int, float, float]]] = []
-        for block in _blocks(list(vectors), max(1, min(MOST_HITS, _SENT_ELEMENTS // max(self.dimension, 2 * k)))):
+        for block in _blocks(list(vectors), max(1, min(MOST_HITS, _MESSAGE_ELEMENTS // max(self.dimension, 2 * k)))):
             answers = self._call("search", data=block, **options)
             _check_same_means(embeddings, (hit["entity"] for answer in answers for hit in answer))
             for answer in answers:
@@ -243,7 +243,7 @@ class MilvusIndex:
         path = Path(self.address.uri)
         if path.is_absolute() and not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} for {path.name}: make it first")
-        with self._named_errors():
+        with self._connection_errors():
             return pymilvus.MilvusClient(self.address.uri, token=os.environ.get(TOKEN, ""), timeout=self.timeout)
 
     def _open_collection(self, dimension: int | None, structure: str) -> int:
@@ -270,7 +270,7 @@ class MilvusIndex:
         import pymilvus
 
         kind = pymilvus.DataType
-        with self._named_errors():
+        with self._connection_errors():
             schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field("id", kind.INT64, is_primary=True)
             schema.add_field("vector", kind.FLOAT_VECTOR, dim=dimension)
@@ -299,17 +299,17 @@ class MilvusIndex:
         ]
 
     def _send(self, rows: list[dict[str, Any]]) -> None:
-        for block in _blocks(rows, max(1, _SENT_ELEMENTS // self.dimension)):
+        for block in _blocks(rows, max(1, _MESSAGE_ELEMENTS // self.dimension)):
             self._call("upsert", data=block)
 
     def _delete(self, ids: list[int]) -> None:
-        for block in _blocks(ids, _ASKED_IDS):
+        for block in _blocks(ids, _MESSAGE_IDS):
             self._call("delete", ids=block)
 
     def _kappa_by_id(self, ids: list[int], *, all_stored: bool = False) -> dict[int, float]:
-        """κ of those ids that are in the index, which may have to be all."""
+        """κ of the stored ids among these; `all_stored` requires all of them to be stored."""
         kappa: dict[int, float] = {}
-        for block in _blocks(ids, _ASKED_IDS):
+        for block in _blocks(ids, _MESSAGE_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])
             kappa |= {row["id"]: row["kappa"] for row in rows}
         if all_stored:
@@ -317,12 +317,12 @@ class MilvusIndex:
         return kappa
 
     def _call(self, name: str, **options: Any) -> Any:
-        with self._named_errors():
+        with self._connection_errors():
             return getattr(self._client, name)(self.address.collection, timeout=self.timeout, **options)
 
     @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Turn an error of the server into a `ConnectionError` that names it."""
+    def _connection_errors(self) -> Iterator[None]:
+        """Turn an error of the server into a `ConnectionError` with the server's name."""
         import grpc
         import pymilvus
 
@@ -331,8 +331,8 @@ class MilvusIndex:
         except (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             reason = error.message if isinstance(error, pymilvus.MilvusException) else str(error)
             raise ConnectionError(
-                f"Milvus at {self.address.server} failed: {reason}; see that it runs and takes connections, and that "
-                f"{TOKEN} is right if it wants one"
+                f"Milvus at {self.address.server} failed: {reason}; check that it runs and takes connections, and that "
+                f"{TOKEN} is right if it needs one"
             ) from None
 
 

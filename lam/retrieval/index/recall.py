@@ -1,11 +1,11 @@
-"""`Recall`: how much an approximate index finds of an exact search, measured on items of its own."""
+"""`Recall`: the agreement of an approximate index with an exact search, measured on its own items."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-_ROUNDING = 1e-6  # by which one cosine may differ between two searches
+_ROUNDING = 1e-6  # largest difference of one cosine between two searches
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,9 @@ class Recall:
 
     Attributes:
         factory: the FAISS type.
-        n_queries: number of items that were searched for.
+        n_queries: number of items searched for.
         k: number of nearest neighbours.
-        share: share of these neighbours that are found, in [0, 1]; higher is better.
+        share: share of these neighbours that the index finds, in [0, 1]; higher is better.
         depth: number of hits that are compared as a whole.
         unchanged: share of queries whose first `depth` hits all have the exact search's cosines, in [0, 1].
     """
@@ -63,7 +63,7 @@ class Recall:
 
 
 def percent(share: float) -> str:
-    """A share in words, rounded down, so that only all of it is 100 %.
+    """A share as text, rounded down, so that only 1 is 100 %.
 
     Example:
         >>> percent(0.9999), percent(1.0)
@@ -73,5 +73,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """Cosines of the hits without the query's own, best first; without the last hit where the query is not found."""
+    """Cosines of the hits without the query's own, best first; without the last hit if the query is not found."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

@@ -1,10 +1,10 @@
 """The rows of an index: vectors, κ and ids, without FAISS.
 
-Every row has a slot, a number that rises with the row and is never reused. FAISS knows slots alone, so a removed row
-that it still holds has a slot that is no longer here.
+Every row has a slot, a number that rises with the row and is never reused. FAISS knows only slots. A removed row that
+it still holds has a slot that is no longer here.
 
-Rows lie in chunks of some megabytes. The last chunk is filled; one with many removed rows is copied without them. So
-additions and removals take no longer in a larger index.
+Rows lie in chunks of some megabytes. New rows fill the last chunk, and a chunk with many removed rows is copied without
+them. So additions and removals take no longer in a larger index.
 """
 
 import signal
@@ -20,8 +20,8 @@ from torch import Tensor
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
 _CHUNK = 2**25  # bytes of its vectors
 _LEAST_ROOM = 256
-_REMOVED = -1.0  # in place of a removed row's κ, which is never negative
-TOMBSTONES = 0.2  # share of removed rows at which they are swept
+_REMOVED = -1.0  # κ of a removed row; no other κ is negative
+TOMBSTONES = 0.2  # share of removed rows that starts a sweep
 
 
 class Chunk:
@@ -29,7 +29,7 @@ class Chunk:
 
     Attributes:
         vectors: (room, D) float32.
-        kappa: (room,) float64; negative where a row was removed.
+        kappa: (room,) float64; negative for a removed row.
         ids: (room,) int64.
         slots: (room,) int64, rising.
         size: number of rows, removed ones included.
@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def needs_sweep(self) -> bool:
-        """Whether removed rows are many enough to be swept."""
+        """Whether there are enough removed rows for a sweep."""
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:
@@ -64,7 +64,7 @@ class Chunk:
 
 
 class Store:
-    """N unit vectors of dimension D with κ, id and slot, in NumPy, whose calls cost a single query half of torch's."""
+    """N unit vectors of dimension D with κ, id and slot, in NumPy, which costs a single query half of torch's time."""
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
@@ -117,7 +117,7 @@ class Store:
         A removed row is only marked until a fifth of its chunk is removed. Ctrl-C waits until every row is consistent.
         """
         places = self.places_of(slots)
-        with _uninterrupted():
+        with _delay_interrupt():
             for number, _, rows in self._by_chunk(places[places >= 0]):
                 chunk = self.chunks[number]
                 chunk.kappa[rows] = _REMOVED
@@ -129,7 +129,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks without many removed rows: these are copied, and small copies join the chunk before."""
+        """The chunks; one with many removed rows is copied without them, and a small copy joins the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:
@@ -158,7 +158,7 @@ class Store:
         return places
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
-        """The rows of a column at places, none of them missing."""
+        """The rows of a column at places, all of them present."""
         empty = getattr(Chunk(0, self._dimension), name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):
@@ -202,7 +202,7 @@ class Store:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _delay_interrupt() -> Iterator[None]:
     """Delay Ctrl-C, which only reaches the main thread, until the block has ended."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lam.retrieval.index.exact import check_one_dimension
+from lam.retrieval.index.exact import check_same_dimension
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import unit_rows
@@ -94,7 +94,7 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
         ([True, False, False], [1, 2, 0], [0.6..., 0.96..., 0.96...])
     """
     items = queries if gallery is None else gallery
-    check_one_dimension(queries, gallery)
+    check_same_dimension(queries, gallery)
     size = len(items) - (gallery is None)
     if size < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {size}")

@@ -78,7 +78,7 @@ def test_rank_refuses() -> None:
     queries = torch.eye(3)
     with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
         rank(queries, k=0)
-    with pytest.raises(ValueError, match="must have one dimension, got 3 and 2"):
+    with pytest.raises(ValueError, match="must have the same dimension, got 3 and 2"):
         unwrap(rank)(queries, torch.eye(2), k=1)
     with pytest.raises(ValueError, match=r"queries must be finite and not all zero, got \[0.0, nan, 0.0\] at index 1"):
         rank(torch.tensor([1.0, torch.nan, 1.0]).diag_embed(), k=1)
@@ -117,7 +117,7 @@ def test_sampled_nearest_refuses() -> None:
         sampled_nearest(samples[:, :1])
     with pytest.raises(ValueError, match="same networks as samples, got 2 and 1"):
         unwrap(sampled_nearest)(samples, torch.eye(3).repeat(2, 1, 1))
-    with pytest.raises(ValueError, match="must have one dimension, got 3 and 2"):
+    with pytest.raises(ValueError, match="must have the same dimension, got 3 and 2"):
         unwrap(sampled_nearest)(samples, torch.eye(2)[None])
     with pytest.raises(ValueError, match=r"samples must be finite and not all zero, .* at index 1"):
         sampled_nearest(torch.tensor([1.0, torch.inf, 1.0]).diag_embed()[None])

@@ -80,7 +80,7 @@ def test_what_is_refused() -> None:
     n = torch.eye(2)
     with pytest.raises(ValueError, match="a candidate for every query, got 0"):
         search_open_set(n[:1], None, lambda rows: torch.ones(1, 1, dtype=torch.bool))
-    with pytest.raises(ValueError, match="must have one dimension, got 2 and 3"):
+    with pytest.raises(ValueError, match="must have the same dimension, got 2 and 3"):
         unchecked(search_open_set)(n, torch.eye(3), lambda rows: torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="queries must be finite"):
         search_open_set(n * torch.nan, n, lambda rows: torch.ones(2, 2, dtype=torch.bool))

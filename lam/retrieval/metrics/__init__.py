@@ -1,3 +1,3 @@
-"""What a ranking and its uncertainty are worth, in numbers and in pictures."""
+"""Quality of a ranking and of its uncertainty, in numbers and in pictures."""
 
 __all__ = ["open_set", "plots", "registry", "votes"]

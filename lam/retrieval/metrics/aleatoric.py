@@ -1,4 +1,4 @@
-"""Whether κ says how ambiguous an input is: against severities, crops and people's labels."""
+"""Agreement of κ with the ambiguity of inputs: with severities, crops and people's labels."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from lam.utils.checks import check_finite
 
 
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank; None where one of the two is constant.
+    """Spearman's rank correlation, ties at their mean rank; None if one of the two is constant.
 
     At best −1 for κ against the severity of a corruption or the entropy of people's labels.
 
@@ -22,7 +22,7 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
         -1.0
     """
     if len(one) < 2 or one.shape != other.shape:
-        raise ValueError(f"one and other must be at least two values each, as many, got {len(one)} and {len(other)}")
+        raise ValueError(f"one and other must hold at least two values, equally many, got {len(one)} and {len(other)}")
     check_finite("one", one)
     check_finite("other", other)
     if (one == one[0]).all() or (other == other[0]).all():

@@ -1,4 +1,4 @@
-"""Scores of doubt from the first hits of a search: from their cosines, and from their labels where items have any.
+"""Scores of doubt from the first hits of a search: from their cosines, and from their labels if any.
 
 A higher value means more doubt. Distances from training features are in `lam.retrieval.metrics.reference`.
 """
@@ -8,15 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 NEAREST = 10
-"""How many of the first hits are averaged and counted, by default."""
+"""Default number of first hits that are averaged or counted."""
 N_HITS = 50
-"""How many hits a query needs for all of these scores; all hits where the gallery holds fewer."""
+"""Number of hits that all of these scores need; all hits of a smaller gallery."""
 
 
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
     """−(cosine of the first hit − cosine of the first hit of another class); without labels, of the second hit.
 
-    Where all hits are of one class, the last hit's cosine bounds the other class. A missing second hit counts as −1.
+    If all hits are of one class, the last hit's cosine bounds the other class. A missing second hit counts as −1.
 
     Args:
         cosines: (N, K) of the first hits, falling.
@@ -42,7 +42,7 @@ def mean_cosine(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Ten
 
 
 def cosine_spread(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tensor, " N"]:
-    """Standard deviation of the first k cosines, large where few of the hits are near; 0 for a single hit."""
+    """Standard deviation of the first k cosines, large if few of the hits are near; 0 for a single hit."""
     centered = cosines[:, :k] - cosines[:, :k].mean(1, keepdim=True)
     return centered.square().mean(1).sqrt()
 
@@ -62,10 +62,10 @@ def weighted_disagreement(
 ) -> Float[Tensor, " N"]:
     """Share of the first k hits whose label differs from the first hit's, near hits counting more.
 
-    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k), c the cosines; equal weights where all
+    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k), c the cosines; equal weights if all
     cosines are equal.
 
-    Source: Dudani (1976), equation 1, with cosines in place of distances.
+    Source: Dudani (1976), equation 1, with cosines instead of distances.
 
     Example:
         >>> weighted_disagreement(torch.tensor([[0.9, 0.8, 0.7]]), torch.tensor([[1, 2, 3]]))

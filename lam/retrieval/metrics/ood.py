@@ -21,7 +21,7 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
         out_of_distribution: (O,) scores of OOD items.
 
     Returns:
-        An area in [0, 1], 0.5 for a useless score; NaN where either set is empty.
+        An area in [0, 1], 0.5 for a useless score; NaN if either set is empty.
 
     Raises:
         ValueError: for a score that is not finite, with its index.
@@ -42,7 +42,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
     as in `auroc`.
 
     Returns:
-        A mean in [0, 1], the `prevalence` for a useless score; NaN where either set is empty.
+        A mean in [0, 1], the `prevalence` for a useless score; NaN if either set is empty.
 
     Example:
         >>> auprc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))
@@ -54,7 +54,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Share of OOD items among all, the AUPRC of a useless score; NaN where both sets are empty.
+    """Share of OOD items among all, the AUPRC of a useless score; NaN if both sets are empty.
 
     Example:
         >>> prevalence(torch.zeros(3), torch.ones(1))

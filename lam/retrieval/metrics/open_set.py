@@ -1,7 +1,7 @@
 """Open-set identification: how well a search tells queries with a match in the gallery from queries without one.
 
-A search scores its first hit and answers where the score is above a threshold. A mated search has a match in the
-gallery, a non-mated search has none. Every figure depends on the gallery's size.
+A search scores its first hit and gives an answer if the score is above a threshold. A mated search has a match in the
+gallery, a non-mated search does not. Every metric depends on the gallery's size.
 """
 
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Measure every query with its matches in the gallery, where it has any, and with all of them taken out.
+    """Metrics of every query as a mated search, if it has matches, and as a non-mated search without its matches.
 
     Args:
         searches: Q queries.
         fpir: false-positive identification rate, in (0, 1).
 
     Returns:
-        Metrics, NaN where there is no search of the kind.
+        Metrics, NaN without a search of the kind.
 
     Raises:
         ValueError: for a rate outside (0, 1).
@@ -105,7 +105,7 @@ def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
 def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, fpir: float) -> float:
     """Share of mated searches whose match scores above the threshold at a false-positive rate; higher is better.
 
-    TPIR = share of mated searches with a match of score > T, whatever its rank; FPIR = share of non-mated searches with
+    TPIR = share of mated searches with a match of score > T at any rank; FPIR = share of non-mated searches with
     any hit of score > T; T is the least with FPIR ≤ `fpir`.
 
     Source: ISO/IEC 19795-1; Grother, Ngan and Hanaoka, Face Recognition Vendor Test, part 2, section 3.
@@ -116,7 +116,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, 
         fpir: in (0, 1).
 
     Returns:
-        A share in [0, 1]; NaN where either is empty.
+        A share in [0, 1]; NaN if either is empty.
 
     Raises:
         ValueError: for a rate outside (0, 1), or NaN.
@@ -145,7 +145,7 @@ def dir_at_far(
         far: in (0, 1).
 
     Returns:
-        A share in [0, 1]; NaN where there are no mated or no non-mated searches.
+        A share in [0, 1]; NaN without mated or without non-mated searches.
 
     Raises:
         ValueError: for a rate outside (0, 1), NaN, or another length.
@@ -173,7 +173,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
     Returns:
-        An area in [0, 1]; NaN where there are no mated or no non-mated searches.
+        An area in [0, 1]; NaN without mated or without non-mated searches.
 
     Example:
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
@@ -229,7 +229,7 @@ def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, "
         n_answerable: number of searches with a match.
 
     Returns:
-        A share in [0, 1], 0 where the highest score is of a wrong hit; NaN where no search has a match.
+        A share in [0, 1], 0 if a wrong hit has the highest score; NaN if no search has a match.
 
     Raises:
         ValueError: for NaN, another length, or fewer searches with a match than right hits.

@@ -20,7 +20,7 @@ from lam.retrieval.metrics.uncertainty import ReliabilityBins, ausc, sparsificat
 from lam.utils.checks import check_finite
 from lam.utils.files import write_atomically
 
-_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # safe for the colour-blind
 _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
@@ -28,8 +28,8 @@ _DPI = 160
 _BINS = 50  # of a histogram of κ
 _EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
-_CHARACTERS, _TEXT_LINES = 19, 8  # of a text in the place of a picture
-_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture among the extremes, from one to the next, the least certain
+_CHARACTERS, _TEXT_LINES = 19, 8  # of a text instead of a picture
+_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches, among the extremes: a picture's side, the step to the next, half a sheet
 _LINES = ("-", "--", "-.", ":")
 MOST = len(_LINES) * len(_PALETTE)
 """Greatest number of curves in one picture: each colour in each kind of line."""
@@ -39,15 +39,15 @@ Value = TypeVar("Value")
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    Where all share the same answers, the best possible curve and the level of random dropping are drawn too.
+    If all share the same answers, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: by name, at most 24: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties.
+        ranked: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties, by name, at most 24.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
     """
-    _refuse_count("ranked", ranked)
+    _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
         raise ValueError(f"correct of {empty[0]} must hold at least one query, got none")
     figure, axes = _figure()
@@ -97,7 +97,7 @@ def plot_reliability(
 
 def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
     """Draw accuracy against confidence of several systems, at most 24 by name, a point for every filled bin."""
-    _refuse_count("bins", bins)
+    _check_count("bins", bins)
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
     for style, name, found in _styled(bins):
@@ -114,15 +114,15 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        figures: by name of the figure, values in [0, 1] or None by system; the same systems in each, at most 24.
+        figures: values in [0, 1] or None, by name of the figure and by system; at most 24 systems, the same in each.
 
     Raises:
         ValueError: for nothing to draw, or figures of different systems.
     """
-    _refuse_count("figures", figures)
+    _check_count("figures", figures)
     names = list(next(iter(figures.values())))
     for figure_name, values in figures.items():
-        _refuse_count(f"values of {figure_name}", values)
+        _check_count(f"values of {figure_name}", values)
         if list(values) != names:
             raise ValueError(f"figures must be of the same systems, got {names} and {list(values)}")
     figure = _blank(1.2 + 2.1 * len(figures), 1.0 + 0.3 * len(names))
@@ -143,12 +143,12 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: by name, at most 24: (N,) scores in distribution and (O,) scores out of it.
+        scores: (N,) scores in distribution and (O,) scores out of it, by name, at most 24.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.roc_curve`.
     """
-    _refuse_count("scores", scores)
+    _check_count("scores", scores)
     figure, axes = _figure()
     for style, name, (inside, outside) in _styled(scores):
         axes.plot(*roc_curve(inside, outside), **style, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
@@ -164,13 +164,13 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        scores: by name, at most 24: (N,) scores in distribution and (O,) scores out of it.
-        positives: label of the second ones.
+        scores: (N,) scores in distribution and (O,) scores out of it, by name, at most 24.
+        positives: label of the items out of distribution.
 
     Raises:
         ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.precision_recall_curve`.
     """
-    _refuse_count("scores", scores)
+    _check_count("scores", scores)
     figure, axes = _figure()
     for style, name, (inside, outside) in _styled(scores):
         label = f"{name}   AUPRC {auprc(inside, outside):.3f}"
@@ -191,7 +191,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: for nothing to draw, an empty set, or a value that is not finite.
     """
-    _refuse_count("kappa", kappa)
+    _check_count("kappa", kappa)
     for name, values in kappa.items():
         check_finite(f"kappa of {name}", values)
         if len(values) == 0:
@@ -215,10 +215,10 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
 
     Args:
-        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; empty where the network has no κ.
+        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; empty for a network without κ.
         recall: (V,) recall@1 by kind.
     """
-    _refuse_count("recall", recall)
+    _check_count("recall", recall)
     figure = _blank(8.4 if kappa else 4.6, 3.8)
     panels = figure.subplots(1, 2 if kappa else 1, squeeze=False)[0]
     drawn = ((kappa, "median κ, as a multiple of the clean"), (recall, "recall@1"))[not kappa :]
@@ -279,7 +279,7 @@ def plot_extremes(
 ) -> None:
     """Show the eight least and eight most certain queries, each with its κ, its first hit and the verdict on it.
 
-    Of fewer than sixteen queries, each half is shown.
+    With fewer than sixteen queries, each half is shown.
 
     Args:
         kappa: (Q,) concentrations of the queries.
@@ -320,7 +320,7 @@ def _log_edges(values: Any) -> Any:
 
 
 def _log_ticks(axes: Any, low: float, high: float) -> None:
-    """A logarithmic x axis with at most eight or so labels in plain digits, which do not collide."""
+    """Make the x axis logarithmic, with about eight labels in plain digits that do not collide."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -369,7 +369,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one plane in inches from its upper left corner; axes of each picture take ten times longer."""
+    """A figure with one axes in inches from its upper left corner; one axes a picture takes ten times as long."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")
@@ -415,7 +415,7 @@ def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: A
 def _save(figure: Any, path: str | Path) -> None:
     def write(temporary: Path) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # boxes say so
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows boxes
             figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
 
     write_atomically(path, write)
@@ -432,12 +432,12 @@ def _short(value: float) -> str:
 
 
 def _styled(named: Mapping[str, Value]) -> Iterator[tuple[dict[str, str], str, Value]]:
-    """Each with its own line: solid lines in every colour, then dashed and dotted ones."""
+    """Each entry with its own line style: solid lines in every colour, then dashed and dotted ones."""
     for number, (name, value) in enumerate(named.items()):
         again, color = divmod(number, len(_PALETTE))
         yield {"color": _PALETTE[color], "linestyle": _LINES[again]}, name, value
 
 
-def _refuse_count(name: str, named: Mapping[str, Any]) -> None:
+def _check_count(name: str, named: Mapping[str, Any]) -> None:
     if not 1 <= len(named) <= MOST:
         raise ValueError(f"{name} must hold between 1 and {MOST} entries to be told apart, got {len(named)}")

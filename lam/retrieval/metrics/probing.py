@@ -1,4 +1,4 @@
-"""How well simple classifiers do on features, the usual comparison of representations learned without labels."""
+"""Accuracy of simple classifiers on features, the usual comparison of representations learned without labels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ _BLOCK = 1024  # test items that are compared at once
 
 @dataclass(frozen=True)
 class Clustering:
-    """How far clusters agree with classes; higher is better.
+    """Agreement of clusters with classes; higher is better.
 
     Attributes:
         nmi: normalised mutual information, in [0, 1].
@@ -36,7 +36,7 @@ class LinearProbe:
         labels: (N,) their classes, at least two.
 
     Raises:
-        ValueError: where items and labels differ in number, or labels are of one class.
+        ValueError: if items and labels differ in number, or all labels are of one class.
 
     Example:
         >>> probe = LinearProbe(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 7, 7]))
@@ -77,7 +77,7 @@ def linear_probe(
         test_labels: (O,) their classes.
 
     Raises:
-        ValueError: where items and labels differ in number, or there is nothing to learn from or to test on.
+        ValueError: if items and labels differ in number, or there are no items to learn from or to test on.
 
     Example:
         >>> features, labels = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1])
@@ -107,7 +107,7 @@ def knn_accuracy(
         k: number of voters, from 1 to N.
 
     Raises:
-        ValueError: where items and labels differ in number, there is nothing to test on, or k is out of range.
+        ValueError: if items and labels differ in number, there are no items to test on, or k is out of range.
 
     Example:
         >>> features, labels = torch.eye(2), torch.tensor([4, 7])
@@ -141,14 +141,14 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
         None for fewer than two classes, or as many as items.
 
     Raises:
-        ValueError: where items and classes differ in number.
+        ValueError: if items and classes differ in number.
 
     Example:
         >>> clustering(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).purity
         1.0
     """
     if len(directions) != len(classes):
-        raise ValueError(f"directions must be one row a class, got {len(directions)} for {len(classes)}")
+        raise ValueError(f"directions must have one row for each class, got {len(directions)} for {len(classes)}")
     n_classes = len(classes.unique())
     if n_classes < 2 or n_classes == len(classes):
         return None
@@ -165,4 +165,4 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
 
 def _check_rows(name: str, items: Tensor, classes: Tensor) -> None:
     if len(items) == 0 or len(items) != len(classes):
-        raise ValueError(f"{name} must be one row a label, at least one, got {len(items)} for {len(classes)}")
+        raise ValueError(f"{name} must have one row for each label, at least one, got {len(items)} for {len(classes)}")

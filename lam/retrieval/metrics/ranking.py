@@ -1,4 +1,4 @@
-"""How good a ranking is: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
+"""Quality of a ranking: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
 
 Higher is better for all of them. Queries without a relevant item are left out; `n_without_relevant` counts them.
 """
@@ -20,13 +20,13 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
     """Share of queries with a relevant item among their first k hits.
 
     Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only where the lists
+        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only if the lists
             hold every relevant item, as for a gallery of fewer than k items.
         n_relevant: (Q,) number of relevant items in the gallery.
         k: number of hits that count, at least 1.
 
     Returns:
-        A share in [0, 1]; NaN where no query has a relevant item.
+        A share in [0, 1]; NaN if no query has a relevant item.
 
     Raises:
         ValueError: for k below 1, lists too short for k, or more relevant hits than relevant items.
@@ -46,7 +46,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
     The share is of k, so a query with fewer than k relevant items cannot reach 1.
 
     Returns:
-        A mean in [0, 1]; NaN where no query has a relevant item.
+        A mean in [0, 1]; NaN if no query has a relevant item.
 
     Example:
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
@@ -65,7 +65,7 @@ def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k
     Source: Musgrave, Belongie and Lim (2020), "A Metric Learning Reality Check", for the normalisation.
 
     Returns:
-        A mean in [0, 1]; NaN where no query has a relevant item.
+        A mean in [0, 1]; NaN if no query has a relevant item.
 
     Example:
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=3)
@@ -83,7 +83,7 @@ class RelevantRanks:
     """Ranks of the relevant items of Q queries in the ranking of the whole gallery.
 
     Attributes:
-        first: (Q,) rank of the first relevant item, counted from 1; 0 where there is none.
+        first: (Q,) rank of the first relevant item, counted from 1; 0 without a relevant item.
         within_r: (Q,) number of relevant items among the first R hits.
         n_relevant: (Q,) R, the number of relevant items.
     """
@@ -127,7 +127,7 @@ def r_precision(ranks: RelevantRanks) -> float:
     Source: Manning, Raghavan and Schütze (2008), Introduction to Information Retrieval, section 8.4.
 
     Returns:
-        A mean in [0, 1]; NaN where no query has a relevant item.
+        A mean in [0, 1]; NaN if no query has a relevant item.
 
     Example:
         >>> r_precision(RelevantRanks(torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([2, 0])))
@@ -143,7 +143,7 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
     Source: Voorhees (1999), The TREC-8 Question Answering Track Report.
 
     Returns:
-        A mean in (0, 1]; NaN where no query has a relevant item.
+        A mean in (0, 1]; NaN if no query has a relevant item.
 
     Example:
         >>> mean_reciprocal_rank(RelevantRanks(torch.tensor([4, 0]), torch.tensor([0, 0]), torch.tensor([2, 0])))
@@ -153,7 +153,7 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
 
 
 def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks by binary search in the sorted cosines; whole rows are ranked only where a tie leaves a rank open."""
+    """Ranks by binary search in the sorted cosines; a whole row is ranked only if a tie leaves a rank open."""
     n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not match itself
     n_relevant = relevant.sum(1)
     rising = torch.from_numpy(np.sort(cosines.numpy(), axis=1))  # ten times as fast as torch's
@@ -173,7 +173,7 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The first k hits of the queries with a relevant item, and how many relevant items these have."""
+    """The first k hits of the queries with a relevant item, and their numbers of relevant items."""
     check_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():

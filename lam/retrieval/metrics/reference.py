@@ -1,4 +1,4 @@
-"""Distances of features to those of known items, a `Reference`; a higher value means more doubt.
+"""Distances of features to the features of known items (`Reference`); a higher value means more doubt.
 
 Features enter as unit vectors, except in `radial_mahalanobis`.
 """
@@ -27,10 +27,10 @@ COMPONENTS = 256
 """Number of principal components to which wider features are reduced before a covariance is inverted."""
 EXPONENTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Candidates for β of `radial_mahalanobis`, from unit vectors to raw features; the first wins a tie."""
-_BLOCK, _PRODUCTS = 512, 2**25  # items and cosines that are held at once, at most
-_RIDGE = 1e-7  # of the mean variance, for components in which nothing varies
-_SAME_LENGTH = 1e-5  # a relative spread of lengths that is rounding
-_SAME_DIRECTION = 1e-5  # likewise of an embedding about its features
+_BLOCK, _PRODUCTS = 512, 2**25  # most items and cosines held at once
+_RIDGE = 1e-7  # of the mean variance, for constant components
+_SAME_LENGTH = 1e-5  # a smaller relative spread of lengths is rounding
+_SAME_DIRECTION = 1e-5  # a smaller difference between embeddings and features is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class Reference:
 
     Attributes:
         unit: (O, P) unit vectors; zeros stay zeros.
-        labels: (O,) their classes; None where they have none.
-        lengths: (O,) of the features; None where they are unknown, so that only directions count.
-        embeddings: (O, D) unit vectors after the network's last layer; None where unknown, or equal to `unit`.
-        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None for none.
+        labels: (O,) their classes; None without classes.
+        lengths: (O,) of the features; None if unknown, so that only directions count.
+        embeddings: (O, D) unit vectors after the network's last layer; None if unknown, or equal to `unit`.
+        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to leave out nothing.
     """
 
     unit: Float[Tensor, "O P"]
@@ -80,24 +80,24 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The same items for comparison with N items, as if the class of each had never been seen.
+        """The reference for comparison with N items, each as if its class had never been seen.
 
-        Distances to the class and to its items are left out; means and covariances stay those of all items.
+        Distances to the class and to its items are left out; means and covariances still include them.
 
         Args:
             classes: (N,) of the items to compare, in the numbering of `labels`; others leave nothing out.
 
         Raises:
-            ValueError: where these items have no labels.
+            ValueError: for a reference without labels.
         """
         if self.labels is None:
-            raise ValueError("a class can be left out of reference items that have labels, and these have none")
+            raise ValueError("to exclude classes, the reference must have labels, got none")
         excluding = copy(self)  # with the cached Gaussians
         vars(excluding)["excluded"] = classes
         return excluding
 
     def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
-        """Which items are left out for some rows of the compared items; None for none."""
+        """Mask of the items to leave out for some rows of the compared items; None to leave out nothing."""
         if self.excluded is None or self.labels is None:
             return None
         return self.excluded[rows, None].to(self.labels.device) == self.labels
@@ -119,8 +119,8 @@ class Reference:
         width = self.unit.shape[1]
         if features.shape[1] != width:
             raise ValueError(
-                f"the reference has features of width {width}, these have {features.shape[1]}: it is of another "
-                "encoder; give features of training items by this one"
+                f"the reference has features of width {width}, these have {features.shape[1]}: give a reference by "
+                "the same encoder"
             )
         return F.normalize(features)
 
@@ -198,7 +198,7 @@ class Gaussians:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """(N,) squared Mahalanobis distances to the nearest class not excluded, and (N,) to all items together.
 
-        With a single class, none is excluded.
+        A single class is never excluded.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)
@@ -210,7 +210,7 @@ class Gaussians:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine to the k-th nearest reference feature.
 
-    ½ ‖u − v‖² in float64 for unit vectors u and v, as 1 − cosine has few digits where the cosine is near 1. The
+    ½ ‖u − v‖² in float64 for unit vectors u and v, as 1 − cosine has few digits for a cosine near 1. The
     neighbour v is found in the type of the features.
 
     Source: Sun, Ming, Zhu and Li (2022).
@@ -254,7 +254,7 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` less `global_mahalanobis`: what the classes alone explain. Shape, type and errors are the same.
+    """`mahalanobis` minus `global_mahalanobis`: the effect of the classes. Shape, type and errors are the same.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
         (RMDS++).
@@ -306,10 +306,10 @@ def layer_change(
     *,
     k: int = LAYER_NEIGHBOURS,
 ) -> Float[Tensor, " N"]:
-    """How much the network's last layer changes an item's neighbours.
+    """Change of an item's neighbours by the network's last layer.
 
-    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) with e the item's embedding, e_j those of the reference, E the k
-    nearest items by embedding and F the k nearest by feature. 0 where both layers agree on the neighbours.
+    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) with e the item's embedding, e_j the reference's, E the k
+    nearest items by embedding and F the k nearest by feature. 0 if both layers agree on the neighbours.
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
@@ -366,7 +366,7 @@ def unit_knn_distance(
     k: int,
     is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
-    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 where fewer than k are left.
+    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 if fewer than k are left.
 
     Matrix products are as fast as FAISS for one vector, and several times faster for many.
     """
@@ -405,7 +405,7 @@ def _principal_components(centered: Tensor) -> Tensor:
 
 
 def _whitening(centered: Tensor) -> Tensor:
-    """W with WWᵀ the inverse of the shrunk covariance; the identity where there is no spread."""
+    """W with WWᵀ the inverse of the shrunk covariance; the identity without spread."""
     from sklearn.covariance import ledoit_wolf
 
     identity = torch.eye(centered.shape[1], dtype=centered.dtype)

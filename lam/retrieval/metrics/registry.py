@@ -46,13 +46,13 @@ class Metric:
     """One number of an evaluation.
 
     Attributes:
-        name: in the report.
+        name: title in the report.
         direction: which values are better.
         meaning: one line for the reader.
         function: of the evidence in `needs`, in that order; None for a number that an encoder or a run reports itself.
         needs: names of its evidence.
-        by_score: its own score, meant where a key names none; None where it depends on no score.
-        shown: where it stands beside the report's tables: tiles of the report, table and bars of a comparison.
+        by_score: score of a key that names no score; None if the metric depends on no score.
+        shown: further places beside the report's tables: tiles of the report, table and bars of a comparison.
         costly: whether it is measured on request only.
     """
 
@@ -67,7 +67,7 @@ class Metric:
 
     @property
     def reading(self) -> str:
-        """Which values are better, with an arrow; empty where neither is."""
+        """Which values are better, with an arrow; empty for "neither"."""
         return {"higher": "↑ higher is better", "lower": "↓ lower is better", "neither": ""}[self.direction]
 
 
@@ -79,14 +79,14 @@ class Score:
         name: in a table.
         short: beside a curve.
         meaning: one line for the reader.
-        function: of the evidence in `needs`, in that order; (N,) values, higher where there is more doubt.
+        function: of the evidence in `needs`, in that order; (N,) values, higher for more doubt.
         needs: names of its evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
             `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
         of_posterior: whether it is constant for a network without uncertainty.
         uses: optional evidence, passed by keyword.
-        of: earlier scores that are its arguments, in place of the evidence.
-        k: default number of neighbours; None where it has none.
+        of: earlier scores that are its arguments, instead of the evidence.
+        k: default number of neighbours; None for a score without neighbours.
     """
 
     name: str
@@ -112,7 +112,7 @@ SCORES: dict[str, Score] = {
     "kappa_epistemic": Score(
         "−κ of the method itself",
         "epistemic κ",
-        "how badly the weights are determined for an item",
+        "how uncertain the weights are for an item",
         lambda parts: -parts.kappa_epistemic,
         ("parts",),
         of_posterior=True,
@@ -130,7 +130,7 @@ SCORES: dict[str, Score] = {
     "variance": Score(
         "predictive variance, before normalisation",
         "variance",
-        "the same before embeddings are put on the sphere",
+        "how widely the sampled networks spread the embedding before normalisation",
         lambda embeddings: embeddings.variance,
         ("embeddings",),
         of_posterior=True,
@@ -138,14 +138,14 @@ SCORES: dict[str, Score] = {
     "norm": Score(
         "norm of the features",
         "feature norm",
-        "proportional to the variance where all weights are equally uncertain",
+        "proportional to the variance if all weights are equally uncertain",
         lambda features: features.norm(dim=1),
         ("features",),
     ),
     "knn": Score(
         "cosine to near training features",
         "k-NN cosine",
-        "distance from the data",
+        "distance from the training data",
         reference.knn_distance,
         ("features", "reference"),
         k=reference.NEIGHBOUR,
@@ -160,14 +160,14 @@ SCORES: dict[str, Score] = {
     "relative_mahalanobis": Score(
         "relative Mahalanobis distance (RMDS++)",
         "relative Mahalanobis",
-        "the same less the distance from all training data together",
+        "distance from the nearest class, minus the distance from all training data",
         reference.relative_mahalanobis,
         ("features", "labelled"),
     ),
     "global_mahalanobis": Score(
         "Mahalanobis distance to all training data",
         "global Mahalanobis",
-        "distance from the training data as a whole, whatever their classes",
+        "distance from the training data as a whole, without classes",
         reference.global_mahalanobis,
         ("features", "reference"),
     ),
@@ -181,7 +181,7 @@ SCORES: dict[str, Score] = {
     "layer_change": Score(
         "change of the neighbours by the last layer",
         "layer change",
-        "the last layers do not agree on what is near",
+        "the last layer changes which items are near",
         lambda features, embeddings, known, k: reference.layer_change(features, embeddings.mean, known, k=k),
         ("features", "embeddings", "embedded"),
         k=reference.LAYER_NEIGHBOURS,
@@ -236,7 +236,7 @@ SCORES: dict[str, Score] = {
     "weighted_votes": Score(
         "share of the first hits of other classes, the near ones counting more",
         "weighted votes",
-        "the hits do not agree on the class, weighed by how near they are",
+        "the hits do not agree on the class; near hits count more",
         hit_scores.weighted_disagreement,
         ("cosines", "labels"),
         k=hit_scores.N_HITS,
@@ -313,7 +313,7 @@ METRICS: dict[str, Metric] = {
     "augrc": Metric(
         "AUGRC",
         "lower",
-        "mean share of all queries kept and wrong, as the most uncertain are dropped",
+        "mean share of queries that are kept and wrong, as the most uncertain are dropped",
         augrc,
         ("correct", "doubt"),
         "kappa",
@@ -321,7 +321,7 @@ METRICS: dict[str, Metric] = {
     "nauc": Metric(
         "nAUC of abstention",
         "higher",
-        "gain of accuracy by dropping the most uncertain, relative to dropping the mistakes",
+        "accuracy gained by dropping the most uncertain queries, relative to dropping the wrong ones",
         abstention_nauc,
         ("correct", "doubt"),
         "kappa",
@@ -345,7 +345,7 @@ METRICS: dict[str, Metric] = {
     "scod_augrc": Metric(
         "SCOD-AUGRC",
         "lower",
-        "AUGRC of known and OOD items together, where an OOD item that is kept costs as much as a wrong answer",
+        "AUGRC of known and OOD items together; a kept OOD item costs as much as a wrong answer",
         scod_augrc,
         ("right", "inside", "outside"),
         OWN,
@@ -389,7 +389,7 @@ METRICS: dict[str, Metric] = {
     "knn_accuracy": Metric(
         "accuracy of neighbours",
         "higher",
-        "share of queries whose 20 nearest training items, by their features, vote for the right class",
+        "share of queries that their 20 nearest training items, by features, classify right",
         lambda reference, features, classes: _probe_accuracy(knn_accuracy, reference, features, classes),
         _PROBES,
         costly=True,
@@ -417,12 +417,12 @@ METRICS: dict[str, Metric] = {
             ("purity", "purity", "agreement by majority"),
         )
     },
-    "n_queries": Metric("queries", "neither", "how many were evaluated", len, ("n_relevant",)),
+    "n_queries": Metric("queries", "neither", "number of evaluated queries", len, ("n_relevant",)),
     "batches_without_positives": Metric(
         "batches without a positive pair", "neither", "skipped in training: nothing can be learned from them"
     ),
     "n_reference": Metric("reference items", "neither", "training items in the reference of the scores"),
-    "reference_bytes": Metric("bytes of the reference", "neither", "memory of their features and embeddings"),
+    "reference_bytes": Metric("bytes of the reference", "neither", "memory of the reference's features and embeddings"),
     "n_without_relevant": Metric(
         "queries without a relevant item",
         "neither",
@@ -445,7 +445,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Key(NamedTuple):
-    """A flat key in its parts; `score` is empty for the metric's own, `ood_set` for the first."""
+    """Parts of a flat key; `score` is empty for the metric's own score, `ood_set` for the first set."""
 
     metric: str
     score: str = ""
@@ -486,7 +486,7 @@ def measure(
     """Every metric that the evidence suffices for, by its flat key.
 
     Args:
-        evidence: by the names in `Metric.needs`; None for evidence that a method lacks makes its metrics None.
+        evidence: by the names in `Metric.needs`; evidence of value None makes its metrics None.
         score: name of the score in the evidence.
         own: the encoder's own score.
         ood_set: the OOD set of the evidence; empty for the first.
@@ -515,11 +515,11 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
     """Every score that the evidence suffices for, by its name; higher means more doubt.
 
     Args:
-        evidence: by the names in `Score.needs`; None where it is missing.
-        nearest: by score, number of neighbours in place of `Score.k`; see `lam.retrieval.decisions.neighbours`.
+        evidence: by the names in `Score.needs`; missing or None without that evidence.
+        nearest: number of neighbours by score, instead of `Score.k`; see `lam.retrieval.decisions.neighbours`.
 
     Raises:
-        ValueError: where `nearest` names a score without neighbours, or a number below 1.
+        ValueError: if `nearest` names a score without neighbours, or a number below 1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[7, 7, 8]])
@@ -551,7 +551,7 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe(key: str) -> Metric:
-    """The metric of a flat key, its name with score and OOD set; an unknown key is its own name.
+    """The metric of a flat key, with score and OOD set in its name; an unknown key is its own name.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name
@@ -584,7 +584,7 @@ def shown_in(place: Place) -> list[str]:
 
 
 def needs_posterior(key: str) -> bool:
-    """Whether a metric is meaningless for a network without uncertainty, whose own score is constant."""
+    """Whether a metric is meaningless for a network without uncertainty, because its score is constant."""
     name, score, _ = Key.parse(key)
     by = METRICS[name].by_score if name in METRICS else None
     return by is not None and (describe_score(score).of_posterior if score else by == OWN or SCORES[by].of_posterior)

@@ -1,6 +1,6 @@
 """Searches with and without the matching items, the data of open-set metrics and of a calibration.
 
-A mated search is in a gallery that holds a match, a non-mated search in one without any. One pass gives both.
+A mated search has a match in the gallery, a non-mated search does not. One pass gives both.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import unit_rows
 
 Matches = Callable[[Int64[Tensor, " R"]], Bool[Tensor, "R N"]]
-"""Maps positions of queries to which gallery items match them."""
+"""Function from positions of R queries to a mask of the gallery items that match them."""
 
 _BLOCK_ELEMENTS = 2**22  # similarities held at once
 
@@ -26,13 +26,13 @@ class Searches:
     """Results of Q queries in a gallery of N items.
 
     Attributes:
-        hits: (Q, K) the items of highest cosine, best first: 50 of them, or all there are.
+        hits: (Q, K) the items of highest cosine, best first: 50, or all of a smaller gallery.
         cosines: (Q, K) their cosines.
         correct: (Q,) whether the nearest item matches.
-        mated: (Q,) the highest cosine of a matching item; −∞ where none matches.
-        other_hits: (Q, K) the items of highest cosine among those that do not match.
+        mated: (Q,) the highest cosine of a matching item; −∞ without a match.
+        other_hits: (Q, K) the items of highest cosine that do not match.
         others: (Q, K) their cosines; −∞ beyond the last of them.
-        rank: (Q,) the rank of the first match, counted from 1, after all others of its score; 0 where none matches.
+        rank: (Q,) rank of the first match, counted from 1, after all other items of its score; 0 without a match.
         gallery_size: number of searched items, without the query itself.
     """
 
@@ -59,17 +59,17 @@ class Searches:
 
     @property
     def score(self) -> Float[Tensor, " Q"]:
-        """(Q,) its cosine."""
+        """(Q,) cosine of the nearest item."""
         return self.cosines[:, 0]
 
     @property
     def non_mated(self) -> Float[Tensor, " Q"]:
-        """(Q,) the highest cosine of an item that does not match; −∞ where all match."""
+        """(Q,) the highest cosine of an item that does not match; −∞ if all match."""
         return self.others[:, 0]
 
     @property
     def has_mate(self) -> Bool[Tensor, " Q"]:
-        """(Q,) whether any item of the gallery matches."""
+        """(Q,) whether any gallery item matches."""
         return self.rank > 0
 
 

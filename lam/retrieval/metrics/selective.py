@@ -1,6 +1,6 @@
-"""What an uncertainty is worth where some queries stay unanswered: selective retrieval and abstention.
+"""Value of an uncertainty for leaving queries unanswered: selective retrieval and abstention.
 
-Each metric depends on the order of the uncertainties alone; members of a tie count by expectation over its orders.
+Each metric depends only on the order of the uncertainties; members of a tie count by expectation over its orders.
 AUSC is in `lam.retrieval.metrics.uncertainty`, AURC in `lam.retrieval.metrics.open_set`.
 """
 
@@ -24,7 +24,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
         uncertainty: (Q,) finite, higher is more uncertain.
 
     Returns:
-        An area in [0, 1], 0.5 for a useless uncertainty; NaN where all are right or all are wrong.
+        An area in [0, 1], 0.5 for a useless uncertainty; NaN if all are right or all are wrong.
 
     Raises:
         ValueError: for an uncertainty that is not finite, or another length.
@@ -39,7 +39,7 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """P(such an R-AUROC, or one as far from 0.5) if right and wrong first hits did not differ.
+    """P(an R-AUROC at least as far from 0.5) if right and wrong first hits did not differ.
 
     Two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties. Arguments and errors as in
     `r_auroc`.
@@ -47,7 +47,7 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
     Source: Mann and Whitney (1947).
 
     Returns:
-        A probability; NaN where all are right or all are wrong.
+        A probability; NaN if all are right or all are wrong.
 
     Example:
         >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
@@ -89,7 +89,7 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
-    A kept item costs ½ where it is OOD, or known with a wrong first hit, and nothing otherwise. The value depends on
+    A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on
     the share of OOD items, the `prevalence`.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
@@ -100,7 +100,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
         outside: (O,) scores of OOD items.
 
     Returns:
-        An area in [0, ½]; NaN where there is no known or no OOD item.
+        An area in [0, ½]; NaN without a known or without an OOD item.
 
     Raises:
         ValueError: for NaN or another length.
@@ -119,13 +119,13 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9: 0 for a useless uncertainty, 1 for the best one.
 
-    Higher is better; an order worse than none is negative. Arguments and errors as in
+    Higher is better; an order worse than chance is negative. Arguments and errors as in
     `lam.retrieval.metrics.uncertainty.ausc`.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
 
     Returns:
-        At most 1; NaN where all are right, all are wrong, or there is none.
+        At most 1; NaN if all are right, all are wrong, or there is no query.
 
     Example:
         >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))

@@ -1,6 +1,6 @@
-"""Whether an uncertainty can be trusted on one data set: sparsification and reliability of confidences.
+"""Quality of an uncertainty on one data set: sparsification and reliability of confidences.
 
-Telling two data sets apart is `lam.retrieval.metrics.ood`.
+`lam.retrieval.metrics.ood` tells two data sets apart.
 """
 
 import math
@@ -66,7 +66,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """How many of the 0, 1 … Q most certain queries are selected: (Q + 1,) counts, float64, on the CPU.
+    """Number of selected queries among the 0, 1 … Q most certain: (Q + 1,) counts, float64, on the CPU.
 
     Each member of a tie counts with the tie's mean, its expectation over the orders of the tie.
 
@@ -80,7 +80,7 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
 def count_at_thresholds(
     selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """How many queries each threshold keeps, and how many of these are selected, rising from none kept.
+    """Number of queries that each threshold keeps, and of selected ones among them, rising from zero.
 
     A threshold keeps or drops a tie as a whole: for T distinct uncertainties (T + 1,) and (T + 1,) float64, on the CPU.
 
@@ -122,7 +122,7 @@ class ReliabilityBins:
 
     @property
     def expected_error(self) -> float:
-        """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN where all bins are empty.
+        """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN if all bins are empty.
 
         N counts the queries that are in a bin. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
         """
@@ -131,10 +131,10 @@ class ReliabilityBins:
 
     @property
     def error_by_chance(self) -> float:
-        """Bound that the ECE of a perfect predictor keeps in 95 of 100 draws; NaN where all bins are empty.
+        """Bound that the ECE of a perfect predictor keeps in 95 of 100 draws; NaN if all bins are empty.
 
         Each bin draws its number of right queries from a binomial at its mean confidence, 1,000 times from a fixed
-        seed. An ECE above the bound is no accident of few queries. (Where confidences differ within a bin, the true
+        seed. An ECE above the bound is not due to few queries. (If confidences differ within a bin, the true
         bound is a little lower.)
 
         Example:

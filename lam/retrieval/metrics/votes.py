@@ -1,4 +1,4 @@
-"""Votes of sampled networks on the answer to a query, and whether the agreement can be trusted as a confidence."""
+"""Votes of sampled networks on the answer to a query, and the reliability of their agreement as a confidence."""
 
 from dataclasses import dataclass
 from typing import Literal, SupportsIndex, get_args
@@ -17,7 +17,7 @@ Closed = Literal["right", "left"]
 
 @dataclass(frozen=True)
 class Votes:
-    """How many of S sampled networks agree with the prediction of each of Q queries, and whether it is right.
+    """Number of S sampled networks that agree with the prediction of each of Q queries, and whether it is right.
 
     The confidence of a query is the share v/S of networks that agree.
 
@@ -58,8 +58,8 @@ class Votes:
 
         Args:
             bins: number of bins B, at least 1.
-            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, no vote in the first. "left":
-                v/S is in bin ⌊B·v/S⌋ + 1, and confidence 1 in no bin, as in the authors' code.
+            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, and 0 in the first. "left": v/S is in
+                bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in the authors' code.
 
         Raises:
             ValueError: for no bin, or another end.
@@ -81,7 +81,7 @@ class Votes:
 def majority_votes(
     predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
 ) -> Votes:
-    """Votes of S sampled networks on the label of each query's nearest neighbour; most votes are the prediction.
+    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common one is predicted.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
@@ -127,9 +127,9 @@ class SampledAnswers:
     relevance: Relevance
 
     def votes(self) -> Votes:
-        """Votes for the most common label; of tied labels the nearest hit's is the prediction.
+        """Votes for the most common label; in a tie, the label of the nearest hit is predicted.
 
-        Places have no labels to vote for: there the prediction is the first hit.
+        Places have no labels to vote for, so the prediction is the first hit.
         """
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates

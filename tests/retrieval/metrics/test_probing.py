@@ -46,9 +46,9 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             knn_accuracy(features, labels, features, labels, k=k)
     unchecked = getattr(knn_accuracy, "__wrapped__", knn_accuracy)
-    with pytest.raises(ValueError, match="test_features must be one row a label, at least one, got 20 for 3"):
+    with pytest.raises(ValueError, match="test_features must have one row for each label, at least one, got 20 for 3"):
         unchecked(features, labels, features, labels[:3])
-    with pytest.raises(ValueError, match="features must be one row a label, at least one, got 0 for 0"):
+    with pytest.raises(ValueError, match="features must have one row for each label, at least one, got 0 for 0"):
         knn_accuracy(features[:0], labels[:0], features, labels)
 
 
@@ -82,5 +82,5 @@ def test_what_cannot_be_clustered_is_undefined_or_refused() -> None:
     assert clustering(unit, torch.arange(4)) is None
     assert clustering(unit[:0], torch.zeros(0, dtype=torch.long)) is None
     unchecked: Any = getattr(clustering, "__wrapped__", clustering)
-    with pytest.raises(ValueError, match="directions must be one row a class, got 4 for 3"):
+    with pytest.raises(ValueError, match="directions must have one row for each class, got 4 for 3"):
         unchecked(unit, torch.arange(3))

@@ -335,7 +335,7 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
     [
         (
             ("--target-far=0.001",),
-            "target far (--target-far): a promised rate of 0.001 needs at least 999 calibration scores, got 60",
+            "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores, got 60",
         ),
         (("--target-far=0",), "target far must lie in (0, 1), got 0"),
         (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),

@@ -202,7 +202,7 @@ class ConformalScores:
         if self.n_units < least:
             units = "calibration scores" if self.classes is None else "classes"
             raise ValueError(
-                f"a promised rate of {target:g} needs at least {least} {units}, got {self.n_units}: give more data, or "
+                f"a rate of {target:g} needs at least {least} {units}, got {self.n_units}: give more data, or "
                 f"a target of at least {self.least_rate:g}"
             )
 

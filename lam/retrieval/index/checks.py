@@ -43,7 +43,7 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
         unit[rows] = wide / norm[rows]
     near_one = _within(norm, 1 - _NORM_TOLERANCE, 1 + _NORM_TOLERANCE)
     if not (near_one and _within(embeddings.kappa, 0.0, sys.float_info.max)):
-        _raise_for_bad_rows(embeddings, norm[:, 0])
+        _refuse_bad_rows(embeddings, norm[:, 0])
     return unit
 
 
@@ -55,7 +55,7 @@ def _within(values: Tensor, least: float, greatest: float) -> bool:
     return least <= float(low) and float(high) <= greatest
 
 
-def _raise_for_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
+def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
     check_finite("embeddings", embeddings.mean)
     check_finite("kappa", embeddings.kappa)
     negative = (embeddings.kappa < 0).nonzero()

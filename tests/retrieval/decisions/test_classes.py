@@ -141,7 +141,7 @@ def test_so_few_classes_promise_no_smaller_rate() -> None:
     assert (known.n_units, known.least_rate) == (20, 0.0477)
     assert needed(0.05) <= 20 < needed(known.least_rate - 0.001)
     known.threshold(known.least_rate)
-    with pytest.raises(ValueError, match=r"a rate of 0.04 needs at least 24 classes .* got 20: .* at least 0.0477"):
+    with pytest.raises(ValueError, match=r"a rate of 0.04 needs at least 24 classes, got 20: .* at least 0.0477"):
         known.threshold(0.04)
     with pytest.raises(ValueError, match="follows no Beta law"):
         known.law(0.05)

@@ -126,5 +126,5 @@ def test_what_is_refused() -> None:
         clopper_pearson(3, 2)
     with pytest.raises(ValueError, match="level must lie"):
         clopper_pearson(1, 2, level=0.0)
-    with pytest.raises(ValueError, match="counted from 1"):
+    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
         conformal_depth(torch.tensor([0]), target=0.5)

@@ -124,7 +124,7 @@ def test_without_strangers_each_score_flags_by_itself() -> None:
     evidence = _told_by("knn", others=0)
     detector = OodDetector.fit(evidence)
     assert (detector.best, detector.combined, detector.ranking) == ("kappa", None, {})
-    with pytest.raises(ValueError, match="flag 'combined' needs .*, did not have: use 'kappa'"):
+    with pytest.raises(ValueError, match="flag 'combined' needs .* did not have: use 'kappa'"):
         detector.conformal_scores(COMBINED)
 
 

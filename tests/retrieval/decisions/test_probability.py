@@ -165,5 +165,5 @@ def test_what_is_refused() -> None:
         replace(model, intercept=math.inf)
     with pytest.raises(ValueError, match="knots and levels must be finite and equal in number"):
         replace(model, knots=(1.0,))
-    with pytest.raises(ValueError, match="values and odds must be finite numbers"):
+    with pytest.raises(ValueError, match="values and odds must be finite"):
         RankOdds((), (), 1.0)

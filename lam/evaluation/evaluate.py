@@ -34,7 +34,7 @@ class Evaluation:
     """The metrics of an encoder, and the arrays behind them.
 
     Attributes:
-        metrics: values by flat key, see `lam.retrieval.metrics.registry`; None where a metric is undefined.
+        metrics: values by flat key, see `lam.retrieval.metrics.registry`; None if undefined.
         embeddings: of the Q in-distribution queries.
         queries: (Q,) their positions in the evaluated set.
         gallery: embeddings of the G searched items.
@@ -79,10 +79,10 @@ def evaluate(
     """Measure retrieval, calibration and OOD detection.
 
     A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. The metrics of
-    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of its `SCORES`. Names without a
-    suffix, such as `auroc`, belong to the encoder's own score, by default κ; other scores have a suffix, such as
-    `auroc_variance`, and further OOD sets `@name`. OOD items search the same gallery, so cosine and margin of their
-    first hits are scores too. If only some queries have a match, `no_match_auprc` says how well a score finds the rest.
+    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of its `SCORES`. `auroc` and `auprc`
+    are by the encoder's own score, κ by default; other scores add a suffix, as in `auroc_variance`, and further OOD
+    sets add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are scores too. If
+    only some queries have a match, `no_match_auprc` says how well a score finds the rest.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 

@@ -1,7 +1,7 @@
-"""One file a system: how it trains, up to the encoder that it returns.
+"""One file for each method: its training, up to the encoder that it returns.
 
-A method is a record of its options, such as `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`, above all
-`train(network, dataset, training)`. `METHODS` holds the classes by name; `register` enters another.
+A method is a record of its options, such as `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`: above all,
+`train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
 """
 
 from lam.methods.aninfonce import Aninfonce
@@ -51,7 +51,7 @@ def find(name: str) -> type[Method]:
 
 
 def register(name: str, method: type[Method]) -> None:
-    """Enter a method under a name that is free; `lam.encoders.load.register` enters its encoder."""
+    """Add a method under a free name; `lam.encoders.load.register` adds its encoder."""
     enter(METHODS, "method", name, method)
     method.name = name
 

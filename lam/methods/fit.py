@@ -61,8 +61,8 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
-    (`lam.utils.distributed.shard`). All get the same posterior; one process gives it too, up to the order of sums. With
-    `pairs="dataset"` the processes share only the features' computation; the first one forms the curvature.
+    (`lam.utils.distributed.shard`). All get the posterior of a single process, up to the order of sums. With
+    `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
 
     Args:
         network: maps a batch to embeddings (N, D), normalised or not. It ends in a linear layer, unless `head` is

@@ -29,9 +29,9 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    The loss is the soft contrastive loss of the samples, averaged over each kind of pair, plus β times the mean
-    KL(N(μ, diag(σ²)) ‖ N(0, I)) of the items. As in the source, μ is the head's output before normalisation: on the
-    sphere the divergence is the same for every mean. Retrieval and validation compare directions of means.
+    The soft contrastive loss of the samples is averaged over each kind of pair. β times the mean
+    KL(N(μ, diag(σ²)) ‖ N(0, I)) of the items is added. As in the source, μ is the head's output before normalisation:
+    on the sphere the divergence is the same for every mean. Retrieval and validation compare directions of means.
 
     The number of samples and β are the source's, which gives no initial a and b. With a = b = 5, items at distance 1
     match with probability ½. With a = 1 and b = 0, samples at distance 0 do, and the loss fell far slower. a is learned

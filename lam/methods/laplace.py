@@ -108,7 +108,7 @@ class Laplace:
         return StructureOptions(POSTERIORS[self.structure].structure, self.max_memory, self.rank)
 
     def check_complete(self) -> None:
-        """Require a loss: a margin, or a curvature without open settings."""
+        """Require a complete loss: a margin, or a curvature without missing settings."""
         curvature = self.loss_curvature
         if curvature == ContrastiveCurvature(None):
             raise ValueError("the contrastive curvature needs a margin: give margin, or another curvature")

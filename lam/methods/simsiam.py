@@ -1,4 +1,4 @@
-"""SimSiam with an explicit concentration: one view predicts the other, without its gradient or negatives.
+"""SimSiam with an explicit concentration: one view predicts the other, with a stopped gradient and no negatives.
 
 Source: Chen and He (2021), "Exploring simple Siamese representation learning".
 """

@@ -21,7 +21,7 @@ class ViewsMethod(ConcentrationMethod):
     The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
     of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's own head is
     the projection; `cifar_resnet18` with `projection` has the sources' two layers. A run keeps the epoch of the best
-    retrieval by the labels of the validation split, or the last epoch if no two of its images match.
+    retrieval on the validation split, by its labels. If no two of its images match, it keeps the last epoch.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 

@@ -15,7 +15,7 @@ from lam.utils.random import derive_seed, derive_seed_of_part, seeded
 
 
 class Batches(Dataset):
-    """One epoch of a data set in random order, batch by batch, read through `__getitems__` where the data have it.
+    """One epoch of a data set in random order, batch by batch, read through `__getitems__` if the data have it.
 
     Args:
         dataset: of (input, label), with a length.

@@ -20,7 +20,7 @@ METRICS |= {
         "mean over three alterations of validation images: inverted, pixels permuted, blurred",
     ),
     "variance_on_made": Metric(
-        "AUROC of the variance, made outsiders", "higher", "the same by the variance before normalisation"
+        "AUROC of the variance, made outsiders", "higher", "likewise, by the variance before normalisation"
     ),
 }
 

@@ -175,9 +175,9 @@ def calibrate_scale(
 
     h and the prior precision stay the same, so another s costs only sampling, and retrieval is the same for every s.
     A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
-    of these votes is proper; with few queries, the calibration error is as low for a posterior that knows nothing. Of
-    all s within one standard error of the best, over queries, the largest is chosen. The data cannot tell them apart,
-    and it changes the network least (benchmarks/tuning.py compares other scores and errors).
+    of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. Of all s
+    within one standard error of the best, over queries, the largest is chosen. The data cannot tell them apart, and it
+    changes the network least (benchmarks/tuning.py compares other scores and errors).
 
     All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
     follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the
@@ -198,7 +198,7 @@ def calibrate_scale(
         ValueError: if no item answers another, for an empty range, or if κ is at its upper end at every s.
     """
     if not relevance.count().any():
-        raise ValueError(f"{len(relevance.queries)} queries have no answer: give held-out items with matches")
+        raise ValueError(f"all {len(relevance.queries)} queries lack an answer: give held-out items with matches")
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     check_at_least("refinements", refinements, 0)

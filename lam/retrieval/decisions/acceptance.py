@@ -1,7 +1,7 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
-A single score, such as the cosine of the first hit, does not depend on the calibration data, so a threshold by counting
-is exact (`lam.retrieval.decisions.conformal`). A learnt probability depends on them. So each calibration query is
+A single score, such as the cosine of the first hit, does not depend on the calibration data: a threshold by counting is
+exact (`lam.retrieval.decisions.conformal`). A learnt probability depends on them. So each calibration query is
 scored by a probability learnt on the other folds, and new queries by one learnt on all. This is cross-conformal
 prediction: all data are used, and the promised rate is about scores that learning did not see. Twice the target holds
 for any distribution, if each fold's own function is applied to a new query and the counts are added (Vovk 2015; Barber,
@@ -69,9 +69,9 @@ class Acceptance:
         Args:
             evidence: of the calibration.
             fit: learns a probability from a part of the evidence.
-            accept: the statistic; by default the probability. A single score replaces it if it separates right hits
-                from queries without a match and from strangers better, by more than a standard error of its AUROC, or
-                if fewer than 10 first hits are right.
+            accept: the statistic; by default the probability. A single score replaces it if its AUROC, of right hits
+                against queries without a match and strangers, is greater by more than a standard error. It also does
+                with fewer than 10 right first hits.
             of_strangers: promise the rate for strangers instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) of the strangers, to promise the rate for classes.

@@ -41,7 +41,7 @@ _TOPS = (0.25, 0.5, 0.75)  # shares of known queries, those that look most known
 class DensityRatio:
     """P(known) of a query, by a regression that separates queries with a match in the gallery from others.
 
-    With r the density of known queries over the density of others and π the share of strangers, P(known) is
+    Let r be the density of known queries over the density of others, and π the share of strangers. P(known) is
     (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if they are a mixture.
 
     Attributes:

@@ -220,6 +220,7 @@ class OnlineLaplaceStep(Step):
         h = cast(Tensor, self.h)
         if epoch < self.options.warmup_epochs:
             return torch.zeros_like(h)
+        # a negative h would make a weight wider than its prior, or its precision negative
         return (self.options.likelihood_scale * h.relu() + self.options.prior_precision).rsqrt()
 
     def _update_h(self, features: Tensor, samples: list[Tensor], pairs: list[Pairs], layer: Any) -> None:

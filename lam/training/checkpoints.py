@@ -60,6 +60,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     path = folder / f"checkpoint-{number:08d}"
     unfinished = folder / f".{path.name}.new"
     unfinished.mkdir()
+    # clones, as safetensors does not write tensors that share memory
     FORMAT.write_files(unfinished, state, {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
     seal(unfinished, FORMAT.required)
     if path.exists():

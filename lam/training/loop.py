@@ -142,7 +142,7 @@ class Loop:
             sampler=range(at.batch, self.n_batches),
             num_workers=training.num_workers,
             multiprocessing_context=distributed.worker_context(training.num_workers),
-            generator=torch.Generator(),
+            generator=torch.Generator(),  # without it, the loader draws a seed from torch's global generator
         ):
             self.sizes = tuple(getattr(self.dataset, "views", 1) * size for size in batches.sizes(at.batch))
             self._batch(inputs, labels)
@@ -193,7 +193,7 @@ class Loop:
                 f"the {self.n_batches} batches of epoch {at.epoch + 1} hold no positive pair: raise batch_size (now "
                 f"{self.training.batch_size}) or give labels that more items share"
             )
-        distributed.overwrite_by_rank_zero(self.network.buffers())
+        distributed.overwrite_by_rank_zero(self.network.buffers())  # running statistics differ between processes
         self._check_weights()
         at.losses.append(at.loss_sum / at.loss_count)
         if self.training.validate is None:

@@ -50,14 +50,14 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """A server that fails on demand; nobody but the test tries whether it is back."""
-    made, told = Server(), MilvusIndex._named_errors
+    made, told = Server(), MilvusIndex._connection_errors
 
     @contextmanager
     def guarded(index: MilvusIndex) -> Iterator[None]:
         with told(index), made.stands_before():
             yield
 
-    monkeypatch.setattr(MilvusIndex, "_named_errors", guarded)
+    monkeypatch.setattr(MilvusIndex, "_connection_errors", guarded)
     monkeypatch.setattr(remote_index, "PAUSE", NEVER)
     return made
 

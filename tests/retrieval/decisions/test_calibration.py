@@ -317,7 +317,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
     assert calibration.decide(hits, asked, features=far).share("abstain") > 0.35
     assert set(calibration.decide(hits, asked).flagged_by) == {"mean_cosine"}
     assert calibration.for_vectors.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
-    with pytest.raises(ValueError, match="has features of width 8, these have 3: it is of another"):
+    with pytest.raises(ValueError, match="has features of width 8, these have 3: give a reference"):
         calibration.decide(hits, asked, features=far[:, :3])
 
 

@@ -100,7 +100,7 @@ def test_only_scores_that_a_stranger_raises_are_looked_at_and_bad_arguments_are_
             DensityRatio.from_strangers(known, others)
     with pytest.raises(ValueError, match="unlabelled query, got none"):
         DensityRatio.from_mixture(known, none)
-    with pytest.raises(ValueError, match="from queries and their scores, got 120 and 0"):
+    with pytest.raises(ValueError, match="got 120 queries and 0 scores"):
         DensityRatio.from_strangers(more, [more])
 
 

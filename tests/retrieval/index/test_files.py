@@ -165,7 +165,7 @@ def _damage(path: Path, damage: str) -> None:
 
 
 def test_folders_that_hold_no_index_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorruptFileError, match="is no lam folder"):
+    with pytest.raises(CorruptFileError, match="MANIFEST.json is missing"):
         Index.load(tmp_path)
     (tmp_path / "note.txt").write_text("hello")
     seal(tmp_path, ["note.txt"])

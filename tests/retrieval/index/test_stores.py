@@ -347,9 +347,9 @@ def test_addresses(address: str, uri: str) -> None:
         ("milvus:///data/items/items", "address must be .*FILE.db/COLLECTION, .* got"),
         ("milvus+tls:///data/items.db/items", "address must be"),
         ("milvus:///data/items.db?x/items", "address must be"),
-        ("milvus://host:99999/items", "with a port from 1 to 65535"),
-        ("milvus://host:0/items", "with a port from 1 to 65535"),
-        ("milvus://:80/items", "with a port from 1 to 65535"),
+        ("milvus://host:99999/items", "a port from 1 to 65535"),
+        ("milvus://host:0/items", "a port from 1 to 65535"),
+        ("milvus://:80/items", "a port from 1 to 65535"),
         ("milvus://me:secret@host/items", f"address must hold no password: .* environment variable {TOKEN}$"),
     ],
 )

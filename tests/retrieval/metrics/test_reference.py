@@ -239,7 +239,7 @@ def test_what_a_reference_refuses() -> None:
 )
 def test_a_reference_of_another_encoder_is_refused(distance: Callable[..., torch.Tensor]) -> None:
     reference = Reference.of(features(), LABELS)
-    with pytest.raises(ValueError, match="has features of width 5, these have 8: it is of another encoder; give"):
+    with pytest.raises(ValueError, match="has features of width 5, these have 8: give a reference"):
         distance(features(1, width=8), reference)
 
 

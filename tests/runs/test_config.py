@@ -302,7 +302,7 @@ def test_a_method_is_written_back_with_its_name_and_every_option(name: str) -> N
 
 
 def test_an_ensemble_starts_from_a_file_for_each_member_or_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one network and a deep ensemble has 5: .*--method.checkpoints"):
+    with pytest.raises(ValueError, match="give 5 files as checkpoints .*--method.checkpoints"):
         plain(method=DeepEnsemble(), checkpoint="trained.pth").check()
     members = DeepEnsemble(n_members=2, checkpoints=[str(tmp_path / "a.pth"), str(tmp_path / "b.pth")])
     with pytest.raises(ValueError, match="checkpoint .*a.pth does not exist"):

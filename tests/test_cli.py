@@ -152,7 +152,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         ("run no.yaml", "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run"),
         ("run --margin 3 digits laplace_posthoc", "margin must be in (0, 2]"),
         ("run folder laplace_posthoc", "folder needs a root"),
-        ("run folder laplace_posthoc --data.root=no", "/no; give the folder"),
+        ("run folder laplace_posthoc --data.root=no", "/no; give a folder"),
         ("run fashionmnist laplace_posthoc --data.root=no", "--data.root=DIR"),
         ("run digits norm '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),
         ("demo '--data.ood=[{name: mnist, root: nowhere}]'", "--data.ood='[{name: mnist, root: DIR}]'"),

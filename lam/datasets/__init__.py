@@ -1,6 +1,6 @@
 """Images, texts and places by name, in three disjoint splits, and out-of-distribution (OOD) sets.
 
-One file a source; `lam.datasets.base` has what they share.
+Each source has its own file; `lam.datasets.base` has their common part.
 """
 
 import inspect
@@ -76,19 +76,19 @@ def load(
 
     Args:
         name: one of `DATASETS`, such as "digits" or "folder"; docs/reference/methods.md has the layout of each.
-        root: where its files are; digits, docstrings and spots have none, folder, places and texts need it, all others
-            have a default.
-        seed: of every random choice.
-        preprocessing: makes an input of an image, as a record or the fields that differ from ImageNet's at 224 pixels;
+        root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
+            all others have a default.
+        seed: seed of every random choice.
+        preprocessing: preprocessing of images, as a record, or the fields that differ from ImageNet's at 224 pixels;
             each data set has its default.
-        options: of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and cars196, of
-            `lam.datasets.small_images.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the functions
-            in `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions` for texts,
-            else arguments of `splits` in the module of its name.
+        options: options of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and
+            cars196, of `lam.datasets.small_images.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the
+            functions in `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions`
+            for texts, else arguments of `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option has another type, texts are given a preprocessing of
-            images, or as the data set.
+        ValueError: If the name or an option is unknown, an option has another type, or texts get a preprocessing of
+            images; and as the data set.
         MissingDataError: If files are missing.
 
     Example:
@@ -112,15 +112,15 @@ def _as_files(splits: Splits, preprocessing: Preprocessing) -> Splits:
 
 
 def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """Load items that are out of the distribution of `like`, in its shape.
+    """Load items outside the distribution of `like`, in its shape.
 
     Args:
         name: one of `OOD_SETS`, or another name of `load`, for its test split. A folder without parts, and texts, are
-            read whole. Images are read with the preprocessing of `like`.
+            read as a whole. Images are read with the preprocessing of `like`.
         like: an in-distribution set.
         root: as for `load`.
-        seed: of every random choice.
-        options: of the data set.
+        seed: seed of every random choice.
+        options: options of the data set.
 
     Raises:
         ValueError: If the name or an option is unknown, or if `like` holds images and this set does not.
@@ -138,7 +138,7 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     if isinstance(items, TensorImages) and items.shape != like.shape and preprocessing is not None:
         items = ImagesAsFiles(items, preprocessing)
     if items.shape != like.shape:
-        raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; take another set")
+        raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; use another set")
     return items
 
 
@@ -149,9 +149,9 @@ def _find(known: Mapping[str, T], name: str, kind: str) -> T:
 
 
 def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common: Any) -> T:
-    """Call a loader with its options and with those common arguments that it has."""
+    """Call a loader with its options, and with the common arguments that it takes."""
     parameters = inspect.signature(loader).parameters
-    record = parameters["options"].annotation if "options" in parameters else None  # of all options, as of texts
+    record = parameters["options"].annotation if "options" in parameters else None  # texts have a record
     allowed = [option for option in inspect.signature(record or loader).parameters if option not in common]
     if unknown := sorted(set(options) - set(allowed)):
         advice = f"allowed: {', '.join(allowed)}" if allowed else "it has none"

@@ -1,4 +1,4 @@
-"""Random views of images, for training alone: resized crops and horizontal flips, drawn at each reading."""
+"""Random views of images, only for training: resized crops and horizontal flips, drawn at each reading."""
 
 import copy
 import math
@@ -20,20 +20,20 @@ class AugmentationOptions:
     """Random crops and flips of every image; none by default.
 
     A crop's share of the area is uniform in [crop_scale, 1], and its ratio of width to height log-uniform in
-    [1/crop_ratio, crop_ratio]; if ten draws in a row do not fit into the image, it is the largest one in the middle. It
-    is resized to the size of the data set's images.
+    [1/crop_ratio, crop_ratio]. After ten draws that do not fit into the image, it is the largest centre crop. It is
+    resized to the size of the data set's images.
 
     Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
-    crop and flip CUB-200 and LFW alone, without ranges in the text; their code has `crop_scale=0.08`, `flip=0.5` and
-    the ratio that is the default here.
+    crop and flip only CUB-200 and LFW, without ranges in the text; their code has `crop_scale=0.08`, `flip=0.5` and
+    the default ratio of lam.
 
     Args:
         crop_scale: least share of the image's area in a crop, in (0, 1]; None for no crop.
         crop_ratio: greatest ratio of width to height, at least 1.
-        flip: probability of a mirrored image, left to right.
+        flip: probability of mirroring an image left to right.
 
     Raises:
-        ValueError: If an option is outside its range.
+        ValueError: If an option is out of range.
     """
 
     crop_scale: float | None = None
@@ -52,15 +52,15 @@ class AugmentationOptions:
 class Augmented(Dataset):
     """A data set with a random view of each image at each reading.
 
-    Files (`FolderImages`) are cropped at their own resolution, before they are resized; images in memory are cropped as
-    they are, and the crop is enlarged.
+    Files (`FolderImages`) are cropped at their own resolution, before they are resized. Images in memory are cropped,
+    and the crop is enlarged.
 
-    Views are drawn from torch's global generator, which `lam.training` reseeds for every batch in the process that
-    reads it, so that a resumed run draws the same bits as an uninterrupted one.
+    Views are drawn from torch's global generator. `lam.training` reseeds it for every batch in the process that reads
+    the batch, so a resumed run draws the same bits as an uninterrupted run.
 
     Args:
-        dataset: of images; labels, targets, classes and size are kept.
-        options: of the views.
+        dataset: a data set of images; labels, targets, classes and size are kept.
+        options: options of the views.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -74,7 +74,7 @@ class Augmented(Dataset):
     _source: Dataset
 
     def __init__(self, dataset: Dataset, options: AugmentationOptions) -> None:
-        _torchvision_transforms()  # here, once: processes that read are forked from this one
+        _torchvision_transforms()  # imported here, once, before reading processes are forked
         self.options = options
         self._reads_files = isinstance(dataset, FolderImages)
         source = dataset
@@ -106,13 +106,13 @@ class Augmented(Dataset):
 
 
 def without_augmentation(dataset: Any) -> Any:
-    """The data set behind an `Augmented`, any other as it is; posteriors are fitted on plain images."""
+    """The data set behind an `Augmented`, or another data set unchanged; posteriors are fitted on plain images."""
     return dataset.dataset if isinstance(dataset, Augmented) else dataset
 
 
 @dataclass(frozen=True)
 class _RandomViews(Preprocessing):
-    """A random view in place of the centre."""
+    """Preprocessing with a random view instead of the centre crop."""
 
     options: AugmentationOptions = AugmentationOptions()
 
@@ -135,7 +135,7 @@ def _random_view(image: Float[Tensor, "C H W"], options: AugmentationOptions) ->
 
 
 def _draw_box(image: Image.Image | Tensor, options: AugmentationOptions) -> tuple[int, int, int, int]:
-    """Draw (top, left, height, width) of a crop."""
+    """Random (top, left, height, width) of a crop."""
     ratio = [1 / options.crop_ratio, options.crop_ratio]
     return _torchvision_transforms().RandomResizedCrop.get_params(image, [options.crop_scale, 1.0], ratio)
 

@@ -1,6 +1,6 @@
-"""Labelled items of one shape, their subsets, and data sets in three disjoint splits.
+"""Labelled items of one shape, their subsets, data sets in three disjoint splits, and images in memory.
 
-Images in memory live here (`TensorImages`). `lam.inputs` makes tensors of images and texts.
+`lam.inputs` turns images and texts into tensors.
 """
 
 import copy
@@ -24,15 +24,15 @@ from lam.utils.notes import Note
 
 Items = TypeVar("Items", bound="Dataset")
 GalleryKind = Literal["classes", "identities"]
-"""What a gallery holds: examples of classes ("which is it?"), or single things ("is it here?")."""
+"""Kind of a gallery: examples of classes ("which is it?"), or individuals ("is it here?")."""
 ImageOptions = Preprocessing | Mapping[str, Any] | None
 """A preprocessing, the fields that differ from ImageNet's, or None for the default."""
 
 PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
 """Allowed names of the folder or file of each part."""
 
-_LEAST_TRAINED_ON = 5  # items that pairs must leave for training, as a run requires
-_PER_CLASS = 4  # items of a class where a limit cannot draw from every class
+_LEAST_TRAINED_ON = 5  # least items for training after pairs are held out, as a run requires
+_PER_CLASS = 4  # greatest items of a class if a limit cannot draw from every class
 
 
 class MissingDataError(FileNotFoundError, ValueError):
@@ -45,8 +45,8 @@ class Preview:
 
     Attributes:
         path: its file, or its name.
-        picture: a small PNG or JPEG; None of a text.
-        text: None of an image.
+        picture: a small PNG or JPEG; None for a text.
+        text: the text; None for an image.
         metadata: further values by name.
     """
 
@@ -61,21 +61,21 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     Args:
         labels: (N,) int64, positions in `classes`.
-        name: of the data set, in tables.
+        name: name of the data set in tables.
         classes: names of the classes, by default the labels; parts of a data set share them, so some may be empty.
-        preprocessing: makes an input of an image or a text.
+        preprocessing: preprocessing of images or texts.
         per_item: further attributes with a value for each item: tensors, tuples or data sets, or None. Subsets keep
             the values of their items.
 
     Attributes:
-        shape: of an input.
-        is_query: (N,) which items are queries, the others being the gallery; None where every item is both, and a
-            query does not find itself.
-        soft_labels: (N, C) shares of people who chose each class; None where unknown.
+        shape: shape of an input.
+        is_query: (N,) True for queries, False for the gallery; None if every item is both (a query does not find
+            itself).
+        soft_labels: (N, C) shares of people who chose each class; None if unknown.
 
     Raises:
-        ValueError: If there is no item, a label has no class, `preprocessing` leaves the shape open, or an attribute
-            has not N values.
+        ValueError: If there is no item, a label has no class, `preprocessing` does not fix the shape, or an attribute
+            does not have N values.
     """
 
     is_query: Bool[Tensor, " N"] | None = None
@@ -104,11 +104,11 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
             raise ValueError(f"items of a data set need one shape: set a crop or an exact size in {preprocessing}")
         for attribute, values in per_item.items():
             if values is not None and len(values) != len(labels):
-                raise ValueError(f"{attribute} must be as many as the {len(labels)} labels, got {len(values)}")
+                raise ValueError(f"{attribute} must have one value for each of {len(labels)} labels, got {len(values)}")
         self.labels = labels
         self.name = name
         self.classes = tuple(classes)
-        self.preprocessing: Any = preprocessing  # of images or of texts, as each data set knows
+        self.preprocessing: Any = preprocessing  # for images or texts, by the data set
         self.shape: tuple[int, ...] = preprocessing.shape
         vars(self).update(per_item)
         self._per_item = ("labels", "is_query", "soft_labels", *per_item)
@@ -121,17 +121,17 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def targets(self) -> Shaped[Tensor, "N ..."]:
-        """What decides which items match: the labels, or of places their positions."""
+        """Values that decide which items match: labels, or positions for places."""
         return self.labels
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Numbers (N,), equal for items that match: the labels, or of places the cells of a grid."""
+        """Numbers (N,), equal for matching items: labels, or cells of a grid for places."""
         return self.labels
 
     @property
     def names(self) -> Sequence[str]:
-        """What tells items of equal targets apart, such as file names; may be empty."""
+        """Names that distinguish items with equal targets, such as file names; may be empty."""
         return ()
 
     @property
@@ -141,12 +141,12 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def queries(self: Items) -> Items:
-        """The items that are queries; all where `is_query` is None."""
+        """The queries; all items if `is_query` is None."""
         return self if self.is_query is None else self.subset(self.is_query.nonzero().flatten())
 
     @property
     def candidates(self: Items) -> Items:
-        """The items of the gallery; all where `is_query` is None."""
+        """The items of the gallery; all items if `is_query` is None."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
@@ -154,13 +154,13 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return Preview(f"{self.name} {index}")
 
     def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
-        """The items at R positions, in their order.
+        """The items at R positions, in this order.
 
         Args:
             indices: (R,) positions from 0 to N − 1, at least one.
 
         Raises:
-            ValueError: If there is no position, or one is outside this range.
+            ValueError: If there is no position, or one is out of range.
         """
         positions = integers("indices", indices)
         if positions.ndim != 1 or len(positions) == 0:
@@ -176,8 +176,8 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
         """At most n random items; most have a match among them.
 
-        Classes keep their proportions where each gets two items on average. Otherwise the items are of few classes,
-        up to four of each, and classes of one item come last.
+        Classes keep their proportions if each gets two items on average. Otherwise the items come from few classes, up
+        to four from each, and from classes of one item last.
 
         Raises:
             ValueError: If n is below 1.
@@ -216,13 +216,13 @@ def labels_of(names: Iterable[str], classes: Iterable[str]) -> Int64[Tensor, " N
 
 
 class TensorImages(Dataset):
-    """Images in memory; 8-bit ones are scaled and normalised when they are read.
+    """Images in memory; 8-bit images are scaled and normalised when they are read.
 
     Args:
-        images: (N, C, H, W), C = 1 or 3; uint8, or floating point for values that a network takes as they are.
-        labels, name, classes: as of `Dataset`.
-        preprocessing: makes such an item of an image file, and normalises 8-bit values; by default images are resized
-            to (H, W) and scaled to [0, 1].
+        images: (N, C, H, W), C = 1 or 3; uint8, or floating point for inputs of a network.
+        labels, name, classes: as for `Dataset`.
+        preprocessing: turns an image file into such an input, and normalises 8-bit values; by default images are
+            resized to (H, W) and scaled to [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.
@@ -262,18 +262,18 @@ class TensorImages(Dataset):
 
     @property
     def images(self) -> Float[Tensor, "N C H W"]:
-        """All images, as items are: (N, C, H, W)."""
+        """All images as inputs (N, C, H, W)."""
         return self._scaled(self.pixels)
 
     def batch(self, indices: Sequence[int] | Integer[Tensor, " R"]) -> Float[Tensor, "R C H W"]:
-        """The images at R positions: (R, C, H, W)."""
+        """The images at R positions as inputs (R, C, H, W)."""
         return self._scaled(self.pixels[torch.as_tensor(indices)])
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], int]:
         return self._scaled(self.pixels[index]), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        # DataLoader calls this, where it exists, with a whole batch.
+        # DataLoader calls it with a whole batch.
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
@@ -281,7 +281,7 @@ class TensorImages(Dataset):
         return Preview(f"{self.name} {index}", thumbnail(self.picture(index), side))
 
     def picture(self, index: int) -> Image.Image:
-        """The image as a file would hold it."""
+        """The image as a Pillow image, without normalisation."""
         pixels = self.preprocessing.denormalize(self[index][0]).mul(255).round().byte().permute(1, 2, 0).numpy()
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
@@ -290,11 +290,11 @@ class TensorImages(Dataset):
 
 
 class ImagesAsFiles(Dataset):
-    """Images in memory, read as files of them would be: resized, in colour or in grey.
+    """Images in memory that are preprocessed like image files: resized, in colour or grey.
 
     Args:
-        images: of any shape.
-        preprocessing: makes an input of an image file.
+        images: images of any shape.
+        preprocessing: preprocessing of image files.
     """
 
     images: TensorImages
@@ -315,13 +315,13 @@ class Splits:
     """Three disjoint parts of a data set.
 
     Attributes:
-        train: to train and fit on.
-        validation: to tune and choose on.
-        test: to report on.
+        train: items for training and fitting.
+        validation: items for tuning and choices.
+        test: items for the reported metrics.
         strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
-        gallery: the question to a gallery of such items: of classes "which is it?", of identities "is it here?".
-        answers: whether the gallery holds answers to questions; then none of its items is a query.
-        notes: remarks of the reader, such as how it understood a table.
+        gallery: kind of a gallery of such items, see `GalleryKind`.
+        answers: whether the gallery holds answers to questions; answers are no queries.
+        notes: remarks on reading the data, such as the columns used.
 
     Raises:
         ValueError: If the parts differ in the shape of items or in classes.
@@ -340,10 +340,10 @@ class Splits:
             if part.shape != self.train.shape:
                 raise ValueError(f"train has items of shape {self.train.shape}, {name} of shape {part.shape}")
             if part.classes != self.train.classes:
-                raise ValueError(f"train and {name} must share one list of classes, so that labels mean the same")
+                raise ValueError(f"train and {name} must share one list of classes: a label is a position in it")
 
     def parts(self) -> dict[str, Dataset]:
-        """The parts by name, with the strangers where there are some."""
+        """The parts by name, including strangers if there are any."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
 
 
@@ -351,25 +351,25 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
     """Disjoint random parts with each class in proportion.
 
     The items of each class, in random order, are spread evenly over one sequence, from a random start; parts are
-    consecutive pieces of it. So a class that divides evenly is divided exactly, and a small one may be in any part.
+    consecutive pieces of it. So a class of divisible size is divided exactly, and a small class may be in any part.
 
     Args:
         labels: (N,) int64.
-        sizes: items of each part, at least one; the rest is in no part.
-        seed: of the draw.
+        sizes: number of items in each part, at least one; the rest is in no part.
+        seed: seed of the draw.
 
     Returns:
-        The positions of each part, int64, rising.
+        Positions of each part, int64, rising.
 
     Raises:
-        ValueError: If a size is below 1 or together they exceed N.
+        ValueError: If a size is below 1, or their sum exceeds N.
 
     Example:
         >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]
         [2, 6]
     """
     if any(size < 1 for size in sizes) or sum(sizes) > len(labels):
-        raise ValueError(f"every part needs an item, and {len(labels)} are there, got sizes {tuple(sizes)}")
+        raise ValueError(f"sizes must be at least 1, with a sum of at most {len(labels)} items, got {tuple(sizes)}")
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=generator)
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
@@ -382,7 +382,7 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes, each class in proportion, and the subset of the remaining items last."""
+    """Random subsets of these sizes with each class in proportion, and last the subset of the remaining items."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
@@ -391,18 +391,18 @@ def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ..
 def carve_missing(
     parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object, by_class: bool = True
 ) -> dict[str, Any]:
-    """The parts `train`, `validation` and `test`; missing ones are carved at random out of `train`.
+    """The parts `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    Each class is in every part in proportion. Where small classes would leave most items of a part without a match,
-    each part gets whole classes instead, as is usual for faces and products, or, of fewer than six classes, pairs of
-    items of one class. A `Note` says so.
+    Each class is in every part in proportion. If classes are so small that most items of a part would lack a match,
+    each part gets whole classes instead, as is usual for faces and products, or, with fewer than six classes, pairs of
+    items with one class. A `Note` says so.
 
     Args:
-        parts: by name, `train` at least.
+        parts: parts by name, at least `train`.
         validation, test: fractions of `train`, between 0 and 1, for a missing part.
-        seed: of the draw.
+        seed: seed of the draw.
         source: name of the data in errors.
-        by_class: allow parts of whole classes; False for questions, whose answers lie outside the parts.
+        by_class: whether parts of whole classes are allowed; False for questions: their answers are in no part.
 
     Raises:
         ValueError: If a fraction is outside (0, 1), or no item is left to train on.
@@ -422,7 +422,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares whose items have matches, and the rest last; None where there are too few items."""
+    """Subsets of these shares with matches among their items, and last the rest; None if the items are too few."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
@@ -438,7 +438,7 @@ def _carve_matched(
         how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
     else:
         return None
-    note = f"{source} has few items a class ({int(counts.median())}): {how}, so that their items can find each other"
+    note = f"{source} has few items in a class ({int(counts.median())}): {how}, so that their items have matches"
     warnings.warn(note, Note, stacklevel=4)
     rest = torch.ones(len(dataset), dtype=torch.bool)
     rest[torch.cat(held_out)] = False
@@ -450,7 +450,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Take positions out of `left`, two at a time of the class with most left, never twice in a row of one class."""
+    """Remove positions from `left`: pairs from the class with most left, never from one class twice in a row."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))
@@ -461,7 +461,7 @@ def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
 
 
 def _share_matched(dataset: Dataset) -> float:
-    """Share of the items that share their label with another."""
+    """Share of items with a label that another item has, too."""
     counts = dataset.labels.unique(return_counts=True)[1]
     return float(counts[counts > 1].sum()) / len(dataset)
 

@@ -5,7 +5,7 @@ In one file, as metric learning uses it:
     cars_annos.mat    `annotations` with the fields relative_im_path and class, `class_names`
     car_ims/*.jpg
 
-Or with the development kit, also below a folder stanford_cars, as torchvision has it:
+Or with the development kit, also below torchvision's folder stanford_cars:
 
     devkit/cars_meta.mat                                            `class_names`
     devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat     `annotations` with the fields fname and class
@@ -13,8 +13,8 @@ Or with the development kit, also below a folder stanford_cars, as torchvision h
 
 Source: J. Krause, M. Stark, J. Deng and L. Fei-Fei (2013).
 
-Bounding boxes and the authors' split within classes are not read. Tested on files made in these layouts, not on the
-real ones.
+Bounding boxes and the authors' split within classes are not read. Tested on generated files in these layouts, not on
+the original files.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def _annotations(source: Source, root: str | Path | None) -> Annotations:
 
 
 def _rows(path: Path, field: str, n_classes: int) -> Iterator[tuple[str, int]]:
-    """The name and the label of each photograph."""
+    """Name and label of each photograph."""
     (annotations,) = read_mat(path, "annotations")
     annotations = np.atleast_1d(annotations)
     fields = annotations.dtype.names or ()
@@ -64,8 +64,8 @@ cars = HalvedClasses(
     Source(
         "cars196",
         "Put cars_annos.mat and the folder car_ims there, or the folders devkit, cars_train and cars_test with "
-        "cars_test_annos_withlabels.mat. Their page, https://ai.stanford.edu/~jkrause/cars/car_dataset.html, offers "
-        "them no more; https://github.com/pytorch/vision/issues/7545 says where copies are.",
+        "cars_test_annos_withlabels.mat. Their page, https://ai.stanford.edu/~jkrause/cars/car_dataset.html, no longer "
+        "offers them; https://github.com/pytorch/vision/issues/7545 lists copies.",
     ),
     _annotations,
 )

@@ -1,4 +1,4 @@
-"""Labels of images in a COCO file, as CVAT, Label Studio and Roboflow export it: one category an image."""
+"""Labels of images from a COCO file of CVAT, Label Studio or Roboflow, with one category for each image."""
 
 import warnings
 from collections import defaultdict
@@ -14,7 +14,7 @@ _PARTS = ("images", "annotations", "categories")
 
 
 def coco_file(folder: Path) -> Path | None:
-    """The COCO file in a folder, or in its folder `annotations`; None without one.
+    """The COCO file in a folder, or in its folder `annotations`; None if there is no such file.
 
     Raises:
         ValueError: If there are several.
@@ -28,11 +28,11 @@ def coco_file(folder: Path) -> Path | None:
 
 
 def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
-    """The images of each category; a warning counts those without a category or with several, which are left out.
+    """The images of each category. Images without a category or with several are left out; a warning counts them.
 
     Args:
-        file: from `coco_file`.
-        images: candidates for its names, which are the ends of their paths.
+        file: result of `coco_file`.
+        images: image files; the names in the COCO file are the ends of their paths.
 
     Raises:
         ValueError: If the file is damaged, an image is missing, or no image has one category.
@@ -58,7 +58,7 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
             classes[next(iter(labels[number]))] += found
     if missing:
         raise ValueError(
-            f"{file}: {len(missing)} of {len(listed)} images are not beside it, or there is more than one of the name: "
+            f"{file}: {len(missing)} of {len(listed)} images are missing beside it, or have an ambiguous name: "
             f"{first_of(missing)}; export it with its images"
         )
     counts = [len(of_image) for of_image in labels.values()]
@@ -69,12 +69,12 @@ def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
             stacklevel=4,
         )
     if not classes:
-        raise ValueError(f"{file}: none of {len(listed)} images has one category")
+        raise ValueError(f"{file}: all {len(listed)} images lack a category or have several: give each image one")
     return classes
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a COCO file; None of another file."""
+    """The content of a COCO file; None for another file."""
     with suppress(ValueError):
         content = read_json(path)
         if isinstance(content, dict) and all(isinstance(content.get(part), list) for part in _PARTS):

@@ -1,14 +1,14 @@
 """Caltech-UCSD Birds-200-2011: 11,788 photographs of 200 species, in the layout of its authors.
 
-    CUB_200_2011/images.txt               "<image> <path below images/>" a line
-    CUB_200_2011/image_class_labels.txt   "<image> <class>"
-    CUB_200_2011/classes.txt              "<class> <name>", classes counted from 1
+    CUB_200_2011/images.txt               lines "<image> <path below images/>"
+    CUB_200_2011/image_class_labels.txt   lines "<image> <class>"
+    CUB_200_2011/classes.txt              lines "<class> <name>", classes from 1
     CUB_200_2011/images/<name>/*.jpg
 
 Source: C. Wah, S. Branson, P. Welinder, P. Perona and S. Belongie (2011).
 
-Images are taken whole, as in the paper: bounding boxes, parts and the authors' split within classes are not read.
-Tested on files made in this layout, not on the real ones.
+Whole images are used, as in the paper: bounding boxes, parts and the authors' split within classes are not read.
+Tested on generated files in this layout, not on the original files.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits of 8 × 8 pixels, which ship with it, and two OOD sets for them."""
+"""The 1,797 handwritten digits of 8 × 8 pixels in scikit-learn, and two OOD sets for them."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ _LARGEST = 16  # grey values are from 0 to 16
 
 
 def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float = 0.2, test: float = 0.2) -> Splits:
-    """The digits as (1, 8, 8) images in [0, 1], without the held-out classes, which are an OOD set.
+    """The digits as (1, 8, 8) images in [0, 1], without the held-out classes, which `held_out` loads.
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI; test part.
 
     Args:
-        seed: of the split.
-        held_out: digits of no part.
+        seed: seed of the split.
+        held_out: digits that are in no part.
         validation, test: fractions of the images for these parts.
 
     Raises:
-        ValueError: If `held_out` leaves fewer than two classes or names no digit, or a fraction is not within 0 and 1.
+        ValueError: If `held_out` leaves fewer than two classes or names no digit, or a fraction is outside (0, 1).
 
     Example:
         >>> parts = splits()
@@ -31,13 +31,13 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
         (865, 289, 289, (1, 8, 8))
     """
     if not set(held_out) <= set(range(10)) or len(set(held_out)) > 8:
-        raise ValueError(f"held_out must be digits from 0 to 9 that leave at least two, got {tuple(held_out)}")
+        raise ValueError(f"held_out must be at most eight digits from 0 to 9, got {tuple(held_out)}")
     digits = _images([digit for digit in range(10) if digit not in held_out], name="digits")
     return Splits(**carve_missing({"train": digits}, validation=validation, test=test, seed=seed, source="digits"))
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """The digits of the classes that `like`, a part of the digits, lacks.
+    """The digits of the classes that `like`, a part of the digits, does not have.
 
     Raises:
         ValueError: If `like` is no part of the digits, or lacks no class.
@@ -46,7 +46,7 @@ def held_out(*, like: Dataset) -> TensorImages:
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
     rest = [digit for digit in range(10) if str(digit) not in like.classes]
     if not rest:
-        raise ValueError("no digit is held out; load digits with held_out=(8, 9), say")
+        raise ValueError("no digit is held out: load digits with held_out=(8, 9), for example")
     return _images(rest, name="digits_held_out")
 
 
@@ -54,10 +54,10 @@ def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
     """Grey patches (1, 8, 8) at random positions of scikit-learn's two photographs, labelled by the photograph.
 
     Args:
-        like: the in-distribution set, of as many images.
-        seed: of the positions.
+        like: the in-distribution set; as many patches are drawn.
+        seed: seed of the positions.
     """
-    from sklearn.datasets import load_sample_images  # heavy, and needed here alone
+    from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(len(like)) % 2
@@ -72,7 +72,7 @@ def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
 
 
 def _images(digits: Sequence[int], *, name: str) -> TensorImages:
-    from sklearn.datasets import load_digits  # heavy, and needed here alone
+    from sklearn.datasets import load_digits  # heavy, and needed only here
 
     pixels, target = map(torch.from_numpy, load_digits(return_X_y=True))
     mask = torch.isin(target, torch.tensor(digits))

@@ -1,4 +1,4 @@
-"""Sentences on functions of Python's standard library, by module; and, out of distribution, on scikit-learn's data."""
+"""Sentences on functions of Python's standard library, by module; and sentences on scikit-learn's data as OOD set."""
 
 import inspect
 import re
@@ -24,15 +24,15 @@ _LEAST, _LONGEST, _WORDS, _PER_MODULE = 20, 300, 4, 10
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
     """The first docstring sentence of each public function and class of modules of the standard library.
 
-    The label is the module, the metadata is the name. Modules with fewer than ten sentences are left out. The sentences
-    depend on the version of Python.
+    The label is the module; the metadata hold the member's name. Modules with fewer than ten sentences are left out.
+    The sentences depend on the version of Python.
 
     Args:
-        seed: of the split.
+        seed: seed of the split.
         validation, test: fractions of the sentences for these parts.
 
     Raises:
-        ValueError: If a fraction is not within 0 and 1, or together they leave nothing to train on.
+        ValueError: If a fraction is outside (0, 1), or together they leave no sentence for training.
 
     Example:
         >>> "math" in splits().train.classes
@@ -58,7 +58,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
 def descriptions(*, like: Dataset) -> Texts:
     """Sentences of scikit-learn's descriptions of its data sets, on flowers, wine and patients."""
-    from sklearn import datasets  # heavy, and needed here alone
+    from sklearn import datasets  # heavy, and needed only here
 
     found = {name: _sentences(getattr(datasets, f"load_{name}")().DESCR) for name in _DESCRIBED}
     labels = labels_of((name for name, texts in found.items() for _ in texts), _DESCRIBED)
@@ -67,7 +67,7 @@ def descriptions(*, like: Dataset) -> Texts:
 
 
 def _documented(module: ModuleType) -> dict[str, str]:
-    """The first sentence on each member of a module, once, with the member's name."""
+    """The first sentence on each member of a module, without repetitions, with the member's name."""
     found: dict[str, str] = {}
     for name, member in _members(module):
         for sentence in _sentences(inspect.getdoc(member) or "")[:1]:
@@ -78,7 +78,7 @@ def _documented(module: ModuleType) -> dict[str, str]:
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
     """Public functions and classes of a module, and the methods of the classes.
 
-    Members that other packages add while a program runs have another module, and are left out.
+    Members that other packages add at run time belong to another module, and are left out.
     """
 
     def is_own(name: str, member: object, *, default: str | None) -> bool:

@@ -1,8 +1,8 @@
-"""Images of the user: a folder with a sub-folder a class, or a folder of images alone.
+"""Images of the user: a folder with a sub-folder for each class, or a folder of images only.
 
 The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
-A folder that lies alone in root, as in an unpacked archive, is read in its place. Where root or a part holds a COCO
-file, its categories are the classes. Without classes, or with one class alone, no two images match.
+If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a part holds a COCO
+file, its categories are the classes. Without classes, or with a single class, no two images match.
 """
 
 import warnings
@@ -33,8 +33,8 @@ _SYSTEM = frozenset(
         *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
     )
 )
-"""Names, in lower case, that file managers, network drives and archives give to their own files."""
-_OF_SYSTEM = "are of the system"  # a reason to leave files out
+"""Lower-case names of files that file managers, network drives and archives create."""
+_OF_SYSTEM = "are of the system"  # a reason for leaving files out
 
 
 class FolderImages(Dataset):
@@ -42,7 +42,7 @@ class FolderImages(Dataset):
 
     Args:
         paths: N image files.
-        labels, name, classes, preprocessing, per_item: as of `Dataset`.
+        labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
         ValueError: If paths and labels differ in number; on reading, if a file is no image (named).
@@ -68,7 +68,7 @@ class FolderImages(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The last two parts of every path, the same wherever the folder lies."""
+        """The last two parts of every path, which do not depend on the place of the folder."""
         return ["/".join(path.parts[-2:]) for path in self.paths]
 
     @property
@@ -91,13 +91,13 @@ def splits(
     """Read a folder of images in three disjoint parts.
 
     The folders `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts, if root has a
-    folder `train`. Missing parts are carved out of the training images, see `lam.datasets.base.carve_missing`. Images
-    without classes, or of one class, have a label each: their path.
+    folder `train`. Missing parts are drawn from the training images, see `lam.datasets.base.carve_missing`. Without
+    classes, or with a single class, each image has its own label: its path.
 
     Args:
         root: the folder.
-        seed: of the parts that are carved out.
-        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 224 pixels, such as
+        seed: seed of missing parts.
+        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 224 pixels, such as
             {"size": 32}.
         validation: fraction of the training images, if there is no folder for validation.
         test: fraction of the training images, if there is no folder for testing.
@@ -110,12 +110,12 @@ def splits(
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
     if "train" not in folders:
-        raise ValueError(f"{root} has {', '.join(folders)} and no folder train; put the images to train on into one")
+        raise ValueError(f"{root} has {', '.join(folders)} but no folder train: put the training images into one")
     classes = {part: _classes(folder) for part, folder in folders.items()}
     names = sorted({name for of_part in classes.values() for name in of_part})
     if "" in names and len(names) > 1:
         flat = ", ".join(part for part, of_part in classes.items() if "" in of_part)
-        raise MissingDataError(f"{root}: {flat} has no class folders, as other parts have; put each class into one")
+        raise MissingDataError(f"{root}: {flat} has no class folders, but other parts have: put each class into one")
     is_labelled = len(names) > 1
     if not is_labelled:  # each image is a class, by its path
         for part, of_part in classes.items():
@@ -128,13 +128,13 @@ def splits(
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder, by class where it has sub-folders, else with the empty label.
+    """Read all images of a folder; their label is the sub-folder, or empty without sub-folders.
 
-    Of a folder with the parts `train` and `test`, only `test` is read.
+    If the folder has the parts `train` and `test`, only `test` is read.
 
     Args:
         root: the folder.
-        preprocessing: makes an item of a file.
+        preprocessing: preprocessing of image files.
         labelled: whether classes are required.
 
     Raises:
@@ -145,18 +145,18 @@ def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = Fal
     root = _part_folders(root).get("test", root)
     classes = _classes(root)
     if labelled and "" in classes:
-        raise MissingDataError(f"{root} has no class folders; put the images of each class into one of its own")
+        raise MissingDataError(f"{root} has no class folders: put the images of each class into a folder")
     return _images(classes, sorted(classes), preprocessing)
 
 
 def outsiders(*, root: str | Path, like: Dataset) -> FolderImages:
-    """All images of a folder with the preprocessing of `like`, or ImageNet's of other items; see `read`."""
+    """All images of a folder, with the preprocessing of `like`, or ImageNet's if `like` holds no images; see `read`."""
     preprocessing = like.preprocessing if isinstance(like.preprocessing, Preprocessing) else Preprocessing.imagenet()
     return read(root=root, preprocessing=preprocessing)
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All images below a folder, by name, without hidden ones; a warning counts the other files."""
+    """All visible images below a folder, sorted by name; a warning counts the other files."""
     left_out = defaultdict[str, list[Path]](list)
     files = _image_files(folder, left_out)
     _warn_left_out(folder, left_out)
@@ -166,12 +166,12 @@ def image_files(folder: Path) -> list[Path]:
 def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
     if not root.is_dir():
-        raise MissingDataError(f"there is no folder {root}; give the folder that has one sub-folder a class")
+        raise MissingDataError(f"there is no folder {root}; give a folder with a sub-folder for each class")
     return _unwrapped(root.resolve())
 
 
 def _unwrapped(root: Path) -> Path:
-    """The folder of the classes or parts, which may lie alone in another."""
+    """The folder of the classes or parts, which may be the only folder of another."""
     inner = list(_folders(root))
     if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
         return root
@@ -179,8 +179,8 @@ def _unwrapped(root: Path) -> Path:
         return root
     others = [path for path in root.rglob("*") if inner[0] not in path.parents and _is_of_system(path, root)]
     n_beside = sum(path.is_file() for path in others)
-    beside = f", beside {n_beside} file(s) of the system" if n_beside else ""
-    note = f"{root} holds the folder {inner[0].name} alone{beside}: its folders are read as classes or parts"
+    beside = f", and {n_beside} file(s) of the system" if n_beside else ""
+    note = f"{root} holds only the folder {inner[0].name}{beside}: its folders are read as classes or parts"
     warnings.warn(note, Note, stacklevel=4)
     return _unwrapped(inner[0])
 
@@ -191,10 +191,10 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
-    """The folder of each part; empty where the folders are classes."""
+    """The folder of each part; empty if the folders are classes."""
     allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
-    # A class may be called "train": it is a part only where it has classes of its own, or all beside it are parts.
+    # A class may be named "train": it is a part only if it contains classes, or all other folders are parts.
     found = [part for part, folder in folders if part and any(_folders(folder))]
     named = [part for part, _ in folders]
     if not found and len(named) > 1 and "train" in named and all(named):
@@ -222,7 +222,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
         return {"": files}
     for name in classes:
         if _as_utf8(name) != name:
-            raise ValueError(f"{folder} has a folder {name!r}, whose name is not in UTF-8: rename it")
+            raise ValueError(f"{folder} has a folder {name!r} with a name that is not in UTF-8: rename it")
     beside = sorted(folder.iterdir())
     for path in beside:
         if _is_of_system(path, folder):
@@ -240,7 +240,7 @@ def _as_utf8(name: str) -> str:
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All images below a folder, by suffix; adds other visible files to `left_out`, by reason."""
+    """All images below a folder, by their suffix; other visible files are added to `left_out`, by reason."""
     images: list[Path] = []
     for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -258,7 +258,7 @@ def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
 
 
 def _is_of_system(path: Path, folder: Path) -> bool:
-    """Whether a system made a path below a folder, or a folder on the way to it."""
+    """Whether a file manager, network drive or archive created a path, or a folder between `folder` and it."""
     parts = path.relative_to(folder).parts
     return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
 

@@ -1,4 +1,4 @@
-"""CLINC150 and BANKING77: questions to an assistant or a bank, by intent; in CLINC150 some are out of scope.
+"""CLINC150 and BANKING77: questions to an assistant or a bank, by intent; CLINC150 has out-of-scope questions, too.
 
 Source: Larson et al. (2019), "An evaluation dataset for intent classification and out-of-scope prediction"; Casanueva
 et al. (2020), "Efficient intent detection with dual sentence encoders".
@@ -29,7 +29,7 @@ def clinc150(*, root: str | Path | None = None) -> Splits:
     """The 150 intents of CLINC150 in the published parts, without questions out of scope.
 
     Args:
-        root: the folder of data_full.json; by default $LAM_DATA/clinc150.
+        root: folder of data_full.json; by default $LAM_DATA/clinc150.
 
     Raises:
         MissingDataError: If the file is missing.
@@ -51,16 +51,16 @@ def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: D
 
 
 def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
-    """The 77 intents of BANKING77: the published test part, and the training part in two.
+    """The 77 intents of BANKING77: the published test part, and the published training part divided in two.
 
     Args:
-        root: the folder of train.csv and test.csv; by default $LAM_DATA/banking77.
-        seed: of the validation part.
+        root: folder of train.csv and test.csv; by default $LAM_DATA/banking77.
+        seed: seed of the validation part.
         validation: fraction of the training part.
 
     Raises:
         MissingDataError: If a file is missing.
-        ValueError: If one lacks the columns text and category, or the two differ in intents.
+        ValueError: If a file has no columns text and category, or the files differ in intents.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}
@@ -91,6 +91,6 @@ def _texts(
     pairs: list[tuple[str, str]], classes: list[str], path: Path, name: str = "clinc150", **options: Any
 ) -> Texts:
     if strange := sorted({label for _, label in pairs} - set(classes)):
-        raise ValueError(f"{path} has {', '.join(strange[:3])}, which no text to train on has; get it again")
+        raise ValueError(f"{path} has {', '.join(strange[:3])}, but no training text has it; get it again")
     labels = labels_of((label for _, label in pairs), classes)
     return Texts([text for text, _ in pairs], labels, name=name, classes=classes, **options)

@@ -1,10 +1,10 @@
 """Labeled Faces in the Wild: 13,233 photographs of 5,749 people, in the layout of its authors.
 
     lfw-deepfunneled/ (or lfw_funneled/, lfw/)      <Person_Name>/<Person_Name>_0001.jpg, ...
-    peopleDevTrain.txt, peopleDevTest.txt           how many people, then "<Person_Name> TAB <number of images>" a line
+    peopleDevTrain.txt, peopleDevTest.txt           number of people, then lines "<Person_Name> TAB <number of images>"
 
-The lists lie beside the folder of people; without them the people are split at random. Tested on files made in this
-layout, not on the real ones.
+The lists lie beside the folder of people; without them, people are split at random. Tested on generated files in this
+layout, not on the original files.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ _TRAIN, _TEST = "peopleDevTrain.txt", "peopleDevTest.txt"
 _SOURCE = Source(
     "lfw",
     "Unpack lfw-deepfunneled.tgz there, and put peopleDevTrain.txt and peopleDevTest.txt beside its folder: from "
-    "http://vis-www.cs.umass.edu/lfw/, or where that does not answer from "
+    "http://vis-www.cs.umass.edu/lfw/, or if it does not answer from "
     "https://www.kaggle.com/datasets/jessicali9530/lfw-dataset.",
 )
 
@@ -35,20 +35,20 @@ def splits(
     test: float = 0.3,
     allow_missing: bool = False,
 ) -> Splits:
-    """Faces with the published split of people, as networks for ImageNet expect them.
+    """Faces with the published split of people, with ImageNet's preprocessing.
 
     Classes are people; no person is in two parts. Most people have a single image, which has no match.
 
-    Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people to train on, 1,711 to
-        test on. The paper does not say what it chose epochs on: here it is people held out of training.
+    Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people for training, 1,711 for
+        testing. The paper does not say which data choose the epoch: here held-out training people do.
 
     Args:
-        root: the folder of the folder of people and the lists; $LAM_DATA/lfw by default.
-        seed: of the held-out people, and without lists of the test people.
-        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
+        root: folder of the people's folder and the lists; $LAM_DATA/lfw by default.
+        seed: seed of the held-out people, and of the test people if there are no lists.
+        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
         validation: fraction of the training people that is held out.
         test: fraction of all people for testing, if there are no lists.
-        allow_missing: leave out missing images with a warning.
+        allow_missing: whether missing images are left out with a warning.
 
     Raises:
         MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
@@ -82,8 +82,8 @@ def splits(
 
 
 def _people_folder(root: Path) -> Path:
-    """The folder of people below the root, which an archive may have unpacked into a folder of its name."""
-    for top in (root, root / "lfw-py"):  # torchvision's
+    """The folder of people in the root, or in the folder of an unpacked archive."""
+    for top in (root, root / "lfw-py"):  # torchvision's folder
         for name in _FOLDERS:
             for folder in (top / name / name, top / name):
                 if folder.is_dir():
@@ -94,7 +94,7 @@ def _people_folder(root: Path) -> Path:
 
 
 def _lists(people: Path) -> tuple[Path, Path] | None:
-    """Both published lists, beside the folder of people, in it or above; None without them."""
+    """Both published lists: beside the folder of people, in it or above it; None if they are missing."""
     for folder in (people.parent, people, people.parent.parent):
         lists = folder / _TRAIN, folder / _TEST
         missing = [path for path in lists if not path.is_file()]

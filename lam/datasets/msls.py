@@ -3,12 +3,13 @@
     train_val/<city>/{query, database}/
         postprocessed.csv       key, easting, northing (metres, in the city's UTM zone)
         raw.csv                 key, pano, ca (compass angle in degrees)
-        subtask_index.csv       key and a column a subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
+        subtask_index.csv       key and a column for each subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
         images/<key>.jpg
 
-Images are retrieved one by one, without their sequences (seq_info.csv). Panoramas are left out, as their authors do.
-The positions of the authors' test cities (`UNPUBLISHED`) are not published: `TEST` is their validation cities, as in
-most papers, and `VALIDATION` is training cities of our choice. Tested on files made in this layout, not the real ones.
+Single images are retrieved, without their sequences (seq_info.csv). Panoramas are left out, as by the authors. The
+positions of the authors' test cities (`UNPUBLISHED`) are not published: `TEST` holds their validation cities, as in
+most papers, and `VALIDATION` holds training cities of lam's choice. Tested on generated files in this layout, not on
+the original files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +39,12 @@ TEST = ("cph", "sf")
 UNPUBLISHED = ("miami", "athens", "buenosaires", "stockholm", "bengaluru", "kampala")
 
 _ROLES = ("query", "database")
-_SUBTASKS = "subtask_index.csv"  # which training does not need
+_SUBTASKS = "subtask_index.csv"  # not needed for training
 _FILES = ("postprocessed.csv", "raw.csv", _SUBTASKS, "images")
 _SOURCE = Source(
     "msls",
     "Unpack metadata.zip and images_vol_1.zip to images_vol_6.zip there, from https://www.mapillary.com/dataset/places "
-    "(free, after registration), or name the cities that are there with train_cities, validation_cities, test_cities.",
+    "(free, after registration), or name the existing cities with train_cities, validation_cities, test_cities.",
 )
 
 
@@ -58,20 +59,20 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places with queries and a database for each city, as networks for ImageNet expect them.
+    """Photographs of places with queries and a database for each city, with ImageNet's preprocessing.
 
     Source: F. Warburg, S. Hauberg, M. Lopez-Antequera, P. Gargallo, Y. Kuang and J. Civera (2020); cities as in the
-        authors' mapillary_sls, except that zurich and amman, of its 22 training cities, are held out for validation.
+        authors' mapillary_sls, except that zurich and amman, two of its 22 training cities, are held out.
 
     Args:
-        root: the folder of train_val; $LAM_DATA/msls by default.
-        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
-        train_cities: to train on.
-        validation_cities: to validate on.
-        test_cities: to test on.
-        subtask: images to validate and test on; training has all, as the authors'.
-        angles: read the compass angle `ca`, the last column of the items' targets.
-        allow_missing: leave out missing images with a warning.
+        root: folder of train_val; $LAM_DATA/msls by default.
+        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
+        train_cities: cities for training.
+        validation_cities: cities for validation.
+        test_cities: cities for testing.
+        subtask: images for validation and testing; training uses all images, as the authors do.
+        angles: whether the compass angle `ca` is read, the last column of the items' targets.
+        allow_missing: whether missing images are left out with a warning.
 
     Returns:
         Three parts of `PlaceImages`.
@@ -149,8 +150,8 @@ def _check(parts: Mapping[str, Sequence[str]], subtask: str) -> None:
             raise ValueError(f"{name}_cities must be a list of cities, got {part!r}")
         if unpublished := [city for city in part if city in UNPUBLISHED]:
             raise ValueError(
-                f"{name}_cities: the positions of {', '.join(unpublished)} are not published, so nothing can be "
-                "measured there; take other cities"
+                f"{name}_cities: the positions of {', '.join(unpublished)} are not published, so metrics are unknown; "
+                "use other cities"
             )
     if repeated := sorted({city for city in cities if cities.count(city) > 1}):
-        raise ValueError(f"a city must be in one part alone, got {', '.join(repeated)} twice")
+        raise ValueError(f"a city must be in only one part, got {', '.join(repeated)} twice")

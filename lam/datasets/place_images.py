@@ -13,27 +13,27 @@ from lam.datasets.folder import FolderImages
 from lam.inputs.preprocessing import Preprocessing
 
 AREA_DISTANCE = 1e7
-"""Least metres between two areas."""
+"""Least distance between two areas, in metres."""
 
 CELL = 7.0
-"""Side, in metres, of the cells that group places; their diagonal is within 10 m, the default of positive pairs."""
+"""Side of the cells that group places, in metres; their diagonal is below 10 m, the default of positive pairs."""
 
-_NEAREST = 4  # database images that a limit draws with each query
+_NEAREST = 4  # number of database images that a limit draws with each query
 
 
 class PlaceImages(FolderImages):
     """N photographs with positions; an item is an image and its target (see `targets`).
 
     Attributes:
-        labels: (N,) areas, so that a split stratified by label is stratified by area.
-        positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so that no two areas are near.
-        angles: (N,) compass angles in degrees, NaN where unknown; or None.
+        labels: (N,) areas: a split stratified by label is stratified by area.
+        positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so areas are far from each other.
+        angles: (N,) compass angles in degrees, NaN if unknown; or None.
 
     Args:
         paths: N image files.
         labels: (N,) int64, areas.
         positions: (N, X) in metres, in a frame for each area.
-        name, preprocessing, is_query: as of `Dataset`; items that are no queries are the database.
+        name, preprocessing, is_query: as for `Dataset`; items that are no queries are the database.
         classes: names of the areas.
         angles: (N,) compass angles in degrees, with any number of whole turns.
 
@@ -65,12 +65,12 @@ class PlaceImages(FolderImages):
 
     @property
     def targets(self) -> Float64[Tensor, "N _"]:
-        """The positions, with the angles as the last column where there are some, for `lam.pairs.Relation`."""
+        """Positions for `lam.pairs.Relation`, with the angles, if any, as the last column."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The grid cell (N,) of each place, as batches of random places have hardly two that match."""
+        """The grid cell (N,) of each place: batches by cell hold matches, batches of random places hardly any."""
         return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:
@@ -80,7 +80,7 @@ class PlaceImages(FolderImages):
         return self.preprocessing(self.paths[index]), target
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Random queries, each with its nearest database images, so that most have matches."""
+        """Random queries with their nearest database images: most have matches."""
         from scipy.spatial import KDTree
 
         generator = torch.Generator().manual_seed(seed)
@@ -101,7 +101,7 @@ def _check(paths: Sequence[Path], positions: Tensor, angles: Tensor | None) -> N
     if positions.ndim != 2 or not positions.is_floating_point():
         raise ValueError(f"positions must be numbers of shape (N, X), got {positions.dtype} {tuple(positions.shape)}")
     checks = [(positions, ~positions.isfinite().all(1), "positions must be finite")]
-    checks += [] if angles is None else [(angles, angles.isinf(), "angles must be degrees, or NaN where unknown")]
+    checks += [] if angles is None else [(angles, angles.isinf(), "angles must be degrees, or NaN if unknown")]
     for values, is_invalid, rule in checks:
         for index in is_invalid.nonzero().flatten().tolist():
             raise ValueError(f"{rule}, got {values[index].tolist()} for {paths[index]}")

@@ -2,16 +2,16 @@
 
 The table, places.csv in the folder, names its columns; other columns are ignored:
 
-    path                    of the image, below the folder
+    path                    image file, relative to the folder
     x, y                    position in metres, or
-    easting, northing       the same, or
+    easting, northing       position in metres, or
     lat, lon                position in degrees
     role                    optional: query or database; without it every image is both
     area (or city)          optional: images of two areas never match; each area has its own frame of metres
     split                   optional: train, validation (or val, valid, dev) or test (or eval)
-    angle                   optional: compass angle in degrees, empty where unknown; read with angles=True
+    angle                   optional: compass angle in degrees, empty if unknown; read with angles=True
 
-Tested on files made here.
+Tested on generated files.
 """
 
 from collections import Counter
@@ -45,23 +45,23 @@ def splits(
 ) -> Splits:
     """Photographs of places in three parts: by the column `split`, or strips of land.
 
-    Without that column each area is cut along its longer side into strips for training, validation and testing, in
-    this order, so that few places are in two parts. Nothing is drawn at random.
+    Without that column, each area is cut along its longer side into strips for training, validation and testing, in
+    this order: few places are in two parts. There are no random draws.
 
     Args:
         root: the folder.
-        csv: the table, below the folder; see `Table.read`.
-        preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
+        csv: the table, relative to the folder; see `Table.read`.
+        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
         validation: fraction of the images of each area for validation, without a column `split`.
         test: fraction of the images of each area for testing, without a column `split`.
-        angles: read the column `angle`, the last column of the items' targets.
-        allow_missing: leave out missing images with a warning.
+        angles: whether the column `angle` is read, the last column of the items' targets.
+        allow_missing: whether missing images are left out with a warning.
 
     Returns:
         Three parts of `PlaceImages`.
 
     Raises:
-        MissingDataError: If the folder or the table is missing, or images are (counted, the first five named).
+        MissingDataError: If the folder, the table or images are missing (counted, the first five named).
         ValueError: If a column is missing or a value is invalid; it names the file and the row.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
@@ -101,13 +101,13 @@ def _table(root: Path, csv: str) -> Table:
     path = root / csv
     if not path.is_file():
         raise MissingDataError(
-            f"places: these are missing:\n  {path}\nWrite one line an image there, below one that names the columns: "
+            f"places: these are missing:\n  {path}\nWrite a line for each image there, after a line of column names: "
             "path, and x and y in metres or lat and lon in degrees"
         )
     table = Table.read(path, needed=("path",))
     paths = table.columns["path"]
     if not paths:
-        raise ValueError(f"{path} names no image: write one line an image")
+        raise ValueError(f"{path} names no image: write a line for each image")
     name, times = Counter(paths).most_common(1)[0]
     if times > 1:
         raise ValueError(f"{path} must name each image once, got {name} {times} times")
@@ -129,16 +129,16 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
     if len(nowhere := (degrees == 0).all(1).nonzero()):
         raise ValueError(
             f"{table.path}: lat and lon are both 0 in {len(nowhere)} rows, such as {table.unit} "
-            f"{table.lines[int(nowhere[0])]}, which cameras write without a position: leave these images out"
+            f"{table.lines[int(nowhere[0])]}: cameras write this for an unknown position; leave these images out"
         )
     return earth_centred(degrees)
 
 
 def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
-    """Coordinates, in metres from the centre of the earth, of places on the WGS 84 ellipsoid.
+    """Coordinates of places on the WGS 84 ellipsoid, in metres from the centre of the earth.
 
-    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). At 10 km the straight line
-    between two places differs from the way on the ground by 1 mm, without the distortion of a map projection.
+    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). At 10 km, the straight
+    line between two places is 1 mm shorter than the way on the ground; there is no distortion by a map projection.
 
     Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
         equation 4-14, at height 0.
@@ -172,9 +172,9 @@ def _strips(
     positions: Float64[Tensor, "N X"], labels: Int64[Tensor, " N"], *, validation: float, test: float
 ) -> Int64[Tensor, " N"]:
     for name, share in (("validation", validation), ("test", test)):
-        fraction_of(len(labels), share, name=name)  # for its check
+        fraction_of(len(labels), share, name=name)  # raises for an invalid fraction
     if validation + test >= 1:
-        raise ValueError(f"validation and test must leave images to train on, got {validation} and {test}")
+        raise ValueError(f"validation and test must have a sum below 1, got {validation} and {test}")
     bounds = torch.tensor([1 - validation - test, 1 - test], dtype=torch.float64)
     part = torch.empty_like(labels)
     for area in labels.unique():

@@ -1,4 +1,4 @@
-"""What readers of published data sets share: their files, annotations, and splits by class."""
+"""Files, annotations and splits by class of published data sets."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import first_of
 
 SIZE = 227
-"""Default pixels of a side of photographs, as in the paper."""
+"""Default side of photographs in pixels, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Source:
 
     Args:
         name: its name in lam.
-        advice: how to get its files, in a sentence.
-        system_root: the folder of a package of the operating system, if there is one.
+        advice: a sentence on how to get its files.
+        system_root: folder of a package of the operating system, if there is one.
         compressed: whether each file may have the suffix .gz.
     """
 
@@ -38,10 +38,10 @@ class Source:
     compressed: bool = False
 
     def roots(self, root: str | Path | None) -> list[Path]:
-        """The root itself; for None, $LAM_DATA/<name> and the system's.
+        """The root itself; for None, $LAM_DATA/<name> and `system_root`.
 
         Raises:
-            MissingDataError: If there is none.
+            MissingDataError: If there is no such folder.
         """
         if root is not None:
             return [Path(root).expanduser()]
@@ -61,12 +61,12 @@ class Source:
         """The folder that has every needed file.
 
         Args:
-            root: as of `roots`.
+            root: as for `roots`.
             needed: files and folders, relative to the result.
             below: folders of the root that may be the result, too.
 
         Raises:
-            MissingDataError: If no folder has them all; it names what the fullest one lacks.
+            MissingDataError: If no folder has them all; it names the files missing from the fullest folder.
         """
         places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
         missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
@@ -88,13 +88,13 @@ def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: b
     Args:
         paths: N image files.
         annotated_in: the file that names them.
-        allow_missing: warn of missing images instead of raising.
+        allow_missing: whether missing images are only a warning.
 
     Returns:
-        (N,) whether each exists.
+        (N,) whether each image exists.
 
     Raises:
-        MissingDataError: If some do not: how many, and the first five.
+        MissingDataError: If images are missing; it counts them and names the first five.
     """
     files: dict[Path, set[str]] = {}
     for folder in filter(Path.is_dir, {path.parent for path in paths}):
@@ -118,7 +118,7 @@ class Annotations:
         paths: the photographs.
         labels: positions in `classes`.
         classes: names of the classes.
-        path: the file of the annotations, or a pattern of several.
+        path: file of the annotations, or a pattern for several files.
     """
 
     paths: Sequence[Path]
@@ -135,14 +135,14 @@ class Annotations:
 
 @dataclass(frozen=True)
 class HalvedClasses:
-    """A data set of photographs: the first half of the classes is for training and validation, the last for testing.
+    """Photographs with the first half of the classes for training and validation, and the second half for testing.
 
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say what it chose epochs on: here it is
-        held-out classes of the first half, so that validation meets unseen classes, as the test does.
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say which data choose the epoch: here
+        held-out classes of the first half do, so validation meets unseen classes, like the test.
 
     Args:
-        source: its name and how to get it.
-        read: its annotations, from a root as of `Source.roots`.
+        source: name of the data set, and how to get it.
+        read: reads its annotations from a root, as for `Source.roots`.
     """
 
     source: Source
@@ -157,14 +157,14 @@ class HalvedClasses:
         validation: float = 0.2,
         allow_missing: bool = False,
     ) -> Splits:
-        """The data set, as networks for ImageNet expect it.
+        """The data set with ImageNet's preprocessing.
 
         Args:
-            root: the folder of its files; $LAM_DATA/<name> by default.
-            seed: of the held-out classes.
-            preprocessing: makes an item of a file, or the fields that differ from ImageNet's at 227 pixels.
+            root: folder of its files; $LAM_DATA/<name> by default.
+            seed: seed of the held-out classes.
+            preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
             validation: fraction of the training classes that is held out.
-            allow_missing: leave out missing images with a warning.
+            allow_missing: whether missing images are left out with a warning.
 
         Raises:
             MissingDataError: If files are missing (each named), or annotated images (counted, the first five named).
@@ -178,26 +178,26 @@ class HalvedClasses:
 
 
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
-    """The parts `train`, `validation` and `test`, with each class in one part alone.
+    """The parts `train`, `validation` and `test`, with each class in only one part.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
 
     Args:
         images: N images.
-        is_test: (C,) which classes are tested on.
+        is_test: (C,) which classes are test classes.
         validation: fraction of the other classes that is held out; classes of one image and larger ones in proportion.
-        seed: of the held-out classes.
+        seed: seed of the held-out classes.
 
     Raises:
-        ValueError: If a part is left without a class, or `validation` is no fraction.
+        ValueError: If a part would have no class, or `validation` is no fraction.
     """
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     candidates = ((counts > 0) & ~is_test).nonzero().flatten()
     n_tested = int((is_test & (counts > 0)).sum())
     if len(candidates) < 2 or n_tested == 0:
         raise ValueError(
-            f"{images.name} needs images of at least two classes to train and validate on and of one to test on, got "
-            f"{len(candidates)} and {n_tested}"
+            f"{images.name} needs images of at least two classes for training and validation, and of one for testing, "
+            f"got {len(candidates)} and {n_tested}"
         )
     n_held_out = min(fraction_of(len(candidates), validation, name="validation"), len(candidates) - 1)
     (held_out,) = stratified_split((counts[candidates] > 1).long(), (n_held_out,), seed=seed)
@@ -224,13 +224,13 @@ def read_mat(path: Path, *names: str) -> list[Any]:
     """Variables of a MATLAB file, axes of length one squeezed.
 
     Raises:
-        ValueError: If the file is no MATLAB file or lacks one of them; it names the file.
+        ValueError: If the file is no MATLAB file or lacks a variable; it names the file.
     """
-    from scipy.io import loadmat  # slow to import, and needed by two data sets alone
+    from scipy.io import loadmat  # slow to import, and needed by only two data sets
 
     try:
         variables = loadmat(path, squeeze_me=True, variable_names=names)
-    except Exception as error:  # what damaged bytes raise has no common class
+    except Exception as error:  # errors of damaged files have no common class
         raise ValueError(f"{path} cannot be read as a MATLAB file: {error}; get it again") from error
     if absent := [name for name in names if name not in variables]:
         raise ValueError(f"{path} has no variable {', '.join(absent)}; get it again")

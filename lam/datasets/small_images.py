@@ -1,8 +1,8 @@
-"""MNIST, FashionMNIST, CIFAR-10 and Street View House Numbers (SVHN): small images of ten classes, held in memory.
+"""MNIST, FashionMNIST, CIFAR-10 and Street View House Numbers (SVHN): small images of ten classes, in memory.
 
-MNIST and FashionMNIST are four IDX files, compressed or not. CIFAR-10 is read from its binary version alone: the Python
-version, which torchvision reads, is pickled. The files are in the root itself, or below it as torchvision puts them.
-CIFAR-10 and SVHN are tested on files made in these layouts, not on the real ones.
+MNIST and FashionMNIST are four IDX files, compressed or not. CIFAR-10 is read only from its binary version: the Python
+version, which torchvision reads, is pickled. The files are in the root, or in torchvision's folders below it. CIFAR-10
+and SVHN are tested on generated files in these layouts, not on the original files.
 """
 
 import gzip
@@ -29,18 +29,18 @@ _UNSIGNED_BYTES = 8
 _CHUNK = 1 << 20
 _RECORD = 1 + 3 * 32 * 32
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-_CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside it
+_CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published with the file
 _SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 
 
 @dataclass(frozen=True)
 class SmallImages:
-    """A data set of small images in memory, published in a part to train on and a part to test on.
+    """A data set of small images in memory, published in a training and a test part.
 
     Args:
-        source: its name and how to get it.
+        source: name of the data set, and how to get it.
         classes: names of the classes.
-        files: of each published part.
+        files: names of the files of each published part.
         below: folders of a root that may have the files, too.
         read: maps the files of a part to images (N, C, H, W) and labels (N,).
         fetch: downloads the files of a part ("train" or "test") to a folder.
@@ -56,17 +56,17 @@ class SmallImages:
     def splits(
         self, *, root: str | Path | None = None, seed: int = 0, validation: int = 5000, download: bool = False
     ) -> Splits:
-        """The data set in [0, 1], with validation images carved out of the training files.
+        """The data set in [0, 1]; validation images are drawn from the training files.
 
         Args:
             root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
-            seed: of the validation part.
-            validation: number of its images, each class in proportion.
-            download: fetch missing files through torchvision, to the root.
+            seed: seed of the validation part.
+            validation: number of validation images, each class in proportion.
+            download: whether torchvision downloads missing files to the root.
 
         Raises:
             MissingDataError: If files are missing.
-            ValueError: If a file is damaged (named), or `validation` leaves nothing to train on.
+            ValueError: If a file is damaged (named), or `validation` leaves no image for training.
         """
         training = self._part("train", root, download)
         if not 0 < validation < len(training):
@@ -75,11 +75,11 @@ class SmallImages:
         return Splits(train=trained, validation=validated, test=self._part("test", root, download))
 
     def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
-        """The published test part alone; arguments as of `splits`."""
+        """Only the published test part; arguments as for `splits`."""
         return self._part("test", root, download)
 
     def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
-        # where there are several roots, one must have every file: parts from two would not belong together
+        # if there are several roots, one must have every file: parts from two would not belong together
         needed = self.files[part] if self.source.system_root is None else sum(self.files.values(), start=())
         try:
             folder = self.source.folder(root, needed=needed, below=self.below)
@@ -93,7 +93,7 @@ class SmallImages:
 
     def _download(self, part: str, root: Path) -> None:
         if str(root) == self.source.system_root:
-            raise MissingDataError(f"{self.source.name}: say where download=True may put files, with root=<folder>")
+            raise MissingDataError(f"{self.source.name}: download=True needs a folder for the files, root=<folder>")
         try:
             self.fetch(part, root)
         except (OSError, RuntimeError) as error:
@@ -105,7 +105,7 @@ class SmallImages:
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
     """Values of an IDX file: two zero bytes, type, number of axes, their big-endian sizes, the values.
 
-    torchvision's reader takes no compressed file, and checks by `assert`.
+    torchvision's reader does not read compressed files, and checks with `assert`.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
 
@@ -116,8 +116,8 @@ def read_idx(path: Path) -> UInt8[Tensor, "..."]:
         The values, uint8, in the shape of the header.
 
     Raises:
-        ValueError: If the header is not of an IDX file of unsigned bytes, the number of values does not fit it, or the
-            compressed data are damaged. The message names the file.
+        ValueError: If the file is no IDX file of unsigned bytes, has another number of values than its header says, or
+            is damaged. The message names the file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -135,7 +135,7 @@ def _parse(stream: BufferedIOBase, path: Path) -> UInt8[Tensor, "..."]:
         raise ValueError(f"{path} is truncated within its header; get it again")
     shape = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
     expected = math.prod(shape)
-    values = bytearray()  # grows with the data: a damaged header may claim any size, and a small .gz may hold any
+    values = bytearray()  # grows with the data: a damaged header may state any size, and a small .gz unpack to any
     while len(values) <= expected and (chunk := stream.read(_CHUNK)):
         values += chunk
     if len(values) != expected:
@@ -176,7 +176,7 @@ def _read_cifar(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Te
 
 
 def _read_svhn(paths: list[Path]) -> tuple[UInt8[Tensor, "N 3 32 32"], Int64[Tensor, " N"]]:
-    """X (32, 32, 3, N) and y (N,), where the digit 0 has the label 10."""
+    """Images and labels from X (32, 32, 3, N) and y (N,); in y, the digit 0 has the label 10."""
     (path,) = paths
     pixels, target = map(np.asarray, read_mat(path, "X", "y"))
     pixels, target = pixels.reshape(*pixels.shape[:3], -1), target.reshape(-1)
@@ -236,7 +236,7 @@ mnist = _images(
 cifar10 = SmallImages(
     source=Source(
         "cifar10",
-        f"Unpack the binary version, {_CIFAR_URL}, there (the Python version is pickled, which is never read), or let "
+        f"Unpack the binary version, {_CIFAR_URL}, there (lam never reads the pickled Python version), or let "
         "torchvision fetch it with download=True.",
     ),
     classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),

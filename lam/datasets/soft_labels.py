@@ -1,4 +1,4 @@
-"""Soft labels: shares of people who chose each class for an image, in the order of a data set."""
+"""Soft labels: shares of people who chose each class for an image."""
 
 from pathlib import Path
 
@@ -13,25 +13,25 @@ CIFAR10H = "cifar10h-probs.npy"
 
 
 def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
-    """Probabilities of classes in a NumPy file, such as CIFAR-10H's of CIFAR-10's 10,000 test images.
+    """Probabilities of classes from a NumPy file, such as CIFAR-10H for the 10,000 test images of CIFAR-10.
 
     Source: Peterson, Battleday, Griffiths and Russakovsky (2019), "Human uncertainty makes classification more robust".
 
     Args:
-        path: a .npy file, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
-        n_items: N, the number of images.
+        path: a .npy file in the order of the data set, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
+        n_items: number of images N.
 
     Returns:
         (N, C) rows that add up to 1.
 
     Raises:
         MissingDataError: If the file is missing.
-        ValueError: If it has another number of rows, or other values than probabilities.
+        ValueError: If it has another number of rows, or values that are no probabilities.
     """
     path = Path(path)
     path = path / CIFAR10H if path.is_dir() else path
     if not path.is_file():
-        raise MissingDataError(f"{path} is not there: it is part of CIFAR-10H, as its authors publish it")
+        raise MissingDataError(f"{path} is missing: get it from CIFAR-10H, as its authors publish it")
     try:
         with path.open("rb") as file:
             values = np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)

@@ -1,5 +1,5 @@
-"""Views of spots in two photographs that ship with scikit-learn, a small stand-in for photographs of places; and, out
-of distribution, of a portrait that ships with matplotlib.
+"""Views of spots in two photographs of scikit-learn, as a small substitute for photographs of places; and, as OOD set,
+views of a portrait of matplotlib.
 """
 
 import math
@@ -12,34 +12,34 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, Splits, TensorImages, carve_missing
 
-_SIDE = 96  # pixels of a view, of as many pixels of the photograph on average
-_STRIDE = 68  # between spots, so that neighbours share a third of their pixels
+_SIDE = 96  # pixels of a view, and of its part of the photograph on average
+_STRIDE = 68  # pixels between spots: neighbours share a third of their pixels
 _SHIFT, _ZOOM, _ANGLE, _DARKER, _CONTRAST = 8.0, 1.3, 10.0, 1.5, 1.3
 _MARGIN = math.ceil(_SHIFT + _ZOOM * _SIDE / 2 * (math.cos(math.radians(_ANGLE)) + math.sin(math.radians(_ANGLE))))
 _VIEWS, _VIEWS_OUTSIDE = 15, 4
 
 
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
-    """960 views, (3, 96, 96) in [0, 1], of 64 spots of a temple in China and of a flower: fifteen of each.
+    """960 views (3, 96, 96) in [0, 1] of a temple in China and a flower: 64 spots with fifteen views each.
 
-    A view is shifted by up to 8 pixels, zoomed by up to 1.3, turned by up to 10°, darkened by up to 1.5, and changed in
-    contrast by up to 1.3. The label is the spot.
+    A view is shifted by up to 8 pixels, zoomed by up to 1.3, rotated by up to 10°, darkened by up to 1.5, and changed
+    in contrast by up to 1.3. The label is the spot.
 
     Source: scikit-learn's `load_sample_images`, CC BY 2.0.
 
     Args:
-        seed: of the split; the views are always the same.
+        seed: seed of the split; the views are always the same.
         validation, test: fractions of the views for these parts.
 
     Raises:
-        ValueError: If a fraction is not within 0 and 1, or together they leave nothing to train on.
+        ValueError: If a fraction is outside (0, 1), or together they leave no view for training.
 
     Example:
         >>> parts = splits()
         >>> len(parts.train), len(parts.validation), len(parts.test), len(parts.train.classes)
         (576, 192, 192, 64)
     """
-    from sklearn.datasets import load_sample_images  # heavy, and needed here alone
+    from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     photographs = map(Image.fromarray, load_sample_images().images)
     views = _views(dict(zip(("china", "flower"), photographs, strict=True)), "spots", _VIEWS)
@@ -47,11 +47,11 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
 
 def portrait(*, like: Dataset) -> TensorImages:
-    """Such views of 42 spots of a portrait of Grace Hopper, four of each.
+    """Views of 42 spots of a portrait of Grace Hopper, four views each.
 
     Source: matplotlib's sample data, in the public domain.
     """
-    from matplotlib.cbook import get_sample_data  # heavy, and needed here alone
+    from matplotlib.cbook import get_sample_data  # heavy, and needed only here
 
     with Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)) as image:
         return _views({"portrait": image.convert("RGB")}, "portrait", _VIEWS_OUTSIDE)
@@ -75,7 +75,7 @@ def _view(photograph: Image.Image, x: int, y: int, generator: torch.Generator) -
     scale, angle = _ZOOM**zoom, math.radians(_ANGLE * angle)
     a, b = scale * math.cos(angle), scale * math.sin(angle)
     left, top = x + _SHIFT * across - (a + b) * _SIDE / 2, y + _SHIFT * down - (a - b) * _SIDE / 2
-    matrix = (a, b, left, -b, a, top)  # from a pixel of the view to one of the photograph
+    matrix = (a, b, left, -b, a, top)  # from pixels of the view to pixels of the photograph
     view = photograph.transform((_SIDE, _SIDE), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
     view = ImageEnhance.Brightness(view).enhance(_DARKER ** (-(1 + brightness) / 2))
     view = ImageEnhance.Contrast(view).enhance(_CONTRAST**contrast)

@@ -1,6 +1,6 @@
-"""Held-out classes, which training never sees, so that a run can bound errors on strangers.
+"""Held-out classes, which training never sees: with them, a run can bound errors on strangers.
 
-`lam.retrieval.decisions.conformal` says which rate so many classes can bound.
+`lam.retrieval.decisions.conformal` computes the rates that a number of classes can bound.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ SHARE, LEAST_CLASSES = 0.1, 20
 
 
 def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -> Splits:
-    """Splits without some random classes, whose items are the `strangers` instead.
+    """Splits without some random classes; the items of these classes become the `strangers`.
 
-    Of questions with answers, the questions of these classes are the strangers, and their answers are left out.
+    For questions with answers, the strangers are the questions of these classes; their answers are left out.
 
     Args:
-        splits: of labelled items.
-        share: of the classes of all three parts, in [0, 1), rounded to at least one class; 0 for none. By default
-            `SHARE` with at least `LEAST_CLASSES` classes, else none. The default is also none where no class has two
+        splits: splits of labelled items.
+        share: share of the classes of all three parts, in [0, 1), rounded to at least one class; 0 holds out no class.
+            The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. It is also 0 if no class has two
             items, items are places, or the parts share a gallery, which must stay complete.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Raises:
-        ValueError: If items are places and a share is given, or a part would be left without an item.
+        ValueError: If a share is given for places, or a part would have no items.
     """
     parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):
         if share:
-            raise ValueError("strangers are held-out classes, and places have no classes: leave data.strangers out")
+            raise ValueError("strangers are held-out classes, but places have no classes: leave data.strangers out")
         return splits
     classes, counts = torch.cat([part.labels for part in parts.values()]).unique(return_counts=True)
     if share is None:
@@ -62,10 +62,10 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
 
 
 class JoinedItems(Dataset):
-    """Items of several data sets with one list of classes, one after the other.
+    """Items of several data sets that share one list of classes.
 
     Args:
-        items: each as its data set and its position there.
+        items: data set and position of each item.
     """
 
     items: tuple[tuple[Dataset, int], ...]

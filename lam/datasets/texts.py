@@ -1,7 +1,7 @@
 """Texts of the user: a table of texts with labels, or of questions with answers, or a folder of such tables.
 
-The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}, all but the last
-two gzipped or not. See `Table.read` for the content of a file.
+The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}; files except xlsx
+and parquet may be gzipped. See `Table.read` for the content of a file.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ class Columns:
     """The columns of a file; default names may be in upper or lower case.
 
     Attributes:
-        text: texts; by default `text`, or `question` in a file of questions alone.
-        label: texts of one label match; by default `label`, if there is such a column.
-        question: questions, the queries; the answer in their row is right.
-        answer: answers, the gallery.
+        text: column of texts; by default `text`, or `question` in a file of questions only.
+        label: column of labels; texts with one label match. By default `label`, if there is such a column.
+        question: column of questions, the queries; the answer in the same row is right.
+        answer: column of answers, the gallery.
 
     Raises:
-        ValueError: If one of question and answer is missing, or text and question are both named.
+        ValueError: If only one of question and answer is named, or both text and question.
     """
 
     text: str | None = None
@@ -50,7 +50,7 @@ class Columns:
         if (self.question is None) != (self.answer is None):
             raise ValueError("question and answer go together: name both columns, or neither")
         if self.question is not None and self.text is not None:
-            raise ValueError("name the column of texts, or those of questions and answers, not all of them")
+            raise ValueError("name either the column of texts, or the columns of questions and answers")
 
     @property
     def query(self) -> str | None:
@@ -58,10 +58,10 @@ class Columns:
         return self.text or self.question
 
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
-        """The columns of a table, defaults resolved.
+        """The columns of a table, with defaults filled in.
 
         Raises:
-            ValueError: If a named column, or with `labelled` a required one, is missing.
+            ValueError: If a named column is missing, or, with `labelled`, a required one.
         """
         usual = {name.lower(): name for name in table.columns} | {name: name for name in table.columns}
         text, label, question, answer = self.text, self.label, self.question, self.answer
@@ -84,11 +84,11 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Columns):
-    """How a file or folder of texts is read in three parts.
+    """Options of reading a file or folder of texts in three parts.
 
     Attributes:
-        validation: fraction for validation, if it has no file.
-        test: fraction for testing, if it has no file.
+        validation: fraction for validation, if there is no file for it.
+        test: fraction for testing, if there is no file for it.
         max_bytes: length of an input; see `TextPreprocessing`.
     """
 
@@ -104,9 +104,9 @@ class Texts(Dataset):
     """N labelled texts.
 
     Args:
-        texts: N, each not empty.
-        labels, name, classes, preprocessing, is_query: as of `Dataset`.
-        metadata: further values of each text by name; by default none.
+        texts: N texts, not empty.
+        labels, name, classes, preprocessing, is_query: as for `Dataset`.
+        metadata: further values of each text by name; by default empty.
         paths: origin of each text; by default the name of the data set and a position.
 
     Raises:
@@ -150,16 +150,16 @@ class Texts(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The texts themselves, and at the end which of them are queries."""
+        """The texts themselves; if only some are queries, `is_query` as text follows."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
-        """The part of the text that is an input."""
+        """A preview with the part of the text that fits into an input."""
         text = self.preprocessing.kept(self.texts[index])
         return Preview(self.paths[index], text=text, metadata=self.metadata[index])
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Random questions, each with one answer of its label, so that each keeps an answer."""
+        """Random questions, each with one answer of its label."""
         if self.is_query is None:
             return super()._draw(n, seed)
         generator = torch.Generator().manual_seed(seed)
@@ -178,13 +178,13 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     """Read texts in three parts.
 
     The files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) of a folder are the parts.
-    Missing parts are carved out of the training texts, see `lam.datasets.base.carve_missing`. Questions are parted;
-    their answers are the gallery of every part. The label of both is the column `label`, or else the answer itself;
-    then a query asks whether its one answer is in the gallery.
+    Missing parts are drawn from the training texts, see `lam.datasets.base.carve_missing`. Only questions are divided;
+    all answers are the gallery of every part. Their label is the column `label`, else the answer itself: then a query
+    asks whether its one answer is in the gallery.
 
     Args:
-        root: a file, or a folder with a file a part.
-        seed: of the parts that are carved out.
+        root: a file, or a folder with a file for each part.
+        seed: seed of missing parts.
         options: columns, fractions and length of an input.
 
     Raises:
@@ -220,10 +220,10 @@ def read(
 
     Args:
         root: the file.
-        preprocessing: makes an input of a text.
-        columns: of the file.
+        preprocessing: preprocessing of texts.
+        columns: columns of the file.
         labelled: whether every text must have a label; otherwise a missing label is empty.
-        name: of the data set, in tables.
+        name: name of the data set in tables.
 
     Raises:
         MissingDataError: If there is no such file.
@@ -242,7 +242,7 @@ def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Te
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
-    """The preprocessing of another data set of texts; the default of any other, whose shape then differs."""
+    """The preprocessing of another data set of texts; for other items the default, so the shapes differ."""
     return other.preprocessing if isinstance(other.preprocessing, TextPreprocessing) else TextPreprocessing()
 
 
@@ -271,7 +271,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A text of a file, the key of its class, its metadata, and its place."""
+    """A text of a file, its class, its metadata, and its place in the file."""
 
     text: str
     key: str
@@ -300,7 +300,7 @@ def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
-    """The label or else the answer of each row, empty without either."""
+    """The label of each row, else its answer, else an empty text."""
     column = columns.label or columns.answer
     if column is None:
         return [""] * len(table.lines)
@@ -308,7 +308,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
         table.check(column, bool, "not be empty")
     keys = table.columns[column]
     if columns.label and labelled:
-        rule = "not mean that there is no label, as all such texts would match each other (leave them out or rename it)"
+        rule = "not mean that there is no label: all such texts would match each other (leave them out or rename it)"
         table.check(column, lambda label: not is_no_label(label), rule)
     elif columns.label:
         keys = ["" if is_no_label(label) else label for label in keys]
@@ -316,7 +316,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
 
 
 def _distinct(rows: Iterable[_Row]) -> list[_Row]:
-    """The first row of each text with each label, in the order of their last rows."""
+    """One row for each pair of text and label: the first, in the order of the last."""
     return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
 
 
@@ -337,7 +337,7 @@ def _texts(rows: Sequence[_Row], classes: Sequence[str], name: str = "texts", **
 
 
 def _with_gallery(queries: Texts, gallery: Texts) -> Texts:
-    """Texts as queries, with others as their gallery."""
+    """Texts as queries, with other texts as their gallery."""
     return Texts(
         [*queries.texts, *gallery.texts],
         torch.cat([queries.labels, gallery.labels]),
@@ -351,7 +351,7 @@ def _with_gallery(queries: Texts, gallery: Texts) -> Texts:
 
 
 def _shortened(key: str) -> str:
-    """The name of a class; of a long one the beginning, and a hash that keeps it unique."""
+    """The name of a class; a long name is cut and gets a hash, which keeps it unique."""
     if len(key) <= _LONGEST_NAME:
         return key
     return f"{key[:_LONGEST_NAME]}… ({hashlib.sha256(key.encode()).hexdigest()[:8]})"

@@ -1,4 +1,4 @@
-"""Several random views of every image: two that match each other alone, or one of each of several kinds."""
+"""Several random views of every image: two views that match only each other, or a view of each of several kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Views(AugmentationOptions):
     """Random changes of each view of an image.
 
     Args:
-        jitter: in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard deviations of
-            the image.
+        jitter: strength in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard
+            deviations of the image.
 
     Raises:
-        ValueError: If an option is outside its range.
+        ValueError: If an option is out of range.
     """
 
     jitter: float = 0.0
@@ -31,7 +31,7 @@ class Views(AugmentationOptions):
 
 
 class _ViewsOfImages:
-    """Batches of the first view of all images, then the second, and so on, `views` times as long as asked for."""
+    """Batches of the first views of all images, then the second views, and so on: `views` times the batch size."""
 
     def __init__(self, dataset: Any, options: Sequence[AugmentationOptions], advice: str) -> None:
         check_images(dataset, advice)
@@ -46,15 +46,14 @@ class _ViewsOfImages:
 
 
 class TwoViews(_ViewsOfImages):
-    """A data set of two random views of each image, with the image's number in place of its label.
+    """A data set of two random views of each image, with the image's number instead of its label.
 
-    A batch holds the first views of all images, then the second ones. Views are drawn from torch's global generator,
+    A batch holds the first views of all images, then the second views. Views are drawn from torch's global generator,
     which `lam.training` reseeds for every batch.
 
     Args:
-        dataset: of images with values in about [0, 1] or standardised, without regard to labels; an augmentation of its
-            own is dropped.
-        options: of the views.
+        dataset: images with values in about [0, 1], or standardised; its labels and its own augmentation are ignored.
+        options: options of the views.
 
     Raises:
         ValueError: If items are no images.
@@ -85,12 +84,12 @@ class TwoViews(_ViewsOfImages):
 
 
 class ViewsOfKinds(_ViewsOfImages):
-    """A data set of a view of each kind of every image, with its target.
+    """A data set with a view of each kind for every image, with the image's target.
 
-    A batch holds the views of the first kind of all images, then those of the second kind, and so on.
+    A batch holds the first kind of view of all images, then the second kind, and so on.
 
     Args:
-        dataset: of images; an augmentation of its own is dropped.
+        dataset: images; its own augmentation is ignored.
         kinds: crops and flips of each kind.
 
     Raises:
@@ -109,7 +108,7 @@ class ViewsOfKinds(_ViewsOfImages):
 
     def __getattr__(self, name: str) -> Any:
         """Labels and other attributes of the items."""
-        if name == "kinds":  # while a copy is made
+        if name == "kinds":  # not set yet while the object is copied
             raise AttributeError(name)
         return getattr(self.kinds[0], name)
 
@@ -122,4 +121,4 @@ def check_images(dataset: Any, advice: str) -> None:
     """
     shape = tuple(without_augmentation(dataset)[0][0].shape)
     if len(shape) != 3:
-        raise ValueError(f"views are random crops of images (C, H, W), and these items are of shape {shape}: {advice}")
+        raise ValueError(f"views are random crops of images (C, H, W), got items of shape {shape}: {advice}")

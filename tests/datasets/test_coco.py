@@ -45,7 +45,7 @@ def coco(file: Path, beside: Path, *, name: str = "{}.png", n: int = 20, **chang
     ],
     ids=["CVAT", "CVAT, older", "Label Studio", "Windows", "Roboflow", "unpacked"],
 )
-@pytest.mark.filterwarnings("ignore:.* holds the folder export alone")
+@pytest.mark.filterwarnings("ignore:.* holds only the folder export")
 def test_categories_are_classes(tmp_path: Path, file: str, images: str, name: str) -> None:
     coco(tmp_path / file, tmp_path / images, name=name)
     parts = datasets.load("folder", root=tmp_path, preprocessing=SMALL).parts()
@@ -77,8 +77,8 @@ def test_images_without_one_category_are_left_out_and_counted(tmp_path: Path) ->
     [
         ({"categories": [{"id": 3}]}, r"result.json is no COCO file, or is damaged \(KeyError\('name'\)\)"),
         ({"annotations": [{"image_id": 99, "category_id": 3}]}, r"is damaged \(KeyError\(99\)\)"),
-        ({"annotations": []}, "none of 20 images has one category"),
-        ({"images": [{"id": 0, "file_name": "../../0.png"}], "annotations": []}, "1 of 1 images are not beside it"),
+        ({"annotations": []}, "all 20 images lack a category"),
+        ({"images": [{"id": 0, "file_name": "../../0.png"}], "annotations": []}, "1 of 1 images are missing beside it"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* image.s. have no category")

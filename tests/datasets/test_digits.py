@@ -63,7 +63,7 @@ def test_patches_are_as_many_grey_and_of_both_photographs():
 
 @pytest.mark.parametrize("held_out", [(10,), (-1,), tuple(range(9)), ("8",)])
 def test_wrong_held_out_classes(as_in_production, held_out):
-    with pytest.raises(ValueError, match="held_out must be digits from 0 to 9 that leave at least two, got"):
+    with pytest.raises(ValueError, match="held_out must be at most eight digits from 0 to 9, got"):
         digits.splits(held_out=held_out)
 
 

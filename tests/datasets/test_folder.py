@@ -56,7 +56,7 @@ def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_clas
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert (len(parts.train.classes), parts.gallery) == (13, "identities")
     make(make(tmp_path / "other", {"test": 3}) / "train", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match="other: test has no class folders, as other parts have"):
+    with pytest.raises(ValueError, match="other: test has no class folders, but other parts have"):
         load("folder", root=tmp_path / "other", preprocessing=SMALL)
 
 
@@ -144,7 +144,7 @@ def test_what_systems_leave_is_counted_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_classes", "size", "held_out"), [(10, 5, 2), (30, 4, 6), (40, 2, 8)])
 def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: int, held_out: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    said = rf"few items a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
+    said = rf"few items in a class \({size}\): of the {n_classes} classes with two or more, {held_out} for test and "
     with pytest.warns(Note, match=said):
         parts = load("folder", root=tmp_path, preprocessing=SMALL)
     of_part = {name: set(part.labels.tolist()) for name, part in parts.parts().items()}
@@ -156,7 +156,9 @@ def test_small_classes_are_held_out_whole(tmp_path: Path, n_classes: int, size: 
 @pytest.mark.parametrize(("n_classes", "size"), [(2, 6), (3, 4), (4, 3), (5, 5)])
 def test_of_few_small_classes_pairs_are_held_out(tmp_path: Path, n_classes: int, size: int) -> None:
     make(tmp_path, {f"person {number}": size for number in range(n_classes)})
-    with pytest.warns(Note, match=rf"has few items a class \({size}\): pairs of one class are held out, [35] for test"):
+    with pytest.warns(
+        Note, match=rf"has few items in a class \({size}\): pairs of one class are held out, [35] for test"
+    ):
         parts = load("folder", root=tmp_path, preprocessing=SMALL).parts()
     counts = {name: part.labels.unique(return_counts=True)[1] for name, part in parts.items()}
     assert all(len(of_part) >= 2 and of_part.max() >= 2 for of_part in counts.values())
@@ -282,7 +284,7 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
         folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
         folder.mkdir()
         Image.new("L", (4, 4)).save(folder / "a.png")
-    with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume', whose name is not in UTF-8: rename it"):
+    with pytest.raises(ValueError, match=r"has a folder 'B\\udce4ume' with a name that is not in UTF-8: rename it"):
         load("folder", root=tmp_path)
 
 
@@ -290,7 +292,7 @@ def test_a_class_whose_name_is_not_in_utf_8_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_lies_alone_in_another_is_read(tmp_path: Path, inside: str) -> None:
     make(tmp_path / "archive" / "photos", {f"{inside}cat": 10, f"{inside}dog": 10})
     make(tmp_path / "archive" / "__MACOSX" / "photos", {"cat": 1})
-    said = r"archive holds the folder photos alone, beside 1 file\(s\) of the system: its folders are read as classes"
+    said = r"archive holds only the folder photos, and 1 file\(s\) of the system: its folders are read as classes"
     with pytest.warns(UserWarning, match=said):
         assert load("folder", root=tmp_path / "archive", preprocessing=SMALL).train.classes == ("cat", "dog")
     if not inside:

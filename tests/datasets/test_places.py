@@ -139,7 +139,7 @@ class TestItems:
 
 class TestWrong:
     def test_missing_file(self, tmp_path):
-        message = r"places: these are missing:\n  .*/places\.csv\nWrite one line an image there"
+        message = r"places: these are missing:\n  .*/places\.csv\nWrite a line for each image there"
         with pytest.raises(MissingDataError, match=message):
             load("places", root=tmp_path)
         with pytest.raises(ValueError, match="places needs a root"):
@@ -218,7 +218,7 @@ class TestWrong:
 
     def test_files_that_are_no_tables(self, tmp_path):
         layouts.lines(tmp_path / "places.csv", "path,x,y")
-        with pytest.raises(ValueError, match=r"places\.csv names no image: write one line an image"):
+        with pytest.raises(ValueError, match=r"places\.csv names no image: write a line for each image"):
             load("places", root=tmp_path)
         layouts.lines(tmp_path / "places.csv", "", "path,x,y,,", "", '"two\nlines.png",1,2,,', "a.png,1,here,,")
         with pytest.raises(ValueError, match=r"y must be numbers, got 'here' in line 6"):
@@ -235,7 +235,7 @@ class TestWrong:
 
     @pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (0.0, 0.2), (0.2, 1.0)])
     def test_fractions(self, tmp_path, validation, test):
-        with pytest.raises(ValueError, match="must be a fraction between 0 and 1|must leave images to train on"):
+        with pytest.raises(ValueError, match="must be a fraction between 0 and 1|must have a sum below 1"):
             load("places", root=layouts.places(tmp_path, street()), validation=validation, test=test)
 
     @pytest.mark.usefixtures("as_in_production")

@@ -135,7 +135,7 @@ class TestPlaces:
     def test_the_pickled_version_is_not_read(self, tmp_path):
         (tmp_path / "cifar-10-batches-py").mkdir()
         (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-        with pytest.raises(MissingDataError, match="the Python version is pickled, which is never read"):
+        with pytest.raises(MissingDataError, match="lam never reads the pickled Python version"):
             load("cifar10", root=tmp_path)
 
 
@@ -277,7 +277,7 @@ class TestDownload:
 
     def test_never_goes_where_a_system_package_belongs(self, downloads, monkeypatch, tmp_path):
         monkeypatch.delenv("LAM_DATA", raising=False)
-        with pytest.raises(MissingDataError, match="fashionmnist: say where download=True may put files, with root="):
+        with pytest.raises(MissingDataError, match="fashionmnist: download=True needs a folder for the files, root="):
             with_system_root(tmp_path / "system").splits(download=True)
         assert downloads == []
 

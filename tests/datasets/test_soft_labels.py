@@ -46,7 +46,7 @@ def test_a_run_takes_them_with_the_images_that_it_keeps(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=f"{CIFAR10H} is not there: it is part of CIFAR-10H"):
+    with pytest.raises(MissingDataError, match=f"{CIFAR10H} is missing: get it from CIFAR-10H"):
         read_soft_labels(tmp_path, 20)
     with pytest.raises(ValueError, match=r"a row for each of 10000 images, got shape \(20, 10\)"):
         read_soft_labels(made(tmp_path), 10000)

@@ -50,7 +50,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             Simclr(**options)
     texts = [(torch.zeros(12, dtype=torch.uint8), 0)] * 4
-    with pytest.raises(ValueError, match=r"random crops of images .*, and these items are of shape \(12,\): take a"):
+    with pytest.raises(ValueError, match=r"random crops of images .*, got items of shape \(12,\): take a"):
         TwoViews(texts, Views())
     with pytest.raises(ValueError, match=r"jitter must be in \[0, 1\), got -1"):
         Views(jitter=-1.0)

@@ -421,7 +421,7 @@ def test_a_gallery_that_cannot_serve_is_refused(run_copy: Path, digit_folder: Pa
     index_images(run_copy, tmp_path / "others", progress=False)
     with pytest.raises(ValueError, match=r"no label of the \d+ stored items is a label of the calibration data"):
         calibrate_run(run_copy, CalibrationOptions(reference=0), progress=False)
-    with pytest.raises(ValueError, match="has no class folders; put the images of each class into one of its own"):
+    with pytest.raises(ValueError, match="has no class folders: put the images of each class into a folder"):
         calibrate_run(run_copy, CalibrationOptions(folder=digit_folder / "2", reference=0), progress=False)
     options = CalibrationOptions()
     object.__setattr__(options, "gallery", "test")  # which the types refuse as an argument in tests
@@ -441,7 +441,7 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
     settings = ["--network.name=convnet8", "--network.dimension=4", "--training.epochs=1", "--evaluation.corrupted=0"]
     settings += ["--data.options={preprocessing: {mode: L, size: 8, mean: [0.5], std: [0.5]}}"]
     settings += [f"--data.root={tmp_path / 'people'}", f"--output={tmp_path / 'run'}"]
-    with pytest.warns(Note, match=r"few items a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
+    with pytest.warns(Note, match=r"few items in a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
     with pytest.warns(Note, match="none of the 2 validation classes: 4 of their 8 items") as told:

@@ -1,12 +1,12 @@
 """The HTTP service of a run: answers with promised error rates, and a gallery that changes while it is searched.
 
-server, connections, limits, hangups    uvicorn, its connections, what every request passes first, SIGHUP
+server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
 app, refusals, bodies, models, images   routes, their errors, bodies of requests, JSON of requests and answers, images
 engine, workers, answers                the service without HTTP: batching threads, from hits to an answer
-settings, errors, metrics               limits in force, errors with a status, metrics for Prometheus
+settings, errors, metrics               limits, errors with a status, metrics for Prometheus
 page/                                   HTML, CSS and JavaScript modules for browsers
 
-The modules need the extra `serve`; importing this package imports none of them.
+The modules need the extra `serve`; importing this package does not import them.
 """
 
 __all__ = ["server", "settings"]

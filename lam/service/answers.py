@@ -1,4 +1,4 @@
-"""From a query and its hits to an answer: the decision, what it rests on, and the hits. No HTTP, no threads."""
+"""From a query and its hits to an answer: the decision, its evidence, and the hits. No HTTP, no threads."""
 
 import json
 import math
@@ -37,19 +37,19 @@ from lam.service.models import (
 from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-_POINTS = 200  # of a curve on the page
-_CAPS = 2000  # concentrations between which credible cosines are interpolated
+_POINTS = 200  # points of a curve on the page
+_CAPS = 2000  # grid of concentrations for interpolating credible cosines
 
 
 @dataclass(frozen=True)
 class Query:
-    """An image, a text or an embedding that is searched for, or added.
+    """An image, a text or an embedding to search for, or to add.
 
     Attributes:
-        embedding: of one item.
-        features: (1, P) for k-NN; None where the client sent an embedding.
-        thumbnail: a small picture, where the request needs one.
-        text: the part of a text that becomes an input; None of an image.
+        embedding: embedding of one item.
+        features: (1, P) for k-NN; None if the client sent an embedding.
+        thumbnail: a small picture, if the request needs one.
+        text: the part of a text that fits into an input; None for an image.
         text_cut: whether the network read only the beginning of the text.
     """
 
@@ -61,7 +61,7 @@ class Query:
 
     @property
     def kappa(self) -> float:
-        """Its concentration."""
+        """Concentration of the query."""
         return float(self.embedding.kappa[0])
 
     @property
@@ -70,12 +70,12 @@ class Query:
         return bool(self.embedding.capped[0])
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
-        """Make an item of the query; its text is added to the metadata.
+        """An item from the query; its text is added to the metadata.
 
-        Without an id, the number of its content is the id. The content is the image file, the text or the vector.
+        Without an id, the number of the content is the id. The content is the image file, the text or the vector.
 
         Raises:
-            Refusal: where metadata and text together are too long.
+            Refusal: if metadata and text together are too long.
         """
         mean = self.embedding.mean[0].detach().cpu().double()
         vector = (mean / mean.norm()).float().numpy().tobytes()
@@ -92,10 +92,10 @@ class Search:
     """A search of the gallery.
 
     Attributes:
-        query: a query, or the function that reads it: called by the searcher, it spares a change of threads.
-        k: the number of hits.
-        min_probability: below it, a match becomes `unknown`.
-        without: the id of an item to leave out of the hits, where the query is this item.
+        query: a query, or a function that reads it. The searcher calls the function, which saves a change of threads.
+        k: number of hits.
+        min_probability: a match with a lower probability becomes `unknown`.
+        without: id of an item to leave out of the hits, if the query is this item.
     """
 
     query: Query | Callable[[], Query]
@@ -110,12 +110,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Responder:
-    """Answers by a calibration; without one, it gives hits and decides nothing.
+    """Answers by a calibration; without one, it returns hits without a decision.
 
     Attributes:
-        calibration: of the run.
-        dimension: of the sphere of κ.
-        ambiguity: tells why a query is uncertain; None where the encoder has not learnt it.
+        calibration: calibration of the run, if any.
+        dimension: dimension of the sphere of κ.
+        ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
     """
 
     calibration: Calibration | None
@@ -129,7 +129,7 @@ class Responder:
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Whether κ is below the flag; None without a calibration. An item is judged by the least κ of its images."""
+        """Whether κ is below the flag; None without a calibration. For an item, pass the least κ of its images."""
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def answer(
@@ -138,16 +138,16 @@ class Responder:
         """Answer a search of a gallery of this size.
 
         Args:
-            search, query: the options, and the query that was read.
-            hits, infos: of the query, at least as many as a decision rests on, and at least k; information by key.
-            size: of the gallery.
-            judged: whether to decide; False for a query unlike those calibrated on.
+            search, query: the options, and the query.
+            hits, infos: hits of the query, at least k and at least as many as a decision needs; information by key.
+            size: size of the gallery.
+            judged: whether to decide; False for a query unlike the calibration queries.
         """
         calibration, is_new = self.calibration if judged else None, search.without is None
         ranked = [infos[key] for key in hits.ids[0].tolist()]
         decisions, unseen, verdict = None, None, dict[str, Any]()
         if calibration is not None:
-            # an item that is searched by is not among its own hits: the hits, not the gallery, count
+            # a query that is an item is not among its own hits: the hits decide, not the gallery
             found = [[hit.label for hit in ranked]]
             decisions, (unseen,) = decide(
                 calibration, query.embedding, query.features, hits, found, gallery_size=len(ranked)
@@ -176,7 +176,7 @@ class Responder:
                     if decisions is None
                     else is_match and (place == 0 or (first != "" and hit.label == first)),
                     credible=score >= cap,
-                    # the first `depth` hits hold a match at the promised rate, see `Calibration.conformal_set`
+                    # the first `depth` hits contain a match at the promised rate, see `Calibration.conformal_set`
                     conformal=None if depth is None else place < depth,
                 )
                 for place, (hit, score, kappa) in enumerate(rows)
@@ -184,7 +184,7 @@ class Responder:
         )
 
     def about(self, info: HitInfo) -> dict[str, Any]:
-        """The fields that every answer about an item has."""
+        """Fields of every answer about an item."""
         return {
             "id": info.id,
             "label": info.label,
@@ -198,7 +198,7 @@ class Responder:
     def verify(self, first: Query, second: Query) -> VerifyResponse:
         """Whether two queries match, at the false-accept rate of pairs; see `Calibration.verify`.
 
-        κ alone flags them, whatever score flags searches.
+        Only κ flags them, also if another score flags searches.
         """
         calibration, above, verdict = self.calibration, self._verify_above, dict[str, Any]()
         if calibration is not None and above is not None:
@@ -216,9 +216,9 @@ class Responder:
         return VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
 
     def credible_cosine(self, kappa: float) -> float:
-        """The cosine of a query's credible cap, which for one dimension depends on κ alone.
+        """The cosine of a query's credible cap, which depends only on κ for one dimension.
 
-        Interpolated to 1e-4 between concentrations that are computed once, as computing it takes longer than a search.
+        It is interpolated, to 1e-4, on a grid that is computed once: computing it takes longer than a search.
         """
         logs, cosines = self._caps
         return float(np.interp(math.log(max(kappa, KAPPA_RANGE[0])), logs, cosines))
@@ -230,12 +230,12 @@ class Responder:
 
     @cached_property
     def thresholds(self) -> SearchThresholds | None:
-        """The thresholds of images, and the error rates that they promise."""
+        """The thresholds for images, and their promised error rates."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
     def summary(self) -> CalibrationResponse | None:
-        """For the page: rates over thresholds, the histogram of κ, reliability, and how the calibration was made."""
+        """The page's data: rates over thresholds, histogram of κ, reliability, and facts on the calibration."""
         calibration = self.calibration
         if calibration is None:
             return None
@@ -264,7 +264,7 @@ class Responder:
         )
 
     def _doubt(self, embedding: Embeddings) -> dict[str, Any]:
-        """Why a query is uncertain; nothing for an embedding that a client sent."""
+        """Why a query is uncertain; empty for an embedding that a client sent."""
         if self.ambiguity is None or not embedding.has_parts:
             return {}
         parts = {name: float(values[0]) for name, values in embedding.parts().items()}
@@ -272,7 +272,7 @@ class Responder:
 
     @cached_property
     def _verify_above(self) -> float | None:
-        """The cosine above which two images match; None where too few pairs were seen to promise a rate."""
+        """The cosine above which two images match; None if the pairs are too few to promise a rate."""
         if self.calibration is None or self.calibration.verifier is None:
             return None
         impostors, far = self.calibration.verifier.impostors, self.calibration.targets.far
@@ -280,7 +280,7 @@ class Responder:
 
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
-    """The thresholds in force for the first query of these decisions, or else for images."""
+    """The thresholds for the first query of these decisions; without decisions, for images."""
     targets, accept, above = calibration.targets, calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
@@ -300,7 +300,7 @@ def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = No
 
 
 def _verdict(decisions: SearchDecisions, min_probability: float) -> dict[str, Any]:
-    """The fields of an answer that are decided."""
+    """Fields of an answer from its decision."""
     decision, probability = decisions.decision[0], float(decisions.probability[0])
     return {
         "decision": "unknown" if decision == "match" and probability < min_probability else decision,
@@ -317,9 +317,9 @@ def _verdict(decisions: SearchDecisions, min_probability: float) -> dict[str, An
 
 
 def _accept_points(calibration: Calibration) -> list[float]:
-    """At most `_POINTS` rising thresholds for the curve of rate and recall, with the threshold in force.
+    """At most `_POINTS` rising thresholds for the curve of rate and recall, with the present threshold.
 
-    Along one half the false-accept rate falls by one factor from 1/2 to the least, along the other recall falls evenly.
+    In one half, the false-accept rate falls by a constant factor from 1/2; in the other half, recall falls evenly.
     """
     right_hits = calibration.acceptances[0].right_hits
     scores, right = calibration.false_accepts.scores.double(), right_hits
@@ -332,7 +332,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores, with the threshold in force: half evenly by rank, half dense at the high end."""
+    """At most `_POINTS` rising scores, with the present threshold: half evenly by rank, half dense at the high end."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The routes. They refuse by a `ServiceError`; what every request passes before them is `lam.service.limits`."""
+"""The routes. They raise a `ServiceError` for a refused request; `lam.service.limits` checks every request first."""
 
 import asyncio
 import hashlib
@@ -53,7 +53,7 @@ Label = Annotated[
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The schema, with the bodies that routes read themselves and the key that `Limits` asks for."""
+        """The schema, with bodies that routes read themselves, and with the key of `Limits`."""
         if self.openapi_schema is None:
             schema = super().openapi()
             schema["components"]["schemas"] |= models.request_schemas()
@@ -66,7 +66,7 @@ class _App(FastAPI):
 
 
 def create_app(engine: Engine, *, key: str | None = None) -> Limits:
-    """The application around an engine, which is closed when the server shuts down.
+    """The application of an engine; it closes the engine when the server shuts down.
 
     Args:
         engine: an opened run.
@@ -76,7 +76,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # takes long, and is cached
+        app.openapi()  # slow; cached here for later
         yield
         await asyncio.to_thread(engine.close)
 
@@ -95,7 +95,7 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     _add_searches(app, engine, metrics)
     _add_items(app, engine)
     _add_state(app, engine, metrics)
-    app.router.default = StaticFiles(directory=PAGE, html=True)  # mounted, it would hide which methods a route has
+    app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
     return Limits(app, engine.settings, key=key, max_json=_max_json(engine), count=metrics.count_request)
 
 
@@ -116,7 +116,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     ) -> Response:
-        """Decide whether an image or a text is in the gallery, and give the nearest items."""
+        """Decide whether an image or a text is in the gallery, and return the nearest items."""
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON and not engine.takes_texts:
             engine.admit(engine.searcher)
@@ -157,7 +157,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         uncertain: Uncertain = "keep",
         fuse: Fusing = False,
     ) -> Response:
-        """Add an item, on disk and found when this is answered; without an id, its content is its id."""
+        """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.put("/v1/items/{id}", responses=models.ENROLLED, openapi_extra=models.ITEM)
@@ -172,7 +172,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
     ) -> Response:
-        """List items by rising id, starting after one; fewer than the limit, where they are large."""
+        """List items by rising id, starting after an id; fewer than the limit, if they are large."""
         engine.admit(engine.lister)
         return Response(await engine.list_items(partial(_page, engine, after, limit)), media_type=JSON)
 
@@ -183,9 +183,9 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/v1/items/{id}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
-        """Search by an item, which is left out: decide by its direction and κ whether there is another like it.
+        """Search by an item's direction and κ, without the item itself: decide whether another item matches.
 
-        For an answer to questions nothing is decided: it is no query like those calibrated on.
+        There is no decision for an answer to questions: it is unlike the calibration queries.
         """
         item = await stored(id)
         engine.admit(engine.searcher)
@@ -218,7 +218,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
 
 
 def _picture(request: Request, image: bytes) -> Response:
-    """An image, or 304 where the client has it already."""
+    """An image, or 304 if the client already has it."""
     tag = f'"{hashlib.sha256(image).hexdigest()[:32]}"'
     known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
     if known & {tag, "*"}:
@@ -317,13 +317,13 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
                 max_decoded_bytes=settings.max_decoded,
                 max_k=settings.max_k,
             ),
-            # FAISS has several packages, of which any may be installed
+            # FAISS is installed by one of several packages
             versions={"lam": __version__, "faiss": faiss.__version__, **{name: version(name) for name in _VERSIONS}},
         )
 
     @app.get("/v1/calibration")
     async def get_calibration() -> models.CalibrationResponse:
-        """The rates that thresholds promise, and the κ of the calibration."""
+        """The promised rates of thresholds, and the κ of the calibration."""
         if engine.responder.summary is None:
             allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
             raise ServiceError(404, "the run is not calibrated", allowed=allowed)
@@ -360,7 +360,7 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _page(engine: Engine, after: str, limit: int) -> bytes:
-    """A page of items as JSON, and the id after which the next one begins."""
+    """A page of items as JSON, and the id after which the next page begins."""
     infos = engine.gallery.page(after=after, limit=limit)
     is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1))
     items = [models.ItemResponse(**_fields_of(info, engine.responder)) for info in infos]
@@ -388,7 +388,7 @@ def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
 
 
 def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
-    """A field that the address, the body or both give."""
+    """A field from the address, the body, or both if they agree."""
     if None not in (in_address, in_body) and in_address != in_body:
         raise ServiceError(
             422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"

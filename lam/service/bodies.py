@@ -1,4 +1,4 @@
-"""From the body of a request to a query, at a bounded cost. `lam.service.models` says what JSON may hold."""
+"""From the body of a request to a query, at a bounded cost. `lam.service.models` defines the allowed JSON."""
 
 import base64
 import json
@@ -35,11 +35,11 @@ _OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
 _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
-_QUOTES = 100  # far more than JSON with two images has
+_QUOTES = 100  # JSON with two images has far fewer
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type of a request, without parameters; any image type becomes JPEG, as the body tells the format.
+    """The content type of a request, without parameters; any image type becomes JPEG, because the body has the format.
 
     Raises:
         ServiceError: 415, for another type, or a compressed body.
@@ -82,7 +82,7 @@ def embedding_query_of(body: bytes, dimension: int) -> Query:
 
 
 def pair_of(body: bytes, dimension: int, max_json: int) -> list[Query | bytes | str]:
-    """The two parts of a body in JSON, each as a query, a text, or the file of an image in base64.
+    """The two parts of a body in JSON: each a query, a text, or the file of an image in base64.
 
     Raises:
         ServiceError: for any other body, or one of more than `max_json` bytes without its images.
@@ -99,8 +99,8 @@ class ParsedItem:
 
     Attributes:
         content: its embedding, its text, or the file of an image.
-        id, label: None if the body has none.
-        metadata: JSON as it is stored, without a text; None if the body has none.
+        id, label: None if the body lacks them.
+        metadata: JSON for the store, without a text; None if the body lacks it.
     """
 
     content: Query | str | bytes
@@ -124,7 +124,7 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
 
 
 def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
-    """Validate JSON as the kind that its names tell."""
+    """Validate JSON as a text or an embedding, by its names."""
     if isinstance(content, dict) and not content.keys() & {"text", "embedding"}:
         allowed = schema_of(by_text)["properties"] | schema_of(by_embedding)["properties"]
         raise ServiceError(422, "the body names neither an embedding nor a text", allowed=allowed)
@@ -133,8 +133,8 @@ def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:
 
 def _content(body: bytes) -> Any:
     try:
-        content = from_json(body)  # ten times as fast as Python's parser, which also keeps other threads waiting
-        if body.count(b":") > _names_in(content):  # colons in texts, or repeated names, which only Python reports
+        content = from_json(body)  # ten times as fast as Python's parser, which also blocks other threads
+        if body.count(b":") > _names_in(content):  # colons in texts, or repeated names: Python tells
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
@@ -142,7 +142,7 @@ def _content(body: bytes) -> Any:
 
 
 def _names_in(content: Any) -> int:
-    """The number of names in its objects; lists of numbers are skipped."""
+    """Number of names in all objects of JSON; lists of numbers are skipped."""
     if isinstance(content, dict):
         return len(content) + sum(map(_names_in, content.values()))
     if isinstance(content, list) and content and isinstance(content[0], dict | list):
@@ -157,7 +157,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
-    """Refuse a body with more than its images: parsed lists and numbers take a hundred times their bytes."""
+    """Refuse a body that is large without its images: parsed lists and numbers take a hundred times their bytes."""
     plain = body.replace(b"\\/", b"/") if b"\\" in body else body  # some encoders escape the slashes of base64
     quotes = [-1]
     while len(quotes) <= _QUOTES and (quote := plain.find(b'"', quotes[-1] + 1)) >= 0:
@@ -179,7 +179,7 @@ def _part(
             raise ServiceError(413, what, allowed={"max_characters": max_json})
         return query
     text = part["image"]
-    try:  # in parts, so that other threads run in between
+    try:  # in parts: other threads run in between
         return b"".join(base64.b64decode(text[at : at + _PART], validate=True) for at in range(0, len(text), _PART))
     except ValueError:
         raise ServiceError(422, f"the image of {name} is no base64", allowed="base64 of a file") from None

@@ -1,8 +1,8 @@
 """uvicorn's connection with deadlines and caps.
 
-uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes a
-connection whose client has finished sending and waits for the answer. It reads a body of many small chunks in one go,
-however long that takes. The deadline of a body is in `lam.service.limits`.
+uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes the
+connection of a client that has finished sending and waits for its answer. It parses many small chunks of a body in one
+step, however long that takes. `lam.service.limits` has the deadline of a body.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
-_PIECE = 8192  # h11 checks its limit of 16 KiB on headers once for each piece that it receives
-_PIECE_OF_BODY = 2**18  # a body may bring headers of the next request with it, which are checked as often
-_CHUNKS, _CHUNK = 64, 512  # of a body: 64 chunks of any size; beyond those, 512 bytes on average
+_PIECE = 8192  # h11 checks its limit of 16 KiB on headers once for each piece
+_PIECE_OF_BODY = 2**18  # headers of the next request may follow a body; they are checked once for each piece, too
+_CHUNKS, _CHUNK = 64, 512  # limit on a body: 64 chunks of any size, further ones of 512 bytes on average
 
 
 class OpenConnections:
-    """The open connections, capped in all and for each client.
+    """The open connections, with a cap on all and on each client's.
 
-    A new connection above the cap closes another: the longest idle one of those that wait for their client. If the
-    service is working for all of them, the new one is refused.
+    Above a cap, a new connection closes another: the longest idle one that waits for its client. If no connection waits
+    for its client, the new one is refused.
 
     Args:
-        most: connections in all.
-        of_client: connections of one address; None for `most`.
+        most: greatest number of connections.
+        of_client: greatest number of connections from one address; None for `most`.
     """
 
     def __init__(self, most: int, of_client: int | None) -> None:
@@ -43,7 +43,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False where it is refused, or, among many refused ones, closed at once."""
+        """Count a new connection; False if it is refused. If many are refused, it is closed at once."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
@@ -55,7 +55,7 @@ class OpenConnections:
         return False
 
     def remove(self, one: "Connection") -> None:
-        """Forget a connection."""
+        """Remove a closed connection."""
         self._waiting.pop(one, None)
         self._refused.discard(one)
         if one in self._open:
@@ -71,7 +71,7 @@ class OpenConnections:
             self._waiting[one] = None
 
     def drop_unread(self) -> bool:
-        """Close the connection whose answer has been unread for longest; False where all clients read."""
+        """Close the connection with the longest unread answer; False if all clients read."""
         return self._drop_waiting(reading=True)
 
     def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
@@ -116,7 +116,7 @@ class Connection(H11Protocol):
     def eof_received(self) -> Any:
         """Keep the connection of a client that has finished sending while its request is answered.
 
-        The client may as well be gone, so that this connection counts as waiting.
+        The client may be gone, so the connection counts as waiting for it.
         """
         self._no_more_comes = True
         self._follow()
@@ -151,12 +151,12 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)
-        self._unset_keepalive_if_required()  # uvicorn's timer would keep a connection that its client has reset
+        self._unset_keepalive_if_required()  # else uvicorn's timer keeps a connection reset by its client
         self._connections.remove(self)
         super().connection_lost(exc)
 
     def _follow(self) -> None:
-        """Set the deadline that applies now; that of reading lasts until the whole answer is sent."""
+        """Set the present deadline; the deadline of reading lasts until the whole answer is sent."""
         between = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused or (self._awaited == "reading" and not between):
             self._await("reading")

@@ -1,7 +1,7 @@
-"""The service without HTTP: from an image, a text or an embedding to an answer, through workers that batch.
+"""The service without HTTP: from an image, a text or an embedding to an answer, through batching workers.
 
-Six threads, so that no kind of work waits for another: one lists the gallery, one reads JSON and single items, one
-decodes, one runs the network, one searches, one writes.
+Each kind of work has a thread, so it does not wait for another kind. The threads list the gallery, read JSON and single
+items, decode, run the network, search, and write.
 """
 
 import asyncio
@@ -47,18 +47,18 @@ Decoded = tuple[Tensor, dict[str, Any]]
 
 
 class Engine:
-    """An opened run: its encoder, its gallery and its calibration, if it has one.
+    """An opened run: its encoder, its gallery and its calibration, if any.
 
     Args:
         run: the run's folder.
         settings: limits.
-        device: of the network.
+        device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
-        threads: of the network, and of a search; all other work, and this thread, then have one. None changes nothing.
+        threads: threads of the network, and of a search; other work, and this thread, then use one. None: no change.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a folder that is no finished run or that another process serves, or a missing device.
+        ValueError: for a folder that is no finished run, or that another process serves, or a missing device.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
             self.live = LiveQueries(self.run, keep)
 
     def _start(self, threads: int | None) -> None:
-        """Start the workers. OpenMP counts threads by calling thread, so that each worker sets its own number."""
+        """Start the workers. In OpenMP each calling thread has its own number of threads, so each worker sets it."""
         settings = self.settings
         one, several, searching = None, None, None
         if threads:
@@ -114,7 +114,7 @@ class Engine:
         )
 
     def _warm_up(self) -> None:
-        """Embed and search blank inputs, so that all is loaded before the first request and its time is known."""
+        """Embed and search blank inputs: everything is then loaded, and the time of a batch is known."""
         self.responder.credible_cosine(1.0)
         shape = None if self.encoder.preprocessing is None else self.encoder.preprocessing.shape
         if shape is None:
@@ -126,7 +126,7 @@ class Engine:
                 self.searcher.submit(Search(query, 1)).result()
 
     def recalibrate(self) -> None:
-        """Read the run's calibration anew; where that fails, it is logged, and the old one stays."""
+        """Read the run's calibration again; a failure is logged, and the old calibration stays."""
         try:
             self.responder = self._responder()
         except (OSError, ValueError) as error:
@@ -144,33 +144,33 @@ class Engine:
 
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
-        """The threads, in the order in which a request passes them."""
+        """The workers, in the order of a request."""
         return (self.lister, self.reader, self.decoder, self.network, self.searcher, self.writer)
 
     @property
     def complaints(self) -> list[str]:
-        """Why the service is not ready; empty where it is."""
+        """Why the service is not ready; empty if it is."""
         complaints = [*(worker.complaint for worker in self.workers), self.gallery.complaint]
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse, as busy, a request that would wait for long at these workers, before any work on it."""
+        """Refuse, as `busy`, a request that would wait too long at these workers, before any work on it."""
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
-        """Do a job over many items in a thread that nothing else waits for."""
+        """Do a job over many items in the thread of listings, which blocks no other work."""
         return await self._done(self.lister.submit(job))
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do a job on JSON or on single items outside of the event loop, which it would hold up."""
+        """Do a job on JSON or on single items outside of the event loop, which it would block."""
         return await self._done(self.reader.submit(job))
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
-        """Embed a JPEG, PNG or WebP file or a text; an embedding passes.
+        """Embed a JPEG, PNG or WebP file or a text; an embedding is returned unchanged.
 
         Raises:
             ServiceError: for other content.
-            Refusal: busy, where too many requests wait.
+            Refusal: `busy`, if too many requests wait.
         """
         if isinstance(body, Query):
             return body
@@ -181,18 +181,18 @@ class Engine:
         """Find the nearest items, and decide.
 
         Raises:
-            Refusal: busy, where too many requests wait.
+            Refusal: `busy`, if too many requests wait.
             ServiceError: from reading the query.
         """
         return await self._done(self.searcher.submit(search))
 
     async def write(self, operation: Operation) -> Change:
-        """Put or delete an item; durable when this returns.
+        """Put or delete an item; on return the change is durable.
 
         Raises:
-            Refusal: full, where it could not be stored; busy, where too many requests wait.
+            Refusal: `full`, if the change could not be stored; `busy`, if too many requests wait.
         """
-        # shielded, as a client that goes away must not cancel half a batch of others' changes
+        # shielded: a client that goes away must not cancel a batch with changes of others
         return await asyncio.shield(self._done(self.writer.submit(operation)))
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class Engine:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
     def _decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        ((body, with_thumbnail),) = jobs  # one at a time, so that an error is about this one
+        ((body, with_thumbnail),) = jobs  # one at a time: an error belongs to one request
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return [self._read_text(body)]
@@ -248,7 +248,7 @@ class Engine:
             prediction = self.encoder.predict(batch.to(self.device))
         except ValueError:
             if len(batch) > 1:
-                raise  # so that the worker asks for each by itself
+                raise  # the worker then tries each job alone
             return [_no_embedding()]
         except RuntimeError as error:
             raise self._lost(error) from error
@@ -256,7 +256,7 @@ class Engine:
         return [_query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
 
     def _lost(self, error: RuntimeError) -> Exception:
-        """The error that a batch reports when its device fails; after a GPU, the network goes on on the CPU."""
+        """The error that a batch reports when its device fails; after a GPU fails, the network runs on the CPU."""
         if self.device != "cpu":
             _LOG.error("the network goes on without %s: %s", self.device, error)
             self.encoder, self.device = Run(self.run.folder).encoder, "cpu"
@@ -276,7 +276,7 @@ class Engine:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
         embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
-        responder = self.responder  # a SIGHUP may replace it meanwhile, and the new one may need more hits
+        responder = self.responder  # a SIGHUP may replace it meanwhile by one that needs more hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self.gallery.search(embeddings, most)
@@ -296,7 +296,7 @@ class Engine:
 
 
 def _logging_failure(keep: Callable[[], None]) -> None:
-    """Keep live queries; a failure is logged and stops nothing else."""
+    """Keep live queries; a failure is only logged."""
     try:
         keep()
     except OSError as error:
@@ -315,7 +315,7 @@ def _results(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
 
 
 def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
-    """The embedding of one item, from a unit vector (D,) and a κ, which is clamped to `KAPPA_RANGE`."""
+    """Embedding of one item from a unit vector (D,) and κ, clamped to `KAPPA_RANGE`."""
     within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
     return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
 
@@ -329,7 +329,7 @@ def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
 
 
 def no_texts() -> ServiceError:
-    """The refusal of a text by a run that takes none."""
+    """The refusal of a text by a run on images."""
     return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
 
 
@@ -338,7 +338,7 @@ def _no_embedding() -> ServiceError:
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:
-    """An embedding without samples and parts of κ, as clients send it: both kinds share a batch."""
+    """An embedding without samples and parts of κ, like those of clients: both kinds share a batch."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 

@@ -1,4 +1,4 @@
-"""The error of a request: a status, what was wrong, and what is allowed."""
+"""`ServiceError`, the error of a request: a status, what was wrong, and what is allowed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,13 @@ STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full":
 
 
 class ServiceError(Exception):
-    """A request that is answered with an error.
+    """An error that answers a request.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         error: what was wrong.
         allowed: what is allowed, as JSON.
-        headers: of the answer.
+        headers: headers of the answer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""SIGHUP makes a service read its calibration anew; while the service starts or ends, the signal waits."""
+"""SIGHUP, on which a service reads its calibration again; while the service starts or ends, the signal waits."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _HANGUP = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals](
 
 @contextmanager
 def block_hangups() -> Iterator[None]:
-    """Block SIGHUP in this thread and those that it starts; a signal that waits at the end is dropped."""
+    """Within the context, this thread and the threads that it starts block SIGHUP; a waiting signal is dropped."""
     before = _change_mask(signal.SIG_BLOCK)
     try:
         yield
@@ -22,7 +22,7 @@ def block_hangups() -> Iterator[None]:
 
 @contextmanager
 def unblock_hangups() -> Iterator[None]:
-    """Unblock SIGHUP once its handler is set; a waiting signal arrives."""
+    """Within the context, SIGHUP is unblocked, because its handler is set; a waiting signal arrives."""
     _change_mask(signal.SIG_UNBLOCK)
     try:
         yield

@@ -1,6 +1,6 @@
-"""From the body of a request to an image: JPEG, PNG or WebP, limited by its header, first frame, upright.
+"""From the body of a request to an image: the first frame, upright, of a JPEG, PNG or WebP file.
 
-Errors do not quote decoders. `lam.inputs` makes inputs and thumbnails of images.
+Errors do not quote decoders. `lam.inputs` turns images into inputs and thumbnails.
 """
 
 import io
@@ -18,12 +18,12 @@ _ALWAYS = 2 * MEBIBYTE
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
-    """Decode the first frame of an image file, and turn it upright (EXIF); `least` as in `decode`.
+    """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    Limits on pixels and bytes are checked before anything is decoded.
+    Limits on pixels and bytes are checked by the header, before decoding.
 
     Raises:
-        ServiceError: 400 for an empty or damaged file, 413 for one that is too large or has too many parts, 415 for
+        ServiceError: 400 for an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for
             another format.
     """
     if not body:
@@ -50,7 +50,7 @@ def _too_many_pixels(most: int) -> ServiceError:
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
-    """Refuse, by the header, an image with too many pixels, or that takes too much memory to decode."""
+    """Refuse, by its header, an image with too many pixels, or one that takes too much memory to decode."""
     if image.width * image.height > settings.max_pixels:
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:

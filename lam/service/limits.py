@@ -1,7 +1,7 @@
 """Checks of every request before its route: host, key, size and deadline; and the headers of every answer.
 
-The whole body is read here, so that routes never wait for a client: FastAPI limits neither its size nor its time. The
-deadlines of headers and of reading an answer are in `lam.service.connections`.
+The whole body is read here, so routes never wait for a client: FastAPI limits neither its size nor its time.
+`lam.service.connections` has the deadlines of headers and of reading an answer.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ HEADERS = {
 }
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-_CHEAP_A_SECOND = 30  # requests of one connection that need no worker; further ones are delayed
-_PAUSE = 0.05  # seconds of delay, in which workers get their turn
-_NEW_A_SECOND = 100  # connections of one address that need no worker; further ones are delayed
-_NEW_PAUSE = 0.02  # seconds for those, so that a health check of the same address is answered within 50 ms
+_CHEAP_A_SECOND = 30  # requests of a connection that need no worker; more are delayed
+_PAUSE = 0.05  # delay in seconds: workers run meanwhile
+_NEW_A_SECOND = 100  # connections of an address that need no worker; more are delayed
+_NEW_PAUSE = 0.02  # their delay in seconds: a health check from the same address is answered within 50 ms
 _PAUSED = (401, 503)  # statuses after which clients try again at once
 _LOG = logging.getLogger(__name__)
 
 
 class Limits:
-    """The limits, around an application.
+    """An application that checks every request for another application.
 
     Args:
         app: any ASGI application.
         settings: the limits.
         key: required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health checks.
-            Without a key only requests that name this machine as their host are answered.
-        max_json: bytes of a body of JSON; that of a pair may be as large as any body.
+            Without a key, only requests that name this machine as their host are answered.
+        max_json: greatest bytes of a JSON body; a pair may be as large as any body.
         count: called for every answer with its route, method, status and seconds.
     """
 
@@ -69,7 +69,7 @@ class Limits:
         self._second, self._cheap = 0, Counter[object]()
 
     def on_full_memory(self, give_up: Callable[[], object]) -> None:
-        """Set the function that drops a client that does not read, for when memory is full."""
+        """Set the function that drops a client that does not read its answer; it is called when memory is full."""
         self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ class Limits:
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
-        except asyncio.CancelledError:  # the server ends, and waits no longer
+        except asyncio.CancelledError:  # the server ends and does not wait
             await send.refuse(ServiceError.of(busy("the service is shutting down", after=5)))
         except _GoneError:
             return
@@ -124,12 +124,12 @@ class Limits:
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
     def _pause(self, scope: Scope) -> float:
-        """Seconds of delay, after too many requests without work from a connection or an address in this second."""
+        """Delay in seconds, if a connection or an address has sent too many requests without work in this second."""
         if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
             self._second, self._cheap = second, Counter()
-        client = tuple(scope.get("client") or ())  # ASGI has any iterable here
+        client = tuple(scope.get("client") or ())  # ASGI allows any iterable here
         self._cheap[client] += 1
         if self._cheap[client] > _CHEAP_A_SECOND:
             return _PAUSE
@@ -140,7 +140,7 @@ class Limits:
         return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Against DNS rebinding: without a key, a page of another site could reach the service by its own host name."""
+        """Reject other host names without a key: by DNS rebinding, a page of another site could use its own name."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._key is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
@@ -176,7 +176,7 @@ class Limits:
         return self._max_json if is_json and path != PAIRS else self._settings.max_body
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Read the whole body; its bytes count as held from their arrival until the answer."""
+        """Read the whole body; its bytes count as memory in use until the answer."""
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
@@ -197,7 +197,7 @@ class Limits:
                         self._require_memory()
                     parts.append(chunk)
             if len(parts) > 1:
-                async with self._joining:  # one large body at a time, and other requests in between
+                async with self._joining:  # one large body at a time; other requests run in between
                     await asyncio.sleep(0)
                     parts = [b"".join(parts)]
             kept = True
@@ -215,11 +215,11 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with common headers, or an error where no answer has begun.
+    """Sends an answer with common headers, or an error if no answer has begun.
 
     Args:
-        send: sends a message; waits while the client does not read earlier ones.
-        hold: counts bytes that are held until the client has read them.
+        send: sends a message; waits until the client has read earlier ones.
+        hold: counts bytes in memory until the client has read them.
     """
 
     def __init__(self, send: Send, hold: Callable[[int], None]) -> None:
@@ -247,7 +247,7 @@ class _Sender:
             self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
-        """Send an error without its end, which closes the connection."""
+        """Send an error without its end: `end` then closes the connection."""
         if self.begun:
             return
         content = json.dumps(error.to_json()).encode()
@@ -264,7 +264,7 @@ class _Sender:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Rewrite a request for a whole address, as to a proxy, into path and `Host` (RFC 9112, section 3.2.2)."""
+    """Rewrite a request for a whole URL, as sent to a proxy, into path and `Host` (RFC 9112, section 3.2.2)."""
     if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
         return scope
     host, path = address["host"], address["path"] or b"/"
@@ -273,7 +273,7 @@ def _in_origin_form(scope: Scope) -> Scope:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Replay a body that was read."""
+    """A `receive` that returns a body already read."""
     first = True
 
     async def replay() -> Message:
@@ -287,7 +287,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _linger(receive: Receive, seconds: float) -> None:
-    """Read and drop the rest of a body: closing a connection with unread bytes may lose the answer."""
+    """Read and drop the rest of a body: closing a connection with unread bytes can lose the answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while (await receive()).get("more_body", False):

@@ -19,7 +19,7 @@ _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class Metrics(Collector):
-    """Requests, seconds, decisions and κ of an engine; gauges are read at each request for metrics."""
+    """Requests, seconds, decisions and κ of an engine; gauges are read when metrics are requested."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._registry = engine, CollectorRegistry()
@@ -35,7 +35,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def count_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request. `route` is the template of a path: few values keep the number of series small."""
+        """Count a request. `route` is the template of a path, so there are few series."""
         known = method if method in _METHODS else "other"
         self._requests.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
@@ -76,6 +76,6 @@ class Metrics(Collector):
             drift: Any = ks_2samp(kappa, calibrated, method="asymp")
             yield GaugeMetricFamily(
                 "lam_kappa_drift",
-                "Kolmogorov-Smirnov distance of these κ from those of the calibration.",
+                "Kolmogorov-Smirnov distance between these κ and the κ of the calibration.",
                 drift.statistic,
             )

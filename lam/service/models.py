@@ -1,6 +1,6 @@
-"""JSON of requests and answers: requests are checked by these types, answers serialized, OpenAPI generated.
+"""JSON of requests and answers. These types check requests, serialize answers, and generate the OpenAPI schema.
 
-A request is a typed dictionary that pydantic validates, an answer a model that pydantic serializes.
+A request is a typed dictionary that pydantic validates; an answer is a model that pydantic serializes.
 """
 
 from collections.abc import Sequence
@@ -53,13 +53,13 @@ class ImageRequest(_Request):
 class TextRequest(_Request):
     """A text; the network may read only its beginning."""
 
-    text: Annotated[str, Field(min_length=1, description="not blank, and at most as much as JSON may hold")]
+    text: Annotated[str, Field(min_length=1, description="not blank; the limit on JSON applies")]
 
 
 class _ItemFacts(_Request):
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
     label: NotRequired[
-        Annotated[str, Field(description="its class; likewise", json_schema_extra={"maxLength": MAX_LABEL})]
+        Annotated[str, Field(description="must equal the address's", json_schema_extra={"maxLength": MAX_LABEL})]
     ]
     metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
@@ -98,7 +98,7 @@ class PairRequest(_Request):
     second: ImageTextOrEmbedding
 
 
-# The schema has the ranges of answers, and nothing enforces them: a number that is rounded past 1 must fail no answer.
+# The schema states the ranges of answers but does not enforce them: a number rounded past 1 must not fail an answer.
 Kappa = Annotated[float, Field(json_schema_extra={"minimum": 0})]
 Cosine = Annotated[float, Field(json_schema_extra={"minimum": -1.000001, "maximum": 1.000001})]
 Share = Annotated[float, Field(json_schema_extra={"minimum": 0, "maximum": 1})]
@@ -106,24 +106,24 @@ Count = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 Positive = Annotated[int, Field(json_schema_extra={"minimum": 1})]
 Digest = Annotated[str, Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 Cut = Annotated[bool, Field(description="the network read only the beginning of the text")]
-Accept = Annotated[str, Field(description="what decides: `probability`, or a score such as `cosine`")]
+Accept = Annotated[str, Field(description="the deciding statistic: `probability`, or a score such as `cosine`")]
 Metadata = Annotated[str, WithJsonSchema({"type": "object"})]
 Verdict = Literal["match", "unknown", "abstain"] | None
 State = Annotated[Literal["none", "current", "stale"], Field(description="whether it fits the size of the gallery")]
 
 
 class Answer(BaseModel):
-    """A JSON object that the service answers with; a number that is not finite becomes null."""
+    """A JSON object as an answer; a number that is not finite becomes null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_serialization_defaults_required=True)
     spliced: ClassVar[str] = ""
-    """The field that holds stored JSON, or a list of answers that hold some."""
+    """The field with stored JSON, or with a list of answers that contain stored JSON."""
 
     def to_json(self) -> bytes:
         """The answer as JSON.
 
-        Stored metadata goes in as it is. It was checked when it was stored, and 100 hits may have 1.6 MB of it: parsing
-        and serializing that would hold Python's lock for longer than a search takes.
+        Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it:
+        parsing and serializing it would hold Python's lock for longer than a search takes.
         """
         name = self.spliced
         known = self.model_dump_json(exclude={name}).encode()
@@ -135,26 +135,26 @@ class Answer(BaseModel):
 
 
 class _Thresholds(Answer):
-    kappa_below: Annotated[Kappa, Field(description="where κ decides, a κ below this is flagged")]
-    far: Annotated[Share, Field(description="of queries without a match, at most this share is a `match`")]
-    ood: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
+    kappa_below: Annotated[Kappa, Field(description="if κ decides, a κ below this is flagged")]
+    far: Annotated[Share, Field(description="at most this share of queries without a match is a `match`")]
+    ood: Annotated[Share, Field(description="at most this share of queries like the calibration queries is flagged")]
 
 
 class PairThresholds(_Thresholds):
-    """The thresholds of pairs, and the rates that they promise."""
+    """The thresholds of pairs, and their promised rates."""
 
-    accept_above: Annotated[Cosine, Field(description="a pair of a cosine above this is a `match`")]
+    accept_above: Annotated[Cosine, Field(description="a pair with a cosine above this is a `match`")]
 
 
 class SearchThresholds(_Thresholds):
-    """The thresholds of searches, and the rates that they promise."""
+    """The thresholds of searches, and their promised rates."""
 
     accept: Accept
-    accept_above: Annotated[float | None, Field(description="a `statistic` above this is a `match`; null: none is")]
+    accept_above: Annotated[float | None, Field(description="a `statistic` above this is a `match`; null: no `match`")]
     flag: str
     flag_above: Annotated[float, Field(description="an `ood_score` above this is flagged")]
     conformal_miss: Annotated[Share, Field(description="at most this share of matches is no `conformal` hit")]
-    wrong: Annotated[Share | None, Field(description="of answers that are `match`, at most this share is wrong")]
+    wrong: Annotated[Share | None, Field(description="at most this share of the answers `match` is wrong")]
 
 
 class _Item(Answer):
@@ -173,7 +173,7 @@ class Hit(_Item):
     """A hit."""
 
     score: Cosine
-    accepted: Annotated[bool | None, Field(description="of a `match`: the first hit, and hits of the same label")]
+    accepted: Annotated[bool | None, Field(description="true for the first hit of a `match` and hits of its label")]
     credible: bool
     conformal: bool | None
 
@@ -181,24 +181,24 @@ class Hit(_Item):
 class UnseenFields(Answer):
     """Whether the gallery lacks the query's class, if the gallery is a random sample of queries."""
 
-    p_new: Annotated[Share, Field(description="p-value of “the class is new”: a small one speaks for a known class")]
-    p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”: a small one speaks against it")]
+    p_new: Annotated[Share, Field(description="p-value of “the class is new”; small for a known class")]
+    p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”; small for a new class")]
 
 
 class SearchResponse(Answer):
-    """The answer to a search; null where nothing is decided."""
+    """The answer to a search; fields of the decision are null without one."""
 
     spliced: ClassVar[str] = "hits"
     decision: Verdict = None
-    probability: Annotated[Share | None, Field(description="of a right first hit: `known` · `right_if_known`")] = None
+    probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
     known: Annotated[Share | None, Field(description="P(the gallery holds a match)")] = None
     right_if_known: Annotated[Share | None, Field(description="P(first hit right | the gallery holds a match)")] = None
     accept: Accept | None = None
     statistic: Annotated[float | None, Field(description="above `threshold.accept_above`: a `match`")] = None
-    false_accept: Annotated[Share | None, Field(description="share of searches without a match as good")] = None
-    ood_score: Annotated[float | None, Field(description="by `flagged_by`; higher is more unusual")] = None
-    p_value: Annotated[Share | None, Field(description="share of calibration queries as unusual")] = None
-    flagged_by: Annotated[str | None, Field(description="the score that tells whether the query is judged")] = None
+    false_accept: Annotated[Share | None, Field(description="share of searches without a match as good as it")] = None
+    ood_score: Annotated[float | None, Field(description="value of `flagged_by`; higher is more unusual")] = None
+    p_value: Annotated[Share | None, Field(description="share of calibration queries as unusual as it")] = None
+    flagged_by: Annotated[str | None, Field(description="the score that flags unusual queries: `abstain`")] = None
     doubt: Annotated[Doubt | None, Field(description="why the query is uncertain")] = None
     p_known: Share | None = None
     kappa_aleatoric: Kappa | None = None
@@ -207,7 +207,7 @@ class SearchResponse(Answer):
     kappa_capped: bool
     text_cut: Cut
     credible_cosine: Cosine
-    unseen: Annotated[UnseenFields | None, Field(description="null where the gallery cannot tell")]
+    unseen: Annotated[UnseenFields | None, Field(description="null if the gallery cannot tell")]
     threshold: SearchThresholds | None
     calibration: State
     gallery_size: Count
@@ -215,11 +215,11 @@ class SearchResponse(Answer):
 
 
 class VerifyResponse(Answer):
-    """The answer to a comparison; null where nothing is decided."""
+    """The answer to a comparison; fields of the decision are null without one."""
 
     same: bool | None = None
     decision: Verdict = None
-    probability: Annotated[Share | None, Field(description="of a match, where half of all pairs match")] = None
+    probability: Annotated[Share | None, Field(description="P(match), if half of all pairs match")] = None
     score: Cosine
     far: Annotated[Share | None, Field(description="at most this share of pairs without match is a `match`")] = None
     threshold: PairThresholds | None = None
@@ -234,7 +234,7 @@ class ItemResponse(_Item):
 
 
 class EnrolResponse(ItemResponse):
-    """An item that was put into the gallery: 201 for a new id, 200 for one that existed."""
+    """An item put into the gallery: 201 for a new id, 200 for an existing id."""
 
     created: bool
     kappa_capped: bool
@@ -244,7 +244,7 @@ class EnrolResponse(ItemResponse):
 
 
 class ListResponse(Answer):
-    """A page of items, and the id after which the next one begins; null at the end."""
+    """A page of items, and the id after which the next page begins; null at the end."""
 
     spliced: ClassVar[str] = "items"
     items: Sequence[ItemResponse]
@@ -253,12 +253,12 @@ class ListResponse(Answer):
 
 
 class SampleFields(Answer):
-    """An input of the run to try it with."""
+    """An input to try the run with."""
 
-    source: Annotated[str, Field(description="the split, or the set of strangers, that it is from")]
+    source: Annotated[str, Field(description="its split, or its set of strangers")]
     stranger: Annotated[bool, Field(description="whether the run's own gallery lacks its class")]
     text: str | None
-    image: Annotated[str | None, Field(description="the path of its file")]
+    image: Annotated[str | None, Field(description="path of its file")]
 
 
 class SamplesResponse(Answer):
@@ -304,55 +304,55 @@ class RecallFields(Answer):
 
     queries: Annotated[Count, Field(description="number of queries")]
     k: Positive
-    recall: Annotated[Share, Field(description="share of the k nearest neighbours that was found")]
-    hits: Annotated[Positive, Field(description="hits that a decision rests on, or all that there are")]
+    recall: Annotated[Share, Field(description="share of the k nearest neighbours among the hits")]
+    hits: Annotated[Positive, Field(description="number of hits behind a decision, or of all items")]
     unchanged: Annotated[Share, Field(description="share of queries with exactly the hits of an exact search")]
 
 
 class ModelResponse(Answer):
     """The run that answers."""
 
-    run: Annotated[str, Field(description="the name of its folder")]
-    kind: Annotated[str, Field(description="of the encoder")]
-    gallery: Annotated[str, Field(description="what an item stands for: a class, an identity, a place")]
+    run: Annotated[str, Field(description="name of its folder")]
+    kind: Annotated[str, Field(description="kind of the encoder")]
+    gallery: Annotated[str, Field(description="what an item is an example of: a class, an identity, a place")]
     answers: Annotated[bool, Field(description="whether questions search for answers")]
     sha256: Digest
     dimension: Positive
     device: str
-    preprocessing: Annotated[dict[str, Any] | None, Field(description="of images, before the network")]
+    preprocessing: Annotated[dict[str, Any] | None, Field(description="preprocessing of inputs")]
     calibration: State
     threshold: SearchThresholds | None
     gallery_size: Count
     index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
     index_recall: Annotated[RecallFields | None, Field(description="null for exact searches, and for Milvus")]
     limits: LimitFields
-    versions: Annotated[dict[str, str], Field(description="of lam and its main dependencies, by name")]
+    versions: Annotated[dict[str, str], Field(description="versions of lam and its main dependencies, by name")]
 
 
 class FalseAcceptPoint(Answer):
     """The rates of a threshold on the statistic."""
 
     threshold: float | None
-    rate: Annotated[Share, Field(description="of queries without a match, at most this share is a `match`")]
-    recall: Annotated[Share, Field(description="of queries with a match, this share finds it")]
+    rate: Annotated[Share, Field(description="at most this share of queries without a match is a `match`")]
+    recall: Annotated[Share, Field(description="share of queries with a match that find it")]
 
 
 class FalseFlagPoint(Answer):
     """The rate of a threshold on κ."""
 
     kappa: Kappa
-    rate: Annotated[Share, Field(description="of queries like those calibrated on, at most this share is flagged")]
+    rate: Annotated[Share, Field(description="at most this share of queries like the calibration queries is flagged")]
 
 
 class HistogramFields(Answer):
-    """How often values lie between two edges."""
+    """Counts of values between edges."""
 
     counts: Sequence[Count]
     edges: Annotated[Sequence[float], Field(description="one more than counts")]
 
 
 class ReliabilityFields(Answer):
-    """How often first hits are right, by bins of their probability; null for an empty bin."""
+    """Share of right first hits in bins of their probability; null for an empty bin."""
 
     confidence: list[Share | None]
     accuracy: list[Share | None]
@@ -360,7 +360,7 @@ class ReliabilityFields(Answer):
 
 
 class CalibrationResponse(Answer):
-    """The rates that thresholds promise, and how the calibration was made."""
+    """The promised rates of thresholds, and facts on the calibration."""
 
     threshold: SearchThresholds
     gallery_size: Count
@@ -371,8 +371,8 @@ class CalibrationResponse(Answer):
     false_flag: list[FalseFlagPoint]
     kappa: HistogramFields
     reliability: ReliabilityFields
-    depth: Annotated[int | None, Field(description="hits that hold a match, except for a share of `conformal_miss`")]
-    facts: Annotated[dict[str, Any], Field(description="about how it was made")]
+    depth: Annotated[int | None, Field(description="hits that contain a match, except at a rate of `conformal_miss`")]
+    facts: Annotated[dict[str, Any], Field(description="data of the calibration, and the scope of its bounds")]
 
 
 class ErrorResponse(Answer):
@@ -386,10 +386,10 @@ _adapter = cache(TypeAdapter)
 
 
 def validate(content: Any, kind: type[Any]) -> Any:
-    """Validate a request that was read from JSON as one of the kinds above.
+    """Validate JSON as one of these kinds of requests.
 
     Raises:
-        ServiceError: 422, with pydantic's message for the first error; allowed is the schema of OpenAPI.
+        ServiceError: 422, with pydantic's message for the first error; `allowed` is the OpenAPI schema.
     """
     try:
         return _adapter(kind).validate_python(content)
@@ -423,14 +423,14 @@ _BINARY = {"type": "string", "format": "binary"}
 
 
 def responses_of(kind: type[Answer], *statuses: int) -> Responses:
-    """The responses of OpenAPI with these statuses, or else 200."""
+    """OpenAPI responses with these statuses, by default 200."""
     return {status: {"model": kind, "description": kind.__doc__} for status in statuses or (200,)}
 
 
 ENROLLED = responses_of(EnrolResponse, 200, 201)
 THUMBNAIL: Responses = {
     200: {"description": "the thumbnail", "content": {kind: {"schema": _BINARY} for kind in CONTENT_TYPES[:2]}},
-    304: {"description": "it still has the ETag in If-None-Match"},
+    304: {"description": "unchanged: its ETag is in If-None-Match"},
 }
 SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the file of an image"}}
 METRICS: Responses = {
@@ -439,14 +439,14 @@ METRICS: Responses = {
 _REFUSED = (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
 REFUSALS = responses_of(ErrorResponse, *_REFUSED)
 SECURITY = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "the key, where the service was started with one"},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "the key, if the service has one"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
 _BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest)
 
 
 def request_schemas() -> dict[str, Any]:
-    """The schemas of request bodies and their parts, by name, to which `QUERY`, `ITEM` and `PAIR` refer."""
+    """Schemas of request bodies and their parts by name; `QUERY`, `ITEM` and `PAIR` refer to them."""
     adapters: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
     adapters = [(kind.__name__, "validation", _adapter(kind)) for kind in _BODIES]
     _, schema = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
@@ -454,7 +454,7 @@ def request_schemas() -> dict[str, Any]:
 
 
 def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A body of JSON of this kind, or of an image of one of these types."""
+    """OpenAPI of a JSON body of this kind, or of an image body of one of these types."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     content = {**{image: {"schema": _BINARY} for image in images}, JSON: {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,6 +1,6 @@
 """Errors outside of the routes: unknown or invalid parameters, paths and methods.
 
-Names and ranges of parameters come from the OpenAPI schema, so that the service allows exactly what it publishes.
+Names and ranges of parameters come from the OpenAPI schema: the service allows exactly what it publishes.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
-    """Answer every error of an application in JSON; `pages` are paths that it serves beside its routes."""
+    """Answer every error of an application in JSON; `pages` are its paths that are no routes."""
 
     @app.exception_handler(ServiceError)
     @app.exception_handler(Refusal)

@@ -28,12 +28,12 @@ from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
 KEY = "LAM_API_KEY"
-_MAX_KEY = 4096  # characters; the headers of a request may have 16 KiB in all
+_MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # open files other than connections
-_LEAST_FILES = 512  # leaves more connections than waiting requests, so that some can be closed for new ones
-_BACKLOG = 2048  # connections that wait to be accepted; the system drops others, which try again after a second
+_LEAST_FILES = 512  # more connections than waiting requests: some can be closed for new ones
+_BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
@@ -50,13 +50,13 @@ def serve(
     index: str | None = None,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve a run until SIGTERM or SIGINT, then answer requests in flight; SIGHUP reads its calibration anew.
+    """Serve a run until SIGTERM or SIGINT, then finish open requests; on SIGHUP, read its calibration again.
 
     Args:
         run: the run's folder.
-        host: other than this machine only with a key in the environment.
-        port: 0 for a free one.
-        device: of the network.
+        host: the address; an address other than this machine needs a key in the environment.
+        port: the port; 0 for a free port.
+        device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         settings: limits.
 
@@ -73,7 +73,7 @@ def serve(
         listener = resources.enter_context(_bound(host, port))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
-        listener.listen()  # before the address is printed, so that a client that reads it is not refused
+        listener.listen()  # before the address is printed: a client that reads it can connect
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
         print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
@@ -82,7 +82,7 @@ def serve(
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
         server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
-        gc.freeze()  # collecting among all loaded objects would hold every request up
+        gc.freeze()  # garbage collection over all loaded objects would delay every request
         uvloop.run(_serve(server, listener, engine))
 
 
@@ -117,7 +117,7 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End, at once after a second Ctrl-C; uvicorn's handler would raise the signal again at the end."""
+        """End, at once on a second Ctrl-C; uvicorn's own handler would raise the signal again at the end."""
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -138,7 +138,7 @@ def _open_files() -> int:
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Switch threads often: the event loop pauses for microseconds, and workers would miss their turns."""
+    """Within the context, threads switch often: else workers miss the microseconds in which the event loop waits."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
     try:
@@ -149,7 +149,7 @@ def _short_turns() -> Iterator[None]:
 
 @contextmanager
 def _sparing_log() -> Iterator[None]:
-    """Limit the rate of log lines that clients can cause, such as those on open files, and count them."""
+    """Within the context, the rate of log lines that clients can cause is limited; dropped lines are counted."""
     sparing = _Sparing()
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)
@@ -161,7 +161,7 @@ def _sparing_log() -> Iterator[None]:
 
 
 class _Sparing(logging.Filter):
-    """Passes one line of a kind every few seconds; the kind is the first line of the message."""
+    """Passes one message of a kind every few seconds; the kind is its first line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,18 +184,18 @@ def _key(host: str) -> str | None:
     if key is not None:
         key = key.strip()  # secret files end with a line break
         if not key:
-            raise ValueError(f"${KEY} is empty: unset it to serve this machine alone, or give it a key")
+            raise ValueError(f"${KEY} is empty: unset it to serve only this machine, or set a key")
         if not all("!" <= character <= "~" for character in key):
-            raise ValueError(f"${KEY} must have letters, digits and signs of ASCII without spaces, as headers do")
+            raise ValueError(f"${KEY} must have only ASCII letters, digits and signs, no spaces: it is a header")
         if len(key) > _MAX_KEY:
             raise ValueError(f"${KEY} has {len(key)} characters; at most {_MAX_KEY} fit into a header")
     if key is None and host.lower() not in LOCAL_HOSTS:
-        raise ValueError(f"without a key only this machine is served, got host {host!r}: set ${KEY}")
+        raise ValueError(f"a host other than this machine needs a key, got host {host!r}: set ${KEY}")
     return key
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bind the address before anything is loaded, so that an address in use fails at once."""
+    """A socket at the address, bound before anything is loaded: an address in use fails at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # connections inherit it; the default is megabytes each

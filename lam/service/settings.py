@@ -1,4 +1,4 @@
-"""The limits of the service, in one record."""
+"""`ServiceSettings`, the limits of the service."""
 
 from dataclasses import dataclass, fields
 
@@ -7,29 +7,29 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits in force.
+    """Limits of the service; those in `_seconds` are times in seconds.
 
     Attributes:
         max_body: bytes of a body.
-        max_json: bytes of a body of JSON, without 32 for each dimension of an embedding and the images of a pair.
+        max_json: bytes of a JSON body, plus 32 for each dimension of an embedding; images of a pair do not count.
         max_held: bytes of all bodies and unread answers in memory.
-        max_pixels: of an image.
+        max_pixels: pixels of an image.
         max_side: pixels of an image's longer side.
         max_decoded: bytes that decoding an image may take.
         max_k: hits of one search.
-        max_connections: open at once; fewer where the process may have fewer open files.
-        client_connections: open at once from one address; None for `max_connections`.
-        header_seconds: for a connection to send the headers of its next request.
-        body_seconds: for a request to send its body.
-        write_seconds: for a client to read an answer, from its first pause on.
-        answer_seconds: for an answer, once the request was read.
-        linger_seconds: for which the rest of a refused body is read and dropped, so that the refusal arrives.
-        batch_seconds: for which a batch waits for more requests.
+        max_connections: open connections; fewer if the process may have fewer open files.
+        client_connections: open connections from one address; None for `max_connections`.
+        header_seconds: until a connection has sent the headers of its next request.
+        body_seconds: until a request has sent its body.
+        write_seconds: until a client has read an answer, from its first pause on.
+        answer_seconds: until the answer, after the request was read.
+        linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
+        batch_seconds: wait of a batch for more requests.
         batch: requests in one batch.
-        patience: seconds of work that may wait before a request, in all queues together.
-        queue: requests that may wait in one queue.
-        keep_queries: size of a random sample of searches that is kept as embeddings, for
-            `lam calibrate --unlabelled live`; None for none.
+        patience: seconds of work before a request, in all queues together.
+        queue: waiting requests in one queue.
+        keep_queries: size of the random sample of searches that is kept as embeddings, for
+            `lam calibrate --unlabelled live`; None keeps no sample.
 
     Raises:
         ValueError: for a limit that is not positive.

@@ -1,6 +1,6 @@
-"""A worker: one thread that does the jobs of a few milliseconds as one batch.
+"""`Worker`, a thread that does the jobs of a few milliseconds as one batch.
 
-A request waits for the seconds of work before it, at all workers that it passes. This sum is bounded, as it sets the
+A request waits for the work before it at all its workers. The sum of these seconds is bounded, because it sets the
 latency of the slowest answers.
 """
 
@@ -19,21 +19,21 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 _SMOOTHING = 0.2
-_PAUSE = 0.2  # between the death of a thread and its successor
+_PAUSE = 0.2  # seconds before a dead thread is replaced
 _STUCK = 20.0
-_BATCH_SECONDS = 0.25  # longer batches gain nothing, and a request just after one waits for all of it
+_BATCH_SECONDS = 0.25  # longer batches are no faster, and the next request waits for the whole batch
 
 
 class Worker(Generic[Job, Result]):
     """A thread that does jobs in batches; if it dies, its batch is refused and another thread replaces it.
 
     Args:
-        name: of the thread.
-        work: from a batch of jobs to a result, or an exception, for each.
-        queue: maximum number of waiting jobs.
-        batch: maximum number of jobs in a batch.
+        name: name of the thread.
+        work: function from a batch of jobs to a result, or an exception, for each.
+        queue: greatest number of waiting jobs.
+        batch: greatest number of jobs in a batch.
         wait: seconds for which a batch waits for more jobs.
-        begin: called first in every thread, for settings of a thread.
+        begin: called first in every thread, for settings of the thread.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Worker(Generic[Job, Result]):
 
     @property
     def jobs(self) -> int:
-        """The number of waiting and running jobs."""
+        """Number of waiting and running jobs."""
         return len(self._jobs) + len(self._in_hand)
 
     def submit(self, job: Job) -> "Future[Result]":
         """Put a job into the queue.
 
         Raises:
-            Refusal: busy, where the queue is full.
+            Refusal: `busy`, if the queue is full.
         """
         future: Future[Result] = Future()
         with self._changed:
@@ -95,7 +95,7 @@ class Worker(Generic[Job, Result]):
         return future
 
     def close(self, *, timeout: float = 10.0) -> None:
-        """Take no more jobs, do the waiting ones, and end the thread."""
+        """Refuse new jobs, do the waiting ones, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -154,7 +154,7 @@ class Worker(Generic[Job, Result]):
         self._in_hand, self._busy_since = [], None
 
     def _results(self, jobs: list[Job]) -> Sequence[Any]:
-        """The results of a batch; if it fails as a whole, each job is done by itself, so that one spoils no others."""
+        """The results of a batch; if it fails as a whole, each job is done alone, so one cannot fail the others."""
         try:
             return self._work(jobs)
         except (ServiceError, Refusal) as error:
@@ -166,9 +166,9 @@ class Worker(Generic[Job, Result]):
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse, as busy, a request with more than `patience` seconds of work before it; where no job waits, it passes.
+    """Refuse, as `busy`, a request with more than `patience` seconds of work before it; it passes if no job waits.
 
-    It passes the workers in this order. Jobs at one worker are before it at the next ones, too.
+    The request visits the workers in this order. Jobs at one worker are before it at the later workers, too.
     """
     before, seconds = 0, 0.0
     for worker in workers:

@@ -104,7 +104,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("images", "labels", "message"),
         [
-            (pixels(2), torch.tensor([0]), "pixels must be as many as the 1 labels, got 2"),
+            (pixels(2), torch.tensor([0]), "pixels must have one value for each of 1 labels, got 2"),
             (pixels(2)[0], torch.tensor([0, 0]), r"shape \(N, 1 or 3, H, W\), got torch.uint8 of shape \(1, 4, 4\)"),
             (pixels(2, channels=2), torch.tensor([0, 0]), r"of shape \(N, 1 or 3, H, W\)"),
             (pixels(2).int(), torch.tensor([0, 0]), "images must be uint8 or floating point .* got torch.int32"),

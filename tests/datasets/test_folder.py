@@ -271,7 +271,7 @@ class TestRefusals:
             load("folder", root=root)
 
     def test_paths_and_labels_are_as_many(self):
-        with pytest.raises(ValueError, match="paths must be as many as the 2 labels, got 1"):
+        with pytest.raises(ValueError, match="paths must have one value for each of 2 labels, got 1"):
             FolderImages([Path("a")], torch.tensor([0, 0]), name="x", classes=("a",), preprocessing=SMALL)
 
     def test_one_shape_is_needed(self, tmp_path):

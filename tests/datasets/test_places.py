@@ -208,7 +208,7 @@ class TestWrong:
         [
             ((91, 0), "lat must be from -90 to 90 degrees, got '91' in line 2"),
             ((0, -181), "lon must be from -180 to 180 degrees, got '-181'"),
-            ((0, 0), "lat and lon are both 0 in 1 rows, such as line 2, .* leave these images out"),
+            ((0, 0), "lat and lon are both 0 in 1 rows, such as line 2.* leave these images out"),
         ],
     )
     def test_places_off_the_earth(self, tmp_path, place, message):
@@ -242,9 +242,9 @@ class TestWrong:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"positions": torch.zeros(3, 2)}, "positions must be as many as the 2 labels, got 3"),
-            ({"angles": torch.zeros(3)}, "angles must be as many as the 2 labels, got 3"),
-            ({"is_query": torch.ones(1).bool()}, "is_query must be as many as the 2 labels, got 1"),
+            ({"positions": torch.zeros(3, 2)}, "positions must have one value for each of 2 labels, got 3"),
+            ({"angles": torch.zeros(3)}, "angles must have one value for each of 2 labels, got 3"),
+            ({"is_query": torch.ones(1).bool()}, "is_query must have one value for each of 2 labels, got 1"),
             ({"positions": torch.zeros(2, 2).long()}, r"positions must be numbers of shape \(N, X\), got torch.int64"),
             ({"positions": torch.tensor([[0.0, 1.0], [math.nan, 0.0]])}, r"must be finite, got \[nan, 0.0\] for .*b"),
             ({"angles": torch.tensor([math.nan, math.inf])}, "angles must be degrees, or NaN .*, got inf for .*b"),

@@ -137,7 +137,7 @@ def test_long_labels_are_cut_and_stay_different(tmp_path: Path) -> None:
         ("text,kind", {}, "has no column label; it has text, kind: name the columns"),
         ("text,label", {"text": "body"}, "has no column body; it has text, label"),
         ("text,label", {"question": "text"}, "question and answer go together: name both columns, or neither"),
-        ("text,label", {"question": "text", "answer": "label", "text": "text"}, "not all of them"),
+        ("text,label", {"question": "text", "answer": "label", "text": "text"}, "name either the column of texts"),
         ("text,label", {"validation": 0.5, "test": 0.5}, "has 30 items, too few to carve test and validation out"),
         ("text,label", {"max_bytes": 2}, "max_bytes must be a number of bytes, at least 4, got 2"),
     ],
@@ -157,7 +157,7 @@ def test_an_empty_text_or_label_is_named_by_its_line(tmp_path: Path) -> None:
         datasets.load("texts", root=tmp_path / "mine.json")
     with pytest.raises(ValueError, match="texts must not be empty, got an empty one at index 1"):
         Texts(["a", " "], torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="texts must be as many as the 1 labels, got 2"):
+    with pytest.raises(ValueError, match="texts must have one value for each of 1 labels, got 2"):
         Texts(["a", "b"], torch.tensor([0]))
 
 

@@ -248,7 +248,7 @@ def test_without_a_key_only_this_machine_is_served(
 ) -> None:
     monkeypatch.delenv("LAM_API_KEY", raising=False)
     assert main(["serve", str(calibrated_run), "--host", "0.0.0.0"]) == 1
-    assert "without a key only this machine is served, got host '0.0.0.0'" in capsys.readouterr().err
+    assert "a host other than this machine needs a key, got host '0.0.0.0'" in capsys.readouterr().err
     for key, said in (
         (" ", "is empty"),
         ("a b", "without spaces"),

@@ -1,4 +1,4 @@
-"""Curvature of a loss in the weights of a network: one file a loss, one file a structure."""
+"""Curvature of a loss in the weights of a network; each loss and each structure has its own file."""
 
 from lam.hessians.last_layer import (
     diagonal_ggn,

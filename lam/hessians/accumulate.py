@@ -1,6 +1,6 @@
-"""The one route from data to a sum of curvature: an `Accumulator` takes batches.
+"""`Accumulator`, which sums up curvature over batches.
 
-`LastLayerAccumulator` is here; `LayersAccumulator`, of several layers, is in `lam.posteriors.layers`.
+`LastLayerAccumulator` is here; `LayersAccumulator`, for several layers, is in `lam.posteriors.layers`.
 """
 
 import tempfile
@@ -32,15 +32,15 @@ _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """Which structure a curvature is summed up in.
+    """The structure of a curvature's sums.
 
     Attributes:
         structure: its class.
         max_memory: limit in bytes on its sums.
-        rank: of a `LowRank` only: the most columns of its sketch; 256 by default.
+        rank: only for a `LowRank`: greatest number of columns of its sketch; 256 by default.
 
     Raises:
-        ValueError: for options outside their range, or a rank of another structure.
+        ValueError: for options out of range, or a rank for another structure.
     """
 
     structure: type[Structure]
@@ -57,14 +57,14 @@ class StructureOptions:
             check_at_least("rank", self.rank, 1)
 
     def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Reject a layer, by its shape, for `max_memory` or cross terms."""
+        """Reject a layer with a shape beyond `max_memory`, or cross terms that the structure does not hold."""
         weight = torch.empty(layer.out_features, layer.in_features, device="meta")
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure of no batch, for a first pass over the data."""
+        """The structure's sums over no batch, for a first pass over the data."""
         cls: Any = self.structure
-        if cls is Ekfac:  # its basis comes from a first pass; what it would refuse is refused before that
+        if cls is Ekfac:  # its basis comes from a first pass; its own checks run before that pass
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
             Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
             cls = Kron
@@ -77,9 +77,9 @@ class Accumulator(ABC):
     """Sums up the curvature of a loss, batch by batch.
 
     Attributes:
-        empty: the structure of no batch, with the curvature of the loss.
-        relation: which items form pairs, and which pairs of a batch count.
-        seed: of the miner's draws. Each batch starts from it, so that a batch adds the same in any order.
+        empty: the structure's sums over no batch, with the curvature of the loss.
+        relation: definition of pairs, and the choice of pairs in a batch.
+        seed: seed of the miner's draws. Each batch starts from it: a batch adds the same in any order.
     """
 
     empty: Any
@@ -92,9 +92,9 @@ class Accumulator(ABC):
 
         Args:
             total: the sum before it.
-            inputs: (N, ...) of the layer or the network.
+            inputs: (N, ...) inputs of the layer or the network.
             targets: (N,) labels or (N, X) positions.
-            offset: the number of the first item, for errors.
+            offset: number of the first item, for errors.
 
         Raises:
             ValueError: for missing targets, or another number of targets than items.
@@ -112,12 +112,12 @@ class Accumulator(ABC):
         """Sum over the batches of all processes, and the number of items.
 
         Raises:
-            ValueError: as `add`; if no batch holds an item or pair that a term needs, or the curvature is zero.
+            ValueError: as `add`; also if no batch holds an item or pair that a term needs, or the curvature is zero.
         """
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The pairs of a batch that count; `outputs` is called only if a miner chooses by their directions."""
+        """The chosen pairs of a batch; `outputs` is called only for a miner, which uses their directions."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs
@@ -133,10 +133,10 @@ class LastLayerAccumulator(Accumulator):
     """Sums up the curvature in the weights of a linear last layer; inputs are features (N, P).
 
     Attributes:
-        weight: (D, P) of the layer.
-        bias: (D,) of the layer, or None.
-        options: of the structure; `fit` needs them for an `Ekfac`, which takes two passes.
-        progress: show a progress bar of a whole data set on standard error.
+        weight: (D, P) weight of the layer.
+        bias: (D,) bias of the layer, or None.
+        options: options of the structure; `fit` needs them for an `Ekfac`, which takes two passes.
+        progress: show a progress bar for a whole data set on standard error.
     """
 
     weight: Float[Tensor, "D P"]
@@ -151,8 +151,8 @@ class LastLayerAccumulator(Accumulator):
     def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
         """Sum over all pairs of a relation, within batches or over the data set; see `Accumulator.fit`.
 
-        A second pass, or one over a data set, reads features from a temporary file. Over a data set the first process
-        keeps the features of all.
+        A second pass, or a pass over a data set, reads features from a temporary file. Over a data set, the first
+        process keeps the features of all.
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
@@ -187,7 +187,7 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """What one pass sums up, or a second one in the basis that an `Ekfac` takes from the first."""
+        """The result of one pass; for an `Ekfac`, of a second pass in the basis of the first."""
         total, n_items = passed(self)
         if self.options is None or self.options.structure is not Ekfac:
             return total, n_items
@@ -196,7 +196,7 @@ class LastLayerAccumulator(Accumulator):
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """Sums and number of items over all processes, from those in this one; see `Accumulator.fit`."""
+    """Sums and number of items over all processes, from this process's; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
@@ -206,9 +206,9 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
         problem = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
         or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
-        reason = "" if missing else "; a temperature that is too small leaves none"
+        reason = "" if missing else "; with too small a temperature the curvature is zero"
         if "negative pair" in missing[:1]:
-            reason = "; items of one class alone have none"
+            reason = "; items of a single class have no negative pair"
         raise ValueError(
             f"no batch of the {n_items} items {problem}: shuffle them, or take larger batches{or_else}{reason}"
         )
@@ -216,7 +216,7 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
 
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
-    """Write the features of batches to a file; returns what reads the batches again, any number of times."""
+    """Write the features of batches to a file; returns a function that reads the batches again, repeatedly."""
     rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
         np.save(file, features.cpu().numpy())
@@ -231,7 +231,7 @@ def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callabl
 
 
 def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
-    """Write the features of all processes to the file of the first; returns their targets."""
+    """Write the features of all processes to the first process's file; returns their targets."""
     targets = []
     for features, batch_targets in distributed.batches_of_all(batches):
         targets.append(targets_of(features, batch_targets))

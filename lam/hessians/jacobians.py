@@ -1,8 +1,8 @@
 """Jacobians of N outputs in the weights of one layer, and quadratic forms of them.
 
-A linear layer or a convolution is a matrix at every place of its input, with a row for each of U channels and a column
-for each of F inputs, a bias last: its weights are this matrix, flat. The weights of any other layer are its parameters
-one after the other.
+A linear layer or a convolution applies a matrix at every place of its input, with a row for each of U channels and a
+column for each of F inputs, and a bias last; its weights are this matrix, flat. The weights of any other layer are its
+flat parameters, concatenated.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 _CACHED = 1 << 14
-"""Columns of a Jacobian that a CPU takes at once: as many as its cache holds, three times as fast for a large layer."""
+"""Columns of a Jacobian that a CPU takes at once: they fit its cache, three times as fast for a large layer."""
 
 
 class Jacobian(ABC):
@@ -25,11 +25,11 @@ class Jacobian(ABC):
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H an item."""
+        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H of each item."""
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ, float64, so that rounding leaves it positive semi-definite."""
+        """J_a diag(v) J_aᵀ in float64: with rounding, it stays positive semi-definite."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
@@ -38,7 +38,7 @@ class Jacobian(ABC):
 
 @dataclass(frozen=True)
 class Dense(Jacobian):
-    """Any J."""
+    """J as a tensor, for any layer."""
 
     J: Float[Tensor, "N D n"]
 
@@ -56,7 +56,7 @@ class Dense(Jacobian):
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """J_a = g_a ⊗ φ_a of a matrix that is used at one place; it is never formed."""
+    """J_a = g_a ⊗ φ_a of a matrix used at one place; J_a is never formed."""
 
     slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's
     inputs: Float[Tensor, "N F"]  # φ
@@ -84,7 +84,7 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 def is_matrix(module: nn.Module) -> bool:
     """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
 
-    A subclass that normalises or pads in its own forward does not.
+    Subclasses are no matrix: they may normalise or pad in their own forward.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:
@@ -112,7 +112,7 @@ def flat_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tens
 
 
 def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
-    """S times the parameters of a layer by name, from flat ones: the inverse of `flat_weights`."""
+    """S sets of a layer's parameters by name, from flat weights: the inverse of `flat_weights`."""
     if not is_matrix(module):
         parts = flat.split([weight.numel() for weight in weights.values()], 1)
         return {name: part.reshape(len(flat), *weights[name].shape) for name, part in zip(weights, parts, strict=True)}
@@ -128,7 +128,7 @@ def places(
     """Inputs of a layer's matrix at its Z places, with a 1 for the bias, and the slopes there."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, whatever its padding
+        padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, for any padding
         at = F.unfold(padded, module.kernel_size, module.dilation, 0, module.stride).mT
         slopes = slopes.flatten(3).mT
     else:
@@ -149,9 +149,9 @@ def jacobian(
     Args:
         module: the layer, in evaluation mode.
         weights: its parameters, by name.
-        inputs: of the layer.
-        slopes: derivatives of the D outputs of the network in the layer's outputs.
-        basis: of a matrix: orthonormal columns for its rows and for its columns.
+        inputs: inputs of the layer.
+        slopes: derivatives of the network's D outputs in the layer's outputs.
+        basis: for a matrix: orthonormal columns for its rows and for its columns.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))
@@ -164,7 +164,7 @@ def jacobian(
 
 
 def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
-    """J by autograd; each output of each item is an item of its own, as a vmap in a vmap is wrong for nn.PReLU."""
+    """J by autograd; each output of each item becomes an item, because nested vmaps are wrong for nn.PReLU."""
 
     def of_row(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]

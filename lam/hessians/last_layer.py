@@ -1,7 +1,7 @@
 """GGN of a linear last layer f = Wφ + b: over the pairs of a batch, or over every pair of a data set.
 
-A data set is never held as a matrix of pairs. Sums over the partners of each item come first, in blocks or by class;
-then the features stream past once.
+A data set needs no matrix of all pairs. Sums over the partners of each item come first, in blocks or by class; then one
+pass streams the features.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ ROWS = 4096
 BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
 """Items on a side of a block of similarities, by the kind of device; float32 takes 2 GiB on a GPU."""
 
-_ALL_ZERO = "features are all zero: the network says nothing about its inputs"
+_ALL_ZERO = "features are all zero: the network ignores its inputs"
 
 Sums = TypeVar("Sums", bound=Structure)
 
@@ -45,21 +45,21 @@ def ggn_of_batch(
     bias: Float[Tensor, " D"] | None,
     pairs: Pairs | Candidates,
 ) -> Sums:
-    """Exact GGN of a loss over the given pairs, in the form of a structure.
+    """Exact GGN of a loss over some pairs, as a structure.
 
     Args:
-        empty: the structure of no batch, with the curvature of the loss.
-        features: (N, P) what enters the layer.
+        empty: the structure's sums over no batch, with the curvature of the loss.
+        features: (N, P) inputs of the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        pairs: among the N items; or candidates that the items are compared with, if the curvature takes them.
+        pairs: pairs of the N items; or candidates to compare the items with, if the curvature takes them.
 
     Returns:
         The sums behind h, in the type of the features.
 
     Raises:
         ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
-            candidates for a curvature that takes none.
+            candidates for a curvature that takes only pairs.
     """
     curvature = empty.curvature
     inputs, n, r, partners = _checked(features, weight, bias, pairs, curvature)
@@ -86,7 +86,7 @@ def diagonal_ggn(
         (2, 4)
     """
     shape = len(curvature.terms), len(weight), weight.shape[1] + (bias is not None)
-    zeros = weight.new_zeros(()).expand(shape)  # the shape alone is read, so nothing is allocated
+    zeros = weight.new_zeros(()).expand(shape)  # only the shape is read, so nothing is allocated
     empty = Diagonal(zeros, (0,) * shape[0], curvature, has_bias=bias is not None)
     return ggn_of_batch(empty, features, weight, bias, pairs)
 
@@ -99,13 +99,13 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """H_a of every item: the curvature of a loss in its output, the other outputs held still, averaged as h is.
+    """H_a of every item: the curvature of a loss in its output, with the other outputs fixed, averaged like h.
 
     Σ_a H_a ⊗ φ_a φ_aᵀ is the GGN in the weights. The result takes 4 N D² bytes in float32; `total_output_curvature`
     is its sum.
 
     Args, Raises: as `diagonal_ggn`, and
-        ValueError: for a curvature with cross terms, and pairs without a positive one.
+        ValueError: for a curvature with cross terms, and pairs without a positive pair.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -157,7 +157,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """The pairs or candidates, if they are of N = `size` items and of a kind that the curvature takes."""
+    """The pairs or candidates, after a check of their number of items, and that the curvature takes them."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -175,17 +175,17 @@ def ggn_of_dataset(
     block_size: int | None = None,
     progress: bool = True,
 ) -> Sums:
-    """GGN over every pair of a data set: `ggn_of_batch` of one batch of all items, however the data are cut.
+    """GGN over every pair of a data set, equal to `ggn_of_batch` of one batch of all items.
 
-    Similarities have the type of the features, sums over the data set are float64.
+    Similarities have the type of the features; sums over the data set are float64.
 
     Args:
-        empty: the structure of no item, with a curvature that is formed in blocks: not a contrastive or softmax one
-            with `fix="full"`, and no curvature from outside lam that gives `diagonal` only.
-        features: (N, P) what enters the layer, on any device; some rows at a time go to the device of the weight.
+        empty: the structure's sums over no item, with a curvature that is formed in blocks: no contrastive or softmax
+            curvature with `fix="full"`, and no curvature from outside lam with only a `diagonal`.
+        features: (N, P) inputs of the layer, on any device; the weight's device takes some rows at a time.
         weight: (D, P) the layer's weight.
         bias: (D,) its bias, or None.
-        related: (N,) one label an item, or the near pairs.
+        related: (N,) a label for each item, or the near pairs.
         block_size: items on a side of a block of similarities; `BLOCK_SIZE` by default.
         progress: show a progress bar, the number of pairs and the memory on standard error.
 
@@ -193,8 +193,8 @@ def ggn_of_dataset(
         The sums behind h, float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`, for a curvature that is formed within batches only, another number of labels than
-            items, and no positive pair.
+        ValueError: as `ggn_of_batch`; also for a curvature that is formed only within batches, another number of labels
+            than items, and no positive pair.
     """
     curvature = empty.curvature
     curvature.check_scope("dataset")
@@ -202,7 +202,7 @@ def ggn_of_dataset(
     n, r = _all_outputs(features, weight, bias, curvature)
     relation = NeighbourRelation(related) if isinstance(related, Neighbours) else LabelRelation(related)
     if relation.size != len(n):
-        raise ValueError(f"there are {len(n)} items, but the labels or neighbours are of {relation.size}")
+        raise ValueError(f"there are {len(n)} items, but labels or neighbours for {relation.size}")
     if relation.n_positives == 0:
         raise ValueError(f"there is no positive pair among {len(n)} items: the loss has no curvature")
     block_size = block_size or BLOCK_SIZE.get(n.device.type, BLOCK_SIZE["cpu"])
@@ -238,7 +238,7 @@ def _cross_terms(
     *,
     progress: bool,
 ) -> Float[Tensor, "D F"]:
-    """Sum of the cross terms over all positive pairs; the items of one class or of some pairs are held at once."""
+    """Sum of the cross terms over all positive pairs, by class or by some pairs at a time."""
     total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
     D, F = total.shape
     blocks = relation.positive_blocks(max(1, BLOCK_ELEMENTS // features.shape[1]))
@@ -248,7 +248,7 @@ def _cross_terms(
         part = features[rows.to(features.device)].to(weight.device)
         part, n, r = outputs(part, weight, bias, torch.float64)
         inputs = with_ones(part, bias is not None)
-        if pairs is None and len(rows) > D:  # fewer operations from the moments of a large class than from its pairs
+        if pairs is None and len(rows) > D:  # moments of a large class take fewer operations than its pairs
             total += cross_sum_of_class(inputs, n, r)
         else:
             first, second = torch.triu_indices(len(rows), len(rows), 1).to(n.device) if pairs is None else pairs.T

@@ -1,4 +1,4 @@
-"""Outputs of a linear last layer as directions and lengths, and the checks of what enters the layer."""
+"""Outputs of a linear last layer as directions and lengths, and checks of the layer's inputs."""
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ def outputs(
     *,
     offset: int = 0,
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Features in a type, and the `directions` of the layer's outputs.
+    """Features in type `dtype`, and the `directions` of the layer's outputs.
 
     Raises:
         ValueError: for parameters that are not finite, and as `directions`.
@@ -27,7 +27,7 @@ def outputs(
     try:
         return features, *directions(f, storage, offset=offset)
     except ValueError:
-        for name, parameter in (("weight", weight), ("bias", bias)):  # read only now: they would spoil an output
+        for name, parameter in (("weight", weight), ("bias", bias)):  # checked only now: else outputs are not finite
             if parameter is not None and not parameter.isfinite().all():
                 raise ValueError(f"{name} must be finite") from None
         raise
@@ -41,7 +41,7 @@ def directions(
     Args:
         f: (N, D) outputs.
         storage: the type that must hold inverse squares of the lengths.
-        offset: the number of the first item, for errors.
+        offset: number of the first item, for errors.
 
     Raises:
         ValueError: for an output that is zero, infinite or too short for the inverse square of its length.
@@ -63,7 +63,7 @@ def directions(
 
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Reject features that the layer does not take, and a layer whose outputs lie on no sphere."""
+    """Reject features that the layer does not take, and a layer with fewer than two outputs."""
     check_features(features, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
@@ -77,7 +77,7 @@ def check_sphere(D: int) -> None:
 
 
 def check_features(features: Tensor, weight: Tensor) -> None:
-    """Reject features and weights whose shapes, types or values do not fit."""
+    """Reject features and weights with wrong shapes, types or values."""
     if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
         raise ValueError(
             f"features must be (N, P) and weight (D, P), got {tuple(features.shape)} and {tuple(weight.shape)}"
@@ -87,26 +87,26 @@ def check_features(features: Tensor, weight: Tensor) -> None:
 
 
 def check_kinds(features: Tensor, weight: Tensor) -> None:
-    """Reject features and weights of integers, or without values."""
+    """Reject integer features and weights, and tensors without values."""
     for name, tensor in (("features", features), ("weight", weight)):
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating type, got {tensor.dtype}: convert them, .to(torch.float32)")
         if tensor.is_meta:
-            raise ValueError(f"{name} must have values, got a tensor on the meta device, which has a shape alone")
+            raise ValueError(f"{name} must have values, got a tensor on the meta device, which has only a shape")
 
 
 def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:
     """Reject values that are not finite or too large for a sum of their squares, naming the first.
 
     Args:
-        features: (N, P).
-        offset: the number of the first item, for errors.
-        name: of the features, for errors.
+        features: (N, P) features.
+        offset: number of the first item, for errors.
+        name: name of the features in errors.
     """
     if not features.numel():
         return
     limit = torch.finfo(torch.promote_types(features.dtype, torch.float32)).max ** 0.25
-    # The norm is one fast pass. It is NaN, and the first comparison false, where a value is.
+    # The norm is one fast pass. If a value is NaN, so is the norm, and the first comparison is false.
     if float(torch.linalg.vector_norm(features)) <= limit or (features.abs() <= limit).all():
         return
     item, place = (~(features.abs() <= limit)).nonzero()[0].tolist()

@@ -1,4 +1,4 @@
-"""How the items of a whole data set match, without a matrix of all pairs: by label, or by lists of neighbours."""
+"""Matching items of a whole data set, by label or lists of neighbours, without a matrix of all pairs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from lam.pairs.pairs import check_label_vector
 
 
 class Related(ABC):
-    """Which of N items match."""
+    """Matching items among N items."""
 
     size: int  # N
     n_positives: int  # ordered positive pairs
     n_negatives: int  # ordered negative pairs
     n_matched: int  # items with a positive pair
-    order: Int[Tensor, " N"]  # the items in the order in which `exclude` cuts blocks
+    order: Int[Tensor, " N"]  # order of the items for the blocks of `exclude`
     labels: Int[Tensor, " N"] | None = None
 
     @abstractmethod
@@ -27,7 +27,7 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Zero the pairs of a block, in `order`, that are not negative; False if no negative pair is left."""
+        """Set pairs of a block, in `order`, to zero unless they are negative; False if no negative pair is left."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
@@ -35,11 +35,11 @@ class Related(ABC):
 
     @abstractmethod
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
-        """The positive pairs, block by block: the items (n,) of a class, or at most `size` unordered pairs (n, 2)."""
+        """The positive pairs in blocks: the items (n,) of a class, or at most `size` unordered pairs (n, 2)."""
 
 
 class LabelRelation(Related):
-    """Items of one label are positive pairs, all others negative; sorted by label, so that blocks hold few labels."""
+    """Items with one label are positive pairs, others negative pairs. Sorted by label, blocks hold few labels."""
 
     def __init__(self, labels: Int[Tensor, " N"]) -> None:
         check_label_vector(labels)
@@ -59,7 +59,7 @@ class LabelRelation(Related):
 
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
         left, right = self._sorted[rows], self._sorted[columns]
-        if left[-1] < right[0]:  # sorted labels: the block holds negative pairs alone
+        if left[-1] < right[0]:  # sorted labels: the block holds only negative pairs
             return True
         t.mul_(left[:, None] != right[None, :])
         return not (left[0] == left[-1] == right[0] == right[-1])
@@ -74,7 +74,7 @@ class LabelRelation(Related):
 
 
 class NeighbourRelation(Related):
-    """Listed near pairs are positive or neither, all others negative."""
+    """Listed near pairs are positive or neither; all other pairs are negative."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.size = size = neighbours.size
@@ -110,18 +110,18 @@ class NeighbourRelation(Related):
 
 
 def cost_of(n_pairs: int, n_bytes: int) -> str:
-    """What a pass over pairs takes, in words."""
+    """Cost of a pass over pairs, as text."""
     return f"{n_pairs:,} pairs, {n_bytes / 2**20:.0f} MiB"
 
 
 def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "2 ordered"]:
-    """Ordered pairs of unordered ones, sorted by their first item."""
+    """Both orders of unordered pairs, sorted by their first item."""
     ordered = torch.cat([pairs, pairs.flip(1)])
     return ordered[ordered[:, 0].argsort()].T.contiguous()
 
 
 def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Rows and columns, within a block, of the listed pairs in it."""
+    """Rows and columns within a block of the listed pairs that it contains."""
     start, stop = torch.searchsorted(ordered[0], ordered.new_tensor([rows.start, rows.stop])).tolist()
     first, second = ordered[:, start:stop]
     inside = (second >= columns.start) & (second < columns.stop)

@@ -1,7 +1,7 @@
-"""Training losses, by name; one file a loss.
+"""Training losses by name; each loss has its own file.
 
-`build` makes losses of embeddings. A `DistributionLoss` also takes concentrations; methods make those. The curvature of
-a posterior is chosen apart from the loss, by a method's option `curvature`.
+`build` makes losses of embeddings. A `DistributionLoss` also takes concentrations; methods make these losses. A
+method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 
 from lam.losses.alignment import ConcentrationAlignment, Explicit
@@ -79,12 +79,12 @@ def build(
         name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
             ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
             `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
-            pair against negatives alone), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
+            pair against only negatives), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
             learned weight for each dimension), or a registered name.
-        margin: in (0, 2]; negative pairs at this distance or beyond exert no force. Losses with a temperature leave it
-            to miners and to the contrastive curvature.
-        temperature: of "supcon", "infonce", "varcon" and "aninfonce", positive.
-        dimension: D of the embeddings, which "aninfonce" needs.
+        margin: in (0, 2]; negative pairs at this distance or beyond exert no force. For losses with a temperature, only
+            miners and the contrastive curvature use it.
+        temperature: temperature of "supcon", "infonce", "varcon" and "aninfonce", positive.
+        dimension: D of the embeddings; "aninfonce" needs it.
 
     Returns:
         A loss, called with unit embeddings and `Pairs`.

@@ -66,7 +66,7 @@ class ConcentrationAlignment(DistributionLoss):
     Source: as `Explicit`, equation 11.
 
     Args:
-        explicit: the alignment and its regulariser; None for InfoNCE alone.
+        explicit: the alignment and its regulariser; None for only InfoNCE.
         temperature: τ > 0 of InfoNCE.
 
     Raises:

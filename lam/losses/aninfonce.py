@@ -57,7 +57,7 @@ class AnInfoNCE(TrainableLoss):
         check_at_least("dimension", dimension, 1)
         check_at_least("n_members", n_members, 1)
         if not isinstance(concentration, Real):
-            raise ValueError(f"concentration must be one number, at first of all dimensions, got {concentration}")
+            raise ValueError(f"concentration must be one number, initially for all dimensions, got {concentration}")
         check_positive("concentration", concentration)
         negatives = torch.zeros(dimension) if negatives is None else negatives
         if negatives.shape != (dimension,) or not (negatives.isfinite() & (negatives >= 0)).all():
@@ -77,7 +77,7 @@ class AnInfoNCE(TrainableLoss):
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "AnInfoNCE":
         """The loss that starts as InfoNCE at this temperature: Λ = 1/(2τ)."""
         if dimension is None:
-            raise ValueError("aninfonce has a weight for each dimension: say dimension=D of the embeddings")
+            raise ValueError("aninfonce has a weight for each dimension: give dimension=D of the embeddings")
         check_positive("temperature", temperature)
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 
@@ -109,7 +109,7 @@ class AnInfoNCE(TrainableLoss):
 
     @without_autocast()
     def of_member(self, embeddings: Float[Tensor, "N D"], pairs: Pairs, number: int) -> Float[Tensor, ""]:
-        """Term of one member, counted from 0, with its own pairs, and items if need be; 0 without a positive pair.
+        """Loss of one member, counted from 0, for its own pairs (and items); 0 without a positive pair.
 
         Raises:
             ValueError: for pairs of another number of items, or rows of another dimension.

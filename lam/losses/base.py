@@ -1,4 +1,4 @@
-"""`Loss` and its bases: the call, the checks, distances and weighted means that training losses share."""
+"""`Loss` and its bases: call, checks, distances and weighted means of training losses."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -19,8 +19,8 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: name in `lam.hessians.CURVATURES` of its own curvature, or the nearest to it.
-        needs_classes: whether it takes pairs of classes only, not of places.
+        curvature: name of its own or the nearest curvature in `lam.hessians.CURVATURES`.
+        needs_classes: whether it takes only pairs of classes, not of places.
     """
 
     curvature: ClassVar[str] = "contrastive"
@@ -50,7 +50,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss with the settings of a configuration that its constructor takes by name.
+        """The loss with those settings of a configuration that its constructor takes.
 
         Args:
             margin: in (0, 2].
@@ -64,7 +64,7 @@ class Loss(ABC):
         return cls(**{name: settings[name] for name in settings.keys() & inspect.signature(cls).parameters.keys()})
 
     def learned(self) -> dict[str, list[float]]:
-        """Learned values by name, in the unit that the loss documents; none for most losses."""
+        """Learned values by name, in the unit that the loss documents; empty for most losses."""
         return {}
 
     @abstractmethod
@@ -91,12 +91,12 @@ class MarginLoss(Loss):
 
 
 class TrainableLoss(Loss, nn.Module):
-    """A loss with parameters, which train together with the network's.
+    """A loss with parameters, which are trained together with the network.
 
-    Training works on a copy, so that a second training starts as the first did; the history holds what was learned.
+    Training works on a copy: a second training starts from the same values. The history holds the learned values.
 
     Args:
-        margin: of miners and of a contrastive curvature; the loss itself has none.
+        margin: margin for miners and a contrastive curvature; the loss itself does not use it.
 
     Raises:
         ValueError: for a margin outside (0, 2].
@@ -113,7 +113,7 @@ class TemperatureLoss(Loss):
     """A loss of cosines over a temperature: every pair exerts a force.
 
     Attributes:
-        margin: of miners and of a contrastive curvature, or None; the loss itself has none.
+        margin: margin for miners and a contrastive curvature, or None; the loss itself does not use it.
         temperature: τ > 0.
 
     Raises:
@@ -126,7 +126,7 @@ class TemperatureLoss(Loss):
     def __post_init__(self) -> None:
         check_margin(self.margin)
         if self.temperature is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise ValueError(f"{type(self).__name__} needs a temperature that is positive, got None: give one")
+            raise ValueError(f"{type(self).__name__} needs a positive temperature, got None: give one")
         check_positive("temperature", self.temperature)
 
 

@@ -1,4 +1,4 @@
-"""`DistributionLoss`: the call, the checks and the samples that losses of von Mises-Fisher distributions share."""
+"""`DistributionLoss`: call, checks and samples of losses of von Mises-Fisher distributions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from lam.vmf.embeddings import KAPPA_RANGE
 
 
 class DistributionLoss(nn.Module, ABC):
-    """A loss of von Mises-Fisher distributions and the pairs among them; its parameters, if any, train with a network.
+    """A loss of von Mises-Fisher distributions and their pairs; its parameters, if any, are trained with the network.
 
     Attributes:
         dimension: D of the means; None for any.
@@ -41,7 +41,7 @@ class DistributionLoss(nn.Module, ABC):
             mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as for κ.
             kappa: (N,) concentrations ≥ 0; outside `KAPPA_RANGE` they are clamped and have no gradient.
             pairs: the pairs among these N items.
-            generator: of the samples, on the device of the rows; by default torch's global one.
+            generator: draws the samples, on the device of the rows; by default torch's global generator.
 
         Raises:
             ValueError: for pairs or κ of another number of items, means of another dimension, no positive pair, or a κ
@@ -61,12 +61,12 @@ class DistributionLoss(nn.Module, ABC):
         return mean, kappa.clamp(*KAPPA_RANGE)
 
     def learned(self) -> dict[str, list[float]]:
-        """Learned values, by the name of the method's option."""
+        """Learned values by the names of the method's options."""
         return {}
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the nearest curvature to this loss's in the mean directions.
+        """Name and settings of the curvature nearest to this loss as a function of the mean directions.
 
         Args:
             dimension: D.
@@ -85,7 +85,7 @@ def samples_of(
 
 
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
-    """The pairs with at most so many random negatives of each anchor, without replacement; None for all.
+    """The pairs with at most `n_negatives` random negatives of each anchor, without replacement; None for all.
 
     The positives stay. The negatives are no longer symmetric.
     """
@@ -98,10 +98,10 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
 
 
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of log of the mean over samples of the ratio behind `log_ratios`.
+    """Mean over positive pairs of the log of the mean, over samples, of the ratio in `log_ratios`.
 
-    The logits are cosines of the s-th samples times the scale. If few items are a negative of any other, only their
-    cosines to anchors are computed, and the positive pairs'.
+    The logits are cosines of the s-th samples times the scale. If few items are negatives, only the cosines of these to
+    anchors, and of positive pairs, are computed.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

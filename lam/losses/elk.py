@@ -14,7 +14,7 @@ from lam.vmf.bessel import log_normalizer
 
 
 class ELK(DistributionLoss):
-    """InfoNCE of the similarity κ_pos log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz; nothing is drawn.
+    """InfoNCE of the similarity κ_pos log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz, without sampling.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 55; Kirchhof et al. (2022), "A non-isotropic probabilistic take on
     proxy-based deep metric learning", for the closed form.

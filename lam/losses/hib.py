@@ -17,10 +17,10 @@ from lam.vmf.bessel import bessel_ratio
 class HIB(DistributionLoss):
     """Mean of −log p(match) over positive pairs plus mean of −log(1 − p(match)) over negative pairs.
 
-    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b) of the s-th samples of both; 1 − p likewise, both from logarithms. There
-    is no divergence from a prior. `soft_contrastive` is the original loss, of Gaussians and distances.
+    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b) of the s-th samples of both; p and 1 − p are computed from logarithms.
+    There is no divergence from a prior. `soft_contrastive` is the original loss, of Gaussians and distances.
 
-    Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best of its
+    Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best values in
     table 7.
 
     Args:

@@ -1,4 +1,4 @@
-"""InfoNCE, also called NT-Xent, and the log ratios of positive pairs to negatives that its family shares."""
+"""InfoNCE, also called NT-Xent, and the log ratios of positive pairs to negatives for its family."""
 
 import torch
 from jaxtyping import Float, Shaped
@@ -41,7 +41,7 @@ def log_ratios(
 ) -> tuple[Float[Tensor, "*S pairs"], Shaped[Tensor, " pairs"]]:
     """log e^l_ap / (e^l_ap + Σ_n w_an e^l_an) of all positive pairs (a, p), and the weights of these pairs.
 
-    The sum is over the negatives of the anchor a; without any the ratio is 1.
+    The sum is over the negatives of the anchor a; without negatives the ratio is 1.
     """
     negatives = log_weighted_sum(logits, pairs.negative)
     anchor, positive = pairs.positive.nonzero(as_tuple=True)
@@ -50,7 +50,7 @@ def log_ratios(
 
 
 def log_weighted_sum(logits: Float[Tensor, "*S R N"], weights: Shaped[Tensor, "R N"]) -> Float[Tensor, "*S R"]:
-    """log Σ_n w_an e^l_an of each row; for a row without weights a number that adds nothing."""
+    """log Σ_n w_an e^l_an of each row; for a row without weights, a number so low that its exponential is 0."""
     nothing = torch.finfo(logits.dtype).min / 2  # finite: the gradient of −∞ − (−∞) is NaN
     log_weights = weights.to(logits).clamp(min=1e-30).log()
     return torch.where(weights > 0, logits + log_weights, nothing).logsumexp(-1)

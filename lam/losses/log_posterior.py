@@ -10,7 +10,7 @@ class LogPosterior(MarginLoss):
     """Mean of ½ d² over positive pairs plus mean of ½ max(0, margin² − d²) over *all* negative pairs.
 
     Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative pairs inside the margin and
-    0 beyond; n⁺ and n⁻ count every pair that was considered.
+    0 beyond; n⁺ and n⁻ count all pairs, inside or outside the margin.
 
     Source: Bayesian Metric Learning for Uncertainty Quantification in Image Retrieval (2023), equation 30.
 

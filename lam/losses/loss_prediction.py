@@ -15,9 +15,9 @@ def loss_prediction(
     "URL: a representation learning benchmark for transferable uncertainty estimates", take instead of a ranking.
 
     Args:
-        predicted: (N,) of each item.
-        losses: (N,) the loss of each item.
-        counts: (N,) which items have one, such as those with a positive pair.
+        predicted: (N,) prediction for each item.
+        losses: (N,) loss of each item.
+        counts: (N,) whether an item has a loss, such as items with a positive pair.
 
     Returns:
         A scalar, zero if no item has a loss.
@@ -32,5 +32,5 @@ def loss_prediction(
     """
     if not predicted.shape == losses.shape == counts.shape:
         shapes = ", ".join(str(tuple(values.shape)) for values in (predicted, losses, counts))
-        raise ValueError(f"predicted, losses and counts must be one of each item, got shapes {shapes}")
+        raise ValueError(f"predicted, losses and counts must have one value for each item, got shapes {shapes}")
     return weighted_mean((predicted - losses.detach()).square(), counts)

@@ -16,17 +16,17 @@ class MCInfoNCE(DistributionLoss):
 
     z_s are samples of the items' distributions; all is computed from logarithms. The source has 1/M before both terms
     of the denominator, which subtracts log M from the loss; without it, the limit of large κ is InfoNCE at temperature
-    1/κ_pos. The mean of few samples within the logarithm is biased: κ is too large, large ones most.
+    1/κ_pos. The mean of few samples within the logarithm is biased: κ becomes too large, most for large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
-    uncertainty of ambiguous inputs", equations 5 to 7; κ_pos = 20 is that of appendix B.3, and 32 negatives the best of
-    its table 7, where 512 samples were drawn; figure 3 finds 16 to do.
+    uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,
+    32 negatives are best; by figure 3, 16 samples are enough.
 
     Args:
         kappa_pos: concentration of the latents of a positive pair, > 0; the inverse of a temperature.
         n_samples: S ≥ 1.
         n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
-        learn_kappa_pos: whether κ_pos is learned from there, as its logarithm.
+        learn_kappa_pos: whether the logarithm of κ_pos is learned, from this initial value.
 
     Raises:
         ValueError: for a setting outside its range.

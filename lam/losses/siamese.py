@@ -1,4 +1,4 @@
-"""SimSiam and BYOL: one view predicts the other, which is held still, so that positive pairs are enough."""
+"""SimSiam and BYOL: one view predicts the other, which has no gradient, so positive pairs are enough."""
 
 from abc import abstractmethod
 from typing import Any
@@ -25,8 +25,8 @@ class Siamese(DistributionLoss):
     Args:
         dimension: D.
         hidden: units of the predictor's hidden layer.
-        explicit: the alignment and its regulariser; None for the base loss alone.
-        seed: of the predictor's weights; the global random state does not change.
+        explicit: the alignment and its regulariser; None for only the base loss.
+        seed: seed of the predictor's weights; the global random state does not change.
 
     Raises:
         ValueError: for a dimension or hidden units below 1.
@@ -53,7 +53,7 @@ class Siamese(DistributionLoss):
         """Loss of a batch; see `DistributionLoss`.
 
         Args:
-            mean, kappa, pairs, generator: of `DistributionLoss`.
+            mean, kappa, pairs, generator: as for `DistributionLoss`.
             targets: (N, D) unit rows of a second network; by default the means.
         """
         mean, kappa = self._checked(mean, kappa, pairs)
@@ -66,7 +66,7 @@ class Siamese(DistributionLoss):
         return weighted_mean(values, pairs.positive[first, second])
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The contrastive one of positive pairs only."""
+        """The contrastive curvature of only positive pairs."""
         return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Siamese(DistributionLoss):
 
 
 class SimSiam(Siamese):
-    """Mean over matches, both ways round, of −cos(h(μ₁), μ₂), μ₂ held still.
+    """Mean over matches, in both directions, of −cos(h(μ₁), μ₂), without a gradient of μ₂.
 
     Source: Chen and He (2021), "Exploring simple Siamese representation learning", equations 1 to 4.
 
@@ -93,7 +93,7 @@ class SimSiam(Siamese):
 
 
 class BYOL(Siamese):
-    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both ways round; ξ₂ is of a slower second network.
+    """Mean over matches of ‖h(μ₁) − ξ₂‖² = 2 − 2 cos, summed over both directions, with ξ₂ of a slower second network.
 
     Source: Grill et al. (2020), "Bootstrap your own latent", equation 2.
 

@@ -23,7 +23,7 @@ def soft_contrastive(
     Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding", section 2.
 
     Args:
-        samples: (S, N, D), S ≥ 1 of each item; every sample of an item meets every sample of the other.
+        samples: (S, N, D), S ≥ 1 samples of each item; all pairs of samples are compared.
         pairs: the pairs among these N items.
         scale: a > 0.
         offset: b.

@@ -29,7 +29,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and which items have a positive pair: the others do not count."""
+        """The loss of each item, and whether it has a positive pair; other items do not count."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

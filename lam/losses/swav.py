@@ -20,7 +20,7 @@ class SwAV(DistributionLoss):
     view's cosines. A pair counts once; the item with the smaller number is the first view.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
-    equations 2 to 5, without multi-crop and queue; τ = 0.1, ε = 0.05 and three iterations are its own.
+    equations 2 to 5, without multi-crop and queue; it has τ = 0.1, ε = 0.05 and three iterations.
 
     Args:
         dimension: D.
@@ -28,8 +28,8 @@ class SwAV(DistributionLoss):
         temperature: τ > 0.
         smoothness: ε > 0 of the assignments.
         n_iterations: of `sinkhorn`, at least 1.
-        explicit: the alignment and its regulariser; None for the base loss alone.
-        seed: of the prototypes; the global random state does not change.
+        explicit: the alignment and its regulariser; None for only the base loss.
+        seed: seed of the prototypes; the global random state does not change.
 
     Raises:
         ValueError: for a setting outside its range.
@@ -58,7 +58,7 @@ class SwAV(DistributionLoss):
         self.prototypes = nn.Parameter(F.normalize(rows))
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE's at the same temperature, with other items for prototypes."""
+        """The curvature of InfoNCE at the same temperature, with other items instead of prototypes."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The variational supervised contrastive loss: items against the centroids of their batch's classes."""
+"""The variational supervised contrastive loss: items against the centroids of the batch's classes."""
 
 import math
 
@@ -16,18 +16,18 @@ class VarCon(TrainableLoss):
     """Mean over items of KL(q ‖ p) − log p_r, with r the item's class; linear in the number of items.
 
     p is the softmax of z·w_c/τ₁ over the classes c of the batch; w_c are `class_centroids` without gradient. The target
-    q has e^(1/τ₂) to 1 in favour of r, with τ₂ = (τ₁ − ε) + 2ε p_r: the surer an item, the softer its target. ε is
-    learned; as τ₁ tanh ρ it lies within ±τ₁, so that τ₂ is positive. If a miner chose pairs, the mean is over the items
-    in them; the centroids are of all items.
+    q has odds e^(1/τ₂) in favour of r, with τ₂ = (τ₁ − ε) + 2ε p_r: a surer item has a softer target. ε = τ₁ tanh ρ is
+    learned; it lies within ±τ₁, so τ₂ is positive. If a miner chose pairs, the mean is over the items in them; the
+    centroids are means of all items.
 
-    Source: Wang et al. (2025), "Variational supervised contrastive learning", equations 7 to 13 and appendix C.1; of
-    its figure 3b, a fixed ε = 0.02 is the best at τ₁ = 0.1.
+    Source: Wang et al. (2025), "Variational supervised contrastive learning", equations 7 to 13 and appendix C.1. In
+    figure 3b, a fixed ε = 0.02 is best at τ₁ = 0.1.
 
     Args:
         temperature: τ₁ > 0.
         epsilon: initial ε, within ±τ₁; by default τ₁ / 5.
         learn: whether ε is learned.
-        margin: of `TrainableLoss`.
+        margin: as for `TrainableLoss`.
 
     Raises:
         ValueError: for a setting outside its range.

@@ -1,4 +1,4 @@
-"""Which items match: the pairs of a batch, the neighbours of a data set, mining, and what a right answer is."""
+"""Matching items: the pairs of a batch, the neighbours of a data set, mining, and right answers."""
 
 from lam.pairs.candidates import Candidates
 from lam.pairs.mining import Mining

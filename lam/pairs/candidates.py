@@ -14,12 +14,12 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O directions, held still, that the N items of a batch are compared with instead of one another.
+    """O fixed directions; the N items of a batch are compared with them instead of with each other.
 
     Attributes:
         directions: (O, D) unit vectors.
         positive: (N, O) non-negative weights of the candidates that match each item.
-        negative: (N, O) the same for those that do not.
+        negative: (N, O) non-negative weights of the candidates that do not match.
 
     Raises:
         ValueError: for weights of another shape, negative or not finite, or directions that are no unit vectors.
@@ -46,17 +46,17 @@ class Candidates:
 
     @property
     def size(self) -> int:
-        """The number of items N."""
+        """Number of items N."""
         return len(self.positive)
 
     @property
     def n_positives(self) -> int:
-        """The number of matching pairs of an item and a candidate."""
+        """Number of matching pairs of an item and a candidate."""
         return int(self.positive.sum())
 
     @property
     def n_matched(self) -> int:
-        """The number of items with a matching candidate."""
+        """Number of items with a matching candidate."""
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:

@@ -1,10 +1,10 @@
-"""`Mining`: which pairs of a batch count: all, those in triplets of one kind, or those that a miner chooses.
+"""`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
 
-A pair in k triplets weighs k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are in the same unit: the pairs to
-choose from, times the mean weight of those chosen, rounded. So S⁺/n⁺ of the curvature is the weighted mean over the
-chosen positive pairs times their share among the positive pairs of the batch, and the same for S⁻/n⁻. A miner biases
-this average by its choice, not by repetition. Of the losses `log_posterior` divides by n⁺ and n⁻, the others by the
-weights of the chosen pairs (negatives inside the margin; `pml`: terms that are not zero).
+A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ have the same unit: the number of
+pairs before the choice, times the mean weight of the chosen pairs, rounded. So S⁺/n⁺ of the curvature is the weighted
+mean over the chosen positive pairs times their share of the batch's positive pairs, and likewise S⁻/n⁻. A miner biases
+this average by its choice, not by repetition. The loss `log_posterior` divides by n⁺ and n⁻; other losses divide by the
+weights of the chosen pairs (negatives inside the margin; `pml`: non-zero terms).
 """
 
 import inspect
@@ -35,17 +35,17 @@ class Mining:
         semihard   if   d_ap < d_an ≤ d_ap + margin
         hard       if          d_an ≤ d_ap
 
-    and gives the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
+    and contains the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
 
-    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`; its "all"
-    is `violating` here, and its margin of 0.2 the loss's. Warburg et al. (2023) mine so, and draw at most `max_pairs`
-    triplets for the curvature.
+    Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
+    is `violating` here, and the loss's margin replaces its 0.2. Warburg et al. (2023) mine so, and draw at most
+    `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
-        max_pairs: at most so many random triplets of the kind, each with a positive and a negative pair; of `all` and
-            other miners so many (unordered) positive and so many negative pairs. None for no limit.
+        max_pairs: greatest number of random triplets of the kind, each with a positive and a negative pair; for `all`
+            and other miners, of (unordered) positive pairs, and of negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -81,14 +81,14 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch, perhaps none; the same object if there is nothing to choose.
+        """The chosen pairs of a batch, possibly none; the same object if all are chosen without a limit.
 
         Args:
             embeddings: (N, D) unit rows; no gradient goes through the choice.
-            pairs: to choose from.
+            pairs: pairs to choose from.
             targets: (N,) labels of the pairs; only a miner of pytorch-metric-learning reads them.
-            margin: of the triplets, positive; None if no triplets are formed.
-            generator: on the CPU; `max_pairs` draws from it.
+            margin: margin of the triplets, positive; None without triplets.
+            generator: generator on the CPU for `max_pairs`.
 
         Raises:
             ValueError: for pairs of another number of items, a margin that is not positive, or a miner of
@@ -102,7 +102,7 @@ class Mining:
             pairs = _choose_by_miner(self.miner, embeddings, pairs, targets)
         elif self.miner != "all":
             if margin is None:
-                raise ValueError(f"{self.miner} triplets need a margin, and the loss has none: give one")
+                raise ValueError(f"{self.miner} triplets need a margin, got None from the loss: give one")
             return _choose_triplets(self.miner, embeddings, pairs, margin, self.max_pairs, generator)
         return pairs if self.max_pairs is None else _draw_pairs(pairs, self.max_pairs, generator)
 
@@ -125,11 +125,11 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Count the triplets of a kind for each pair without forming any, in O(N² log N); or draw some.
+    """Count the triplets of a kind for each pair in O(N² log N), without forming them; or draw some.
 
-    If the negatives of each anchor are ranked by distance, those in triplets of one kind with a positive are a range of
-    ranks, from `first` up to `last`. The counts of negatives are sums of such ranges: +1 at each start, −1 at each end,
-    then a cumulative sum.
+    Rank the negatives of each anchor by distance. Those in triplets of one kind with a positive have a range of ranks,
+    from `first` up to `last`. The counts of negatives are sums of such ranges: +1 at each start, −1 at each end, then a
+    cumulative sum.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
@@ -166,7 +166,7 @@ def _choose_triplets(
 
 
 def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` different random numbers below `total`, which may be too large for a permutation."""
+    """`count` different random numbers below `total`; a permutation of `total` may be too large."""
     drawn = torch.randint(total, (count,), generator=generator).unique()
     while len(drawn) < count:
         drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()
@@ -205,7 +205,7 @@ def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generat
 
 
 def _in_json(miner: object) -> Any:
-    """A miner as JSON: its name, or its class with those constructor arguments that it keeps as attributes."""
+    """A miner as JSON: its name, or its class with the constructor arguments that are its attributes."""
     if isinstance(miner, str):
         return miner
     if inspect.isroutine(miner):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
 
-_MARGIN = 1e-9  # a k-d tree rounds in its own way, so it looks a little farther
+_MARGIN = 1e-9  # a k-d tree rounds differently, so it searches a little farther
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Neighbours:
     Attributes:
         positive: (n, 2) indices of the positive pairs.
         neither: (n, 2) indices of the pairs that count as neither.
-        size: the number of places N.
+        size: number of places N.
 
     Raises:
-        ValueError: for an index outside [0, N), an item paired with itself, or a pair that is listed twice.
+        ValueError: for an index outside [0, N), an item paired with itself, or a repeated pair.
     """
 
     positive: Int[Tensor, "_ 2"]
@@ -50,7 +50,7 @@ class Neighbours:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Neighbours":
-        """`Pairs.by_distance` of a whole data set, by a k-d tree; arguments and errors as there."""
+        """`Pairs.by_distance` of a whole data set, by a k-d tree; arguments and errors are the same."""
         from scipy.spatial import KDTree
 
         beyond = negative_distance(positions, positive_within, negative_beyond)

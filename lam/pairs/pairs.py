@@ -1,4 +1,4 @@
-"""`Pairs`: which pairs of a batch count, and with what weight; and the checks of labels, positions and angles."""
+"""`Pairs`, the weighted pairs of a batch; and checks of labels, positions and angles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
     Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Pairs by
-    label form the two matrices only when one is read: a loss that takes classes only stays linear in the batch.
+    label form the two matrices only when one is read, so a loss of classes stays linear in the batch.
 
     Attributes:
-        positive: (N, N) symmetric, non-negative, zero diagonal: weights of the positive pairs.
-        negative: (N, N) the same for the negative pairs, also beyond the margin.
-        n_positives: how many ordered positive pairs were considered (n⁺ of the loss).
-        n_negatives: how many ordered negative pairs were considered (n⁻ of the loss).
-        labels: (N,) the classes of the items, also if only some of their pairs were chosen; None for pairs by distance.
+        positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
+        negative: (N, N) weights of the negative pairs, likewise, also beyond the margin.
+        n_positives: number of ordered positive pairs before a choice (n⁺ of the loss).
+        n_negatives: number of ordered negative pairs before a choice (n⁻ of the loss).
+        labels: (N,) classes of the items, also if only some of their pairs were chosen; None for pairs by distance.
     """
 
     positive: Shaped[Tensor, "N N"]
@@ -37,7 +37,7 @@ class Pairs:
 
     @property
     def size(self) -> int:
-        """The number of items N."""
+        """Number of items N."""
         return len(self.positive if self.labels is None else self.labels)
 
     @property
@@ -102,20 +102,20 @@ class Pairs:
         angles: Float[Tensor, " N"] | None = None,
         angle_within: float | None = None,
     ) -> "Pairs":
-        """Near places are positive pairs, far ones negative, those in between neither.
+        """Near places are positive pairs, far places negative pairs; others are neither.
 
-        Near places photographed in directions that differ too much count as neither: they show different things.
+        Near places with too different compass angles are neither, because their photographs show different things.
 
         Args:
             positions: (N, X) coordinates of each item, in metres.
-            positive_within: the largest distance of a positive pair, in metres.
-            negative_beyond: negative pairs are farther apart than this, in metres; `positive_within` by default.
+            positive_within: greatest distance of a positive pair, in metres.
+            negative_beyond: distance above which pairs are negative, in metres; `positive_within` by default.
             angles: (N,) compass angles in degrees; NaN, unknown, fits any other.
-            angle_within: the largest difference of the angles of a positive pair, in (0, 180] degrees.
+            angle_within: greatest difference of the angles of a positive pair, in (0, 180] degrees.
 
         Raises:
             ValueError: for positions that are not finite, distances without 0 < within ≤ beyond, infinite angles, an
-                `angle_within` outside its range, or angles without it.
+                `angle_within` out of range, or angles without it.
 
         Example:
             >>> pairs = Pairs.by_distance(torch.tensor([[0.0], [8.0], [20.0], [90.0]]), 10.0, 25.0)
@@ -148,14 +148,14 @@ class Pairs:
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
-            size: how many items N the indices point into.
-            n_positives: how many ordered positive pairs the miner chose from.
-            n_negatives: how many ordered negative pairs the miner chose from.
-            labels: (N,) the classes of the items, if any.
+            size: number of items N.
+            n_positives: number of ordered positive pairs before the miner's choice.
+            n_negatives: number of ordered negative pairs before the miner's choice.
+            labels: (N,) classes of the items, if any.
 
         Raises:
             ValueError: for another number of tensors or indices, an index outside [0, N), an item paired with itself,
-                or more different pairs than there were to choose from.
+                or more different pairs than before the choice.
 
         Example:
             >>> triplet = (torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
@@ -181,7 +181,7 @@ def as_targets(targets: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"labels must be integers, and positions numbers, got {next(iter(targets), targets)!r}: number the "
-            "classes, such as by names = sorted(set(labels)) and names.index(label)"
+            "classes, such as with names = sorted(set(labels)) and names.index(label)"
         ) from error
     if tensor.is_complex():
         raise ValueError(f"labels must be integers, and positions numbers, got {tensor.dtype}")
@@ -224,14 +224,14 @@ def class_centroids(
         ValueError: for pairs without labels.
     """
     if labels is None:
-        raise ValueError("varcon takes classes: pairs by distance, or of indices alone, have none; use labels")
+        raise ValueError("varcon needs classes, got pairs by distance or indices: use labels")
     classes, own, sizes = labels.unique(return_inverse=True, return_counts=True)
     sums = embeddings.new_zeros(len(classes), embeddings.shape[1]).index_add_(0, own, embeddings)
     return F.normalize(sums / sizes[:, None].to(embeddings), eps=1e-4), own
 
 
 def negative_distance(positions: Tensor, positive_within: float, negative_beyond: float | None) -> float:
-    """`negative_beyond`, by default `positive_within`, after checks of positions and distances."""
+    """`negative_beyond`, by default `positive_within`, after a check of positions and distances."""
     beyond = positive_within if negative_beyond is None else negative_beyond
     if not 0 < positive_within <= beyond:
         raise ValueError(
@@ -245,16 +245,16 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 
 
 def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
-    """Squared distance of places, coordinate by coordinate in float64, so that two places always give the same bits.
+    """Squared distance of places, by coordinates in float64: equal to the bit in any batch.
 
-    Places match at a square of at most d². A root would round some distances a bit beyond d back to d.
+    Places match at a square of at most d². A root would round some distances slightly above d to d.
     """
     squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
     return sum(squares[1:], start=squares[0])
 
 
 def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:
-    """Reject angles without a largest difference, the reverse, and either outside its range."""
+    """Reject angles without `angle_within`, the reverse, and either out of range."""
     if (angles is None) != (angle_within is None):
         raise ValueError("angles and angle_within belong together: give both or neither")
     if angles is None or angle_within is None:
@@ -263,17 +263,17 @@ def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -
     if angles.shape != (size,) or not angles.is_floating_point():
         raise ValueError(f"angles must be numbers of shape ({size},), got {angles.dtype} {tuple(angles.shape)}")
     if (infinite := angles.isinf().nonzero()).numel():
-        raise ValueError(f"angles must be degrees, or NaN where unknown, got infinity at index {int(infinite[0])}")
+        raise ValueError(f"angles must be degrees, or NaN if unknown, got infinity at index {int(infinite[0])}")
 
 
 def check_angle_within(angle_within: float) -> None:
-    """Reject a difference of compass angles outside its range."""
+    """Reject a difference of compass angles outside (0, 180]."""
     if not 0 < angle_within <= 180:
         raise ValueError(f"angle_within must be more than 0 and at most 180 degrees, got {angle_within}")
 
 
 def directions_match(one: Float[Tensor, "*#B"], other: Float[Tensor, "*#B"], within: float) -> Bool[Tensor, "*B"]:
-    """Whether two compass angles differ by at most so many degrees, the shorter way round; NaN matches any."""
+    """Whether two compass angles differ by at most `within` degrees, modulo 360; NaN matches any angle."""
     difference = (one.double() - other.double()).remainder(360)
     return ~(torch.minimum(difference, 360 - difference) > within)
 
@@ -300,12 +300,12 @@ def _check_considered(name: str, n_considered: int, weights: Tensor) -> None:
     if n_considered < n_chosen:
         raise ValueError(
             f"{name} must be the number of ordered pairs that the miner chose from, "
-            f"got {n_considered} for {n_chosen} different ones chosen"
+            f"got {n_considered} for {n_chosen} different chosen pairs"
         )
 
 
 def check_labels(labels: Tensor) -> None:
-    """Require both kinds of pairs, and no negative label, which usually means that an item has none."""
+    """Require both kinds of pairs, and no negative label, which usually means a missing label."""
     check_label_vector(labels)
     if (n_negative := int((labels < 0).sum())) > 0:
         raise ValueError(

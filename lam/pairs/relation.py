@@ -19,18 +19,18 @@ class Relation:
     """The definition of positive and negative pairs, and the items among which they are formed.
 
     Attributes:
-        scope: `batch`, pairs never cross batches; or `dataset`, all pairs of the data set count.
-        positive_within: for places: the largest distance of a positive pair, in metres. None: targets are labels.
-        negative_beyond: for places: negative pairs are farther apart than this, in metres.
-        angle_within: for places: the largest difference of the compass angles of a positive pair, in degrees; near
-            pairs that differ more are neither. With it the last column of the targets is the angle; NaN, unknown, fits
+        scope: `batch` for pairs within batches; `dataset` for all pairs of the data set.
+        positive_within: for places: greatest distance of a positive pair, in metres. None: targets are labels.
+        negative_beyond: for places: distance above which pairs are negative, in metres.
+        angle_within: for places: greatest difference of the compass angles of a positive pair, in degrees; near pairs
+            with a greater difference are neither. The last column of the targets is then the angle; NaN, unknown, fits
             any other. None: all columns are coordinates.
-        miner: which pairs of a batch count for the curvature; see `lam.pairs.Mining`.
-        max_pairs: at most so many triplets of the kind, or, of all pairs, so many of each type.
-        triplet_margin: of the miner's triplets; by default `lam.fit` takes the loss's.
+        miner: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
+        max_pairs: greatest number of triplets of the kind, or, for all pairs, of pairs of each type.
+        triplet_margin: margin of the miner's triplets; by default `lam.fit` uses the loss's margin.
 
     Raises:
-        ValueError: for a setting outside its range, or settings that exclude each other.
+        ValueError: for a setting out of range, or settings that exclude each other.
     """
 
     scope: Scope = "batch"
@@ -61,7 +61,7 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a curvature is a sum over batches, so that batches can be added and forgotten."""
+        """Whether a curvature is a sum over batches: then batches can be added and forgotten."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:

@@ -1,4 +1,4 @@
-"""`Relevance`: which items of a gallery answer which query, by label or by distance."""
+"""`Relevance`: the items of a gallery that match each query, by label or distance."""
 
 from abc import ABC, abstractmethod
 
@@ -21,8 +21,8 @@ class Relevance(ABC):
         gallery: (G,) positions of the gallery; None if each query's gallery is all other items.
 
     Args:
-        n_items: N.
-        is_query: (N,) which items are queries, the others being the gallery; by default every item is both.
+        n_items: number of items N.
+        is_query: (N,) True for queries, False for the gallery; by default every item is both.
 
     Raises:
         ValueError: for a mask of another length or type, or without a query or a gallery.
@@ -46,16 +46,16 @@ class Relevance(ABC):
 
     @property
     def candidates(self) -> Int[Tensor, " G"]:
-        """The positions of the gallery's items."""
+        """Positions of the gallery's items."""
         return self.queries if self.gallery is None else self.gallery
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
-        """Which hits, indices into the gallery, answer their query."""
+        """Whether hits, indices into the gallery, match their query."""
         hits = hits.cpu()
         return self._match(self.queries[:, None].expand_as(hits), self.candidates[hits])
 
     def labels_of_hits(self, hits: Int[Tensor, "Q K"]) -> Int[Tensor, "Q K"] | None:
-        """The labels of hits, indices into the gallery; None for places."""
+        """Labels of hits, indices into the gallery; None for places."""
         return None
 
     def same_answer(self, one: Int[Tensor, "*B Q"], other: Int[Tensor, " Q"]) -> Bool[Tensor, "*B Q"]:
@@ -63,19 +63,19 @@ class Relevance(ABC):
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Which items of the gallery answer the queries at these rows; an item answers itself."""
+        """Whether items of the gallery match the queries at these rows; an item matches itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
     def count(self) -> Int[Tensor, " Q"]:
-        """The number of items of the gallery that answer each query, without itself."""
+        """Number of items in the gallery that match each query, without itself."""
         blocks = row_blocks(len(self.queries), len(self.candidates), elements=_BLOCK_ELEMENTS)
         parts = [self.of_rows(torch.arange(block.start, block.stop)).sum(1) for block in blocks]
         return torch.cat(parts) - int(self.gallery is None)
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        """Which pairs of items match, from index arrays of one shape."""
+        """Whether pairs of items match, from index arrays of one shape."""
 
 
 class LabelRelevance(Relevance):
@@ -112,11 +112,11 @@ class LabelRelevance(Relevance):
 
 
 class PlaceRelevance(Relevance):
-    """Places within a distance of each other match, whatever their compass angles.
+    """Places within a distance of each other match, for any compass angles.
 
     Args:
         positions: (N, X) in metres.
-        within: the largest distance of a match, in metres.
+        within: greatest distance of a match, in metres.
         is_query: see `Relevance`.
 
     Raises:
@@ -146,10 +146,10 @@ def relevance_of(
     """Relevance by label, or, for a relation of places, by position.
 
     Args:
-        relation: of matching items.
+        relation: relation of matching items.
         targets: (N,) labels or (N, X) positions in metres.
-        is_query: (N,) which items are queries, the others being the gallery.
-        relevant_within: of places, in metres; by default the distance of a positive pair in training.
+        is_query: (N,) True for queries, False for the gallery.
+        relevant_within: greatest distance of matching places, in metres; by default the one of a positive pair.
 
     Raises:
         ValueError: for positions with a relation of labels.

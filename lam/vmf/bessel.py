@@ -19,10 +19,10 @@ from torch import Tensor
 from lam.utils.checks import check_positive
 
 _TERMS = 12
-_POWERS = 6  # of the 3 * _TERMS that the expansion has
-_MINIMAL_ORDER = 20  # from here up, twelve terms leave errors below rounding
+_POWERS = 6  # powers in a block, of 3 * _TERMS in the expansion
+_MINIMAL_ORDER = 20  # from this order on, twelve terms leave errors below rounding
 _HALLEY_STEPS = 2
-_LEAST = 1e-300  # below it products underflow float64, and a kappa counts as 0
+_LEAST = 1e-300  # below it, products underflow in float64, and kappa counts as 0
 _SLACK = 1e-4
 
 
@@ -72,7 +72,7 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
     """Derivative of the ratio, the variance of the cosine mu.x; differentiating it is an error.
 
-    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa; this form cancels for large kappa and is not the one used.
+    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa; this form cancels for large kappa, so another is computed.
 
     Source: Sra (2012), equation 4.
 
@@ -127,9 +127,9 @@ def kappa_from_resultant(
     Args:
         resultant: mean resultant lengths R in [-1, 1]; an unbiased estimate may be at or below 0, and gets kappa = 0.
         dimension: D >= 2.
-        one_minus_resultant: 1 - R, if known better than by subtraction. Near R = 1 kappa is about
-            (D - 1) / (2 (1 - R)), which R determines badly, in float32 hardly at all.
-        max_kappa: the largest result, also for R = 1.
+        one_minus_resultant: 1 - R, if it is known more exactly than by subtraction. Near R = 1, kappa is about
+            (D - 1) / (2 (1 - R)), and R determines it badly, in float32 hardly at all.
+        max_kappa: greatest result, also for R = 1.
 
     Returns:
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
@@ -169,7 +169,7 @@ def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "ka
 
 
 def check_floating(**tensors: Tensor) -> None:
-    """Reject integers: results have the type of the arguments, and would be truncated."""
+    """Reject integers: results have the type of the arguments, so they would be truncated."""
     for name, values in tensors.items():
         if not values.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
@@ -287,7 +287,7 @@ def _expansion_derivatives() -> list[np.ndarray]:
 
 
 class _Derivative(torch.autograd.Function):
-    """A_D'; a further derivative raises, instead of being 0."""
+    """A_D'; its derivative raises an error, instead of being 0."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:

@@ -33,7 +33,7 @@ _REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; less tha
 _SETTLED = 1e-12  # in probability
 _TINY = torch.finfo(torch.float64).tiny
 _TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw at once: on a GPU each round waits for the device
-_AT_ONCE = 1 << 25  # numbers of proposals, at most
+_AT_ONCE = 1 << 25  # greatest size of all proposals at once, in numbers
 
 
 class _UnitVector(constraints.Constraint):

@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
-"""The retrieved direction: the network's own, or the mean direction of S samples, which depends on S."""
+"""Mean direction: the network's own output, or the mean direction of S samples, which depends on S."""
 
 KAPPA_RANGE = (1e-6, 1e8)
 """Concentrations outside this range are reported as its nearest end."""
@@ -22,18 +22,18 @@ class Embeddings:
     """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors, the retrieved direction: the network's own, f/‖f‖, unless `mean_samples` is set. A
-            row is zero if the network gives no direction.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With its parts it is
+        mean: (N, D) unit vectors, compared in retrieval: the network's own f/‖f‖, unless `mean_samples` is set. A row
+            is zero if the network's output is zero.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With parts, it is
             A_D⁻¹(p_known A_D(kappa_aleatoric)).
         resultant: (N,) mean resultant length in [0, 1] behind `kappa`, such as the samples'.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) unit vectors, if they were kept.
-        mean_samples: S if `mean` is the mean direction of S samples; it compares only with means of as many samples.
+        mean_samples: S if `mean` is the mean direction of S samples; it is comparable only with means of S samples.
         kappa_epistemic: (N,) the method's own concentration: how well the weights determine an item. This and the next
-            two are None unless the encoder has learnt its ambiguity.
-        kappa_aleatoric: (N,) how closely the matches of an item lie; small for an ambiguous item.
-        p_known: (N,) probability that an item is of a known kind, in [0, 1].
+            two are set only if the encoder has learnt its ambiguity.
+        kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
+        p_known: (N,) probability that an item is known, in [0, 1].
 
     Raises:
         ValueError: for shapes that disagree, types that are not floating-point, or some of the last three without the
@@ -82,7 +82,7 @@ class Embeddings:
 
     @property
     def dimension(self) -> int:
-        """The number of embedding dimensions D."""
+        """Number of embedding dimensions D."""
         return self.mean.shape[1]
 
     def to(self, device: torch.device | str) -> "Embeddings":
@@ -118,10 +118,10 @@ class Embeddings:
 
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
-            variance: (N,) before normalisation; the embeddings get its type.
-            mean: (N, D) the retrieved directions; by default the mean directions of the samples. Their dimension may
-                differ from that of the samples, unless these are kept.
-            keep: keep the samples.
+            variance: (N,) variance before normalisation; the embeddings get its type.
+            mean: (N, D) mean directions of the result; by default those of the samples. Their dimension may differ from
+                the samples' dimension, unless samples are kept.
+            keep: whether to keep the samples.
 
         Raises:
             ValueError: as `mean_resultant_length`.
@@ -156,16 +156,16 @@ class Embeddings:
 
     @staticmethod
     def concatenate(parts: Sequence["Embeddings"]) -> "Embeddings":
-        """One record of all items of several batches, in order.
+        """The items of several batches, in order.
 
         Args:
-            parts: at least one. All have samples, or none; likewise parts of κ.
+            parts: at least one batch. All have samples, or no batch has; likewise parts of κ.
 
         Raises:
-            ValueError: for no batch, means that do not compare with each other, or parts of κ in some only.
+            ValueError: for no batch, means that are not comparable, or parts of κ in only some batches.
         """
         if not parts:
-            raise ValueError("nothing to concatenate: give at least one batch of embeddings")
+            raise ValueError("concatenating needs at least one batch of embeddings")
         for part in parts:
             check_same_means(part, parts[0].mean_samples)
         if 0 < (n_with := sum(part.has_parts for part in parts)) < len(parts):
@@ -180,7 +180,7 @@ _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
-    """Reject embeddings whose means do not compare with means of `mean_samples` samples."""
+    """Reject embeddings with means that are not comparable with means of `mean_samples` samples."""
     if embeddings.mean_samples != mean_samples:
         kinds = [
             "the network's own directions" if n_samples is None else f"means of {n_samples} samples"

@@ -11,7 +11,7 @@ from lam.vmf.bessel import check_all, kappa_from_resultant
 UNIT_TOLERANCE = 1e-4
 """Largest deviation of a unit vector's length from 1: the rounding of float16."""
 
-_BLOCKS = 16  # at most so many blocks of samples are summed one after the other
+_BLOCKS = 16  # greatest number of blocks of samples, which are summed one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class MeanResultant:
     Attributes:
         mean: mean directions (*B, D), unit vectors, in the type of the samples.
         resultant: lengths R (*B) in [0, 1], float64.
-        one_minus_resultant: 1 - R, float64, precise also where R is near 1.
+        one_minus_resultant: 1 - R, float64, precise also for R near 1.
     """
 
     mean: Float[Tensor, "*B D"]
@@ -29,7 +29,7 @@ class MeanResultant:
     one_minus_resultant: Float[Tensor, "*B"]
 
     def kappa(self, *, max_kappa: float = 1e8) -> Float[Tensor, "*B"]:
-        """Concentration of that length, float64, at most `max_kappa`; see `kappa_from_resultant`."""
+        """Concentration of the resultant length, float64, at most `max_kappa`; see `kappa_from_resultant`."""
         one_minus, dimension = self.one_minus_resultant, self.mean.shape[-1]
         return kappa_from_resultant(self.resultant, dimension, one_minus_resultant=one_minus, max_kappa=max_kappa)
 
@@ -44,14 +44,14 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
 
     Args:
         samples: unit vectors (S, *B, D), D >= 2, S >= 1.
-        unbiased: correct R for chance, which needs S >= 2.
+        unbiased: whether R is corrected for chance, which needs S >= 2.
 
     Returns:
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: for too few samples, and, naming the first item, for samples that are no unit vectors or cancel, so
-            that their mean has no direction.
+        ValueError: for too few samples; and, naming the first item, for samples that are no unit vectors, or that
+            cancel, so their mean has no direction.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -71,7 +71,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
 def projected_resultant(
     center: Float[Tensor, "N D"], variances: Float[Tensor, "N D"], noise: Float[Tensor, "S D"]
 ) -> MeanResultant:
-    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noises ε that all items share.
+    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε, with S noises ε for all items.
 
     Five matrix products of (N, D), (D, S) and (N, S) replace (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and q =
     v·ε² a sample has the length ρ = √(r² + 2 r u + q), larger than f's by e = (2 r u + q)/(ρ + r). The mean m of the
@@ -129,8 +129,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass for the mean and one for the spread around it, in blocks, so that no float64 copy of all samples is made.
-    For unit vectors 1 - R equals the mean of ||x - mean||^2 / 2; otherwise some were no unit vectors.
+    One pass computes the mean and one the spread around it, in blocks, without a float64 copy of all samples. For unit
+    vectors 1 - R equals the mean of ||x - mean||^2 / 2; otherwise, some samples are no unit vectors.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

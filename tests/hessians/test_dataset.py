@@ -142,7 +142,7 @@ def test_bytes_are_those_of_blocks_and_sums():
     ("change", "message"),
     [
         ({"fix": "full"}, 'fix must be fixed with pairs="dataset", got full'),
-        ({"related": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but the labels or neighbours are of 6"),
+        ({"related": torch.zeros(6, dtype=torch.long)}, "there are 7 items, but labels or neighbours for 6"),
         ({"related": torch.arange(7)}, "no positive pair among 7 items"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"features": torch.ones(1, 4)}, "at least 2 items"),

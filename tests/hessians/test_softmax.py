@@ -295,7 +295,7 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         ("candidates must be of the same 7 items, got candidates of 6", bank(labels[:6]), SupConCurvature(0.1)),
         ("candidates must have 3 dimensions, got 5", bank(labels, D=5), SupConCurvature(0.1)),
         (
-            "fix must be fixed or projected where candidates are held still, got 'full'",
+            "fix must be fixed or projected for fixed candidates, got 'full'",
             bank(labels),
             SupConCurvature(1, fix="full"),
         ),

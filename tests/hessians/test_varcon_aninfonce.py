@@ -149,17 +149,17 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
         ("fix must be one of fixed, projected, got 'full'", lambda: AnInfoNCECurvature((1.0, 1.0), fix="full")),  # pyright: ignore
         ("epsilon must lie within ±temperature, 0.1, got 0.2", lambda: VarConCurvature(0.1, 0.2)),
         ("temperature must be positive and finite, got -1", lambda: VarConCurvature(-1, 0.2)),
-        ("must have 3 numbers, one of each dimension, got 2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
+        ("must have 3 numbers, one for each dimension, got 2", lambda: ggn(pairs, AnInfoNCECurvature((1.0, 1.0)))),
         ("concentration must be .* got None", lambda: ggn(pairs, AnInfoNCECurvature())),
         ("epsilon must be given", lambda: ggn(pairs, VarConCurvature(0.1))),
-        ("varcon takes classes", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
+        ("varcon needs classes", lambda: ggn(near, VarConCurvature(0.1, 0.0))),
         ("VarConCurvature compares items", lambda: ggn(Candidates.paired(torch.eye(7)), VarConCurvature(0.1, 0.0))),
     ):
         with pytest.raises(ValueError, match=message):
             call()
     neighbours = Neighbours.by_distance(torch.rand(7, 2).double(), 0.5)
     options: dict[str, Any] = {"related": neighbours, "progress": False}
-    with pytest.raises(ValueError, match="varcon takes classes"):
+    with pytest.raises(ValueError, match="varcon needs classes"):
         diagonal_ggn_dataset(features, weight, bias, VarConCurvature(0.1, 0.0), **options)
 
 

@@ -241,5 +241,5 @@ def test_loss_prediction_is_a_square_without_gradient_in_the_loss() -> None:
     assert predicted.grad.tolist() == [0.0, 1.0, 0.0]
     assert losses.grad is None
     unchecked = getattr(loss_prediction, "__wrapped__", loss_prediction)
-    with pytest.raises(ValueError, match=r"one of each item, got shapes \(3,\), \(2,\), \(3,\)"):
+    with pytest.raises(ValueError, match=r"one value for each item, got shapes \(3,\), \(2,\), \(3,\)"):
         unchecked(predicted, losses[:2], counts)

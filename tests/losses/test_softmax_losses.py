@@ -58,7 +58,7 @@ def test_it_has_a_name_and_refuses_other_settings(loss: Any, monkeypatch: pytest
     for temperature in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="temperature must be positive"):
             build(name, margin=0.5, temperature=temperature)
-    with pytest.raises(ValueError, match=f"{loss.__name__} needs a temperature that is positive, got None"):
+    with pytest.raises(ValueError, match=f"{loss.__name__} needs a positive temperature, got None"):
         loss(temperature=None)
     with pytest.raises(ValueError, match="temperature must be a number, got True"):
         loss(temperature=True)

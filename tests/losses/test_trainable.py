@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: AnInfoNCE(3, math.inf), "concentration must be positive and finite, got inf"),
         (
             lambda: AnInfoNCE(4, torch.tensor([1.0, 2.0, 3.0, 4.0])),  # pyright: ignore [reportArgumentType]
-            r"concentration must be one number, at first of all dimensions, got tensor\(\[1., 2., 3., 4.\]\)",
+            r"concentration must be one number, initially for all dimensions, got tensor\(\[1., 2., 3., 4.\]\)",
         ),
         (
             lambda: AnInfoNCE(4, 1.0, negatives=2 * torch.ones(4)),
@@ -156,12 +156,12 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: AnInfoNCE(3, n_members=0), "n_members must be at least 1, got 0"),
         (lambda: AnInfoNCE(3, negatives=-torch.ones(3)), "negatives must be 3 concentrations, finite and at least 0"),
         (lambda: AnInfoNCE(3, negatives=torch.ones(2)), "negatives must be 3 concentrations, finite and at least 0"),
-        (lambda: build("aninfonce", margin=0.7), "say dimension=D"),
+        (lambda: build("aninfonce", margin=0.7), "give dimension=D"),
     ):
         with pytest.raises(ValueError, match=message):
             loss()
     x, pairs = unit(6, 4), PAIRS["labels"]
-    with pytest.raises(ValueError, match="varcon takes classes"):
+    with pytest.raises(ValueError, match="varcon needs classes"):
         VarCon()(x, PAIRS["tuples"])
     with pytest.raises(ValueError, match="embeddings must have 3 dimensions, as Λ has, got 4"):
         AnInfoNCE(3)(x, pairs)

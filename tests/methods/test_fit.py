@@ -161,5 +161,7 @@ def test_a_curvature_that_is_not_finite_is_refused_in_words(settings: Any):
 def test_items_of_one_class_alone_are_not_told_to_be_shuffled_alone(layers: str):
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     batches: Any = [(torch.randn(16, 6), torch.zeros(16, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="holds a negative pair: shuffle .*; items of one class alone have none$"):
+    with pytest.raises(
+        ValueError, match="holds a negative pair: shuffle .*; items of a single class have no negative pair$"
+    ):
         fit(network, batches, Laplace(margin=0.7, layers=layers), progress=False)

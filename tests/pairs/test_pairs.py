@@ -145,7 +145,7 @@ def test_bad_input_is_refused():
         Pairs.from_tuples((zero, one, torch.tensor([1, 2])), 3, **counts)
     with pytest.raises(ValueError, match="two integer indices, got .*float32"):
         Pairs.from_tuples((zero, one.float(), one), 3, **counts)
-    with pytest.raises(ValueError, match="n_positives must be .* chose from, got 1 for 2 different ones chosen"):
+    with pytest.raises(ValueError, match="n_positives must be .* chose from, got 1 for 2 different chosen pairs"):
         Pairs.from_tuples((zero, one, one + 1), 3, n_positives=1, n_negatives=4)
     repeated = torch.tensor([0, 0, 0])
     pairs = Pairs.from_tuples((repeated, repeated + 1, repeated + 2), 3, n_positives=2, n_negatives=4)

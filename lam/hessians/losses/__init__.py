@@ -1,4 +1,4 @@
-"""Curvatures of losses, by name; one file a loss."""
+"""Curvatures of losses by name; each loss has its own file."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -35,7 +35,7 @@ CURVATURES: dict[str, type[Curvature]] = {
 
 
 def register(name: str, cls: type[Curvature]) -> None:
-    """Enter the curvature of another loss under a name, so that encoders with it can be saved and loaded.
+    """Enter the curvature of another loss under a name; encoders with it can then be saved and loaded.
 
     Args:
         name: its name in files.
@@ -64,7 +64,7 @@ def from_settings(settings: Mapping[str, Any]) -> Curvature:
     """The curvature of a name and settings.
 
     Raises:
-        ValueError: for a name that is not registered, or a setting that it does not have.
+        ValueError: for a name that is not registered, or a setting that the curvature does not have.
     """
     name, options = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
     if name not in CURVATURES:

@@ -1,4 +1,4 @@
-"""Curvature of AnInfoNCE: InfoNCE with a distance that weighs each dimension by a concentration of its own."""
+"""Curvature of AnInfoNCE: InfoNCE with a distance that weights each dimension by its own concentration."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,18 @@ from lam.utils.checks import check_positive
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
 
-    z_ab = −Σ_d Λ_d (n_ad − n_bd)². The part of a alone cancels in the softmax, which leaves g_b = 2Λ n_b and
-    β_b = Σ_d Λ_d n_bd². With all Λ at 1/(2τ) it is the curvature of InfoNCE at temperature τ.
+    z_ab = −Σ_d Λ_d (n_ad − n_bd)². The part that depends only on a cancels in the softmax, which leaves g_b = 2Λ n_b
+    and β_b = Σ_d Λ_d n_bd². With all Λ at 1/(2τ) it is the curvature of InfoNCE at temperature τ.
 
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0; of hard negatives the difference Λ⁺ − Λ⁻. None in the options of a method: what the
-            loss of training has learned.
-        split, fix, average: of `SoftmaxCurvature`.
+        concentration: (D,) Λ > 0; for hard negatives, the difference Λ⁺ − Λ⁻. None in the options of a method: the
+            training loss's learned value.
+        split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:
-        ValueError: for settings outside their range.
+        ValueError: for settings out of range.
 
     Example:
         >>> AnInfoNCECurvature((0.5, 5.0)).concentration
@@ -47,6 +47,6 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
         concentration = required("concentration", self.concentration)
         if len(concentration) != directions.shape[1]:
             n_given, dimension = len(concentration), directions.shape[1]
-            raise ValueError(f"concentration must have {dimension} numbers, one of each dimension, got {n_given}")
+            raise ValueError(f"concentration must have {dimension} numbers, one for each dimension, got {n_given}")
         weighted = directions * torch.tensor(concentration, dtype=torch.float64).to(directions)
         return 2 * weighted, (weighted * directions).sum(1)

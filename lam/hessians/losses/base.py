@@ -1,4 +1,4 @@
-"""`Curvature`: what the curvature of every loss offers. How outputs depend on weights: `lam.hessians.structures`."""
+"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` takes it to the weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,27 +20,27 @@ Same = TypeVar("Same", bound="Curvature")
 class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, n on the unit sphere.
 
-    A subclass is a frozen dataclass of the loss's settings. It gives `diagonal`, and `matrices` for structures that
-    are not diagonal. By default it has one term, averaged over the items.
+    A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
+    that are not diagonal. By default it has one term, averaged over the items.
 
     Attributes:
-        average: whether each term is averaged over its count; else it is a plain sum.
-        takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of one another.
+        average: whether each term is averaged over its count, instead of a plain sum.
+        takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of each other.
     """
 
     average: bool = True
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature with settings that are None taken from a mapping, such as a loss's settings."""
+        """The curvature; a mapping, such as a loss's settings, replaces settings of None."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
     def check_complete(self) -> None:
-        """Require every setting; `with_defaults` replaces those that are None.
+        """Require every setting; `with_defaults` replaces settings of None.
 
         Raises:
-            ValueError: naming the settings that are None.
+            ValueError: naming the missing settings.
         """
         if self._unset:
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
@@ -52,38 +52,38 @@ class Curvature(ABC):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """What each of the T terms is a sum over, in the singular, and its weight in h."""
+        """Each of the T terms: the name of its summands, in the singular, and its weight in h."""
         return {"item": 1.0}
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether second derivatives in the outputs of two items count; `cross` sums them."""
+        """Whether there are second derivatives in the outputs of two items; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """The number of them that each of the T terms is averaged over."""
+        """Number of summands of each of the T terms, the divisor of its average."""
         return (pairs.size,)
 
     @abstractmethod
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
-        """Second derivatives of each term in the outputs of each item, the other items held still.
+        """Second derivatives of each term in the outputs of each item, with the other items fixed.
 
         Args:
             n: (N, D) unit outputs.
             r: (N, 1) their lengths before normalisation.
-            pairs: which of the N items match.
+            pairs: pairs of the N items.
 
         Returns:
-            (N, T, D) the diagonals, summed over the partners of each item.
+            (N, T, D) diagonals, summed over the partners of each item.
         """
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
-        """H_a of each item: the symmetric matrices of second derivatives that `diagonal` has the diagonals of.
+        """H_a of each item: the symmetric matrices of second derivatives, with the diagonals of `diagonal`.
 
         Raises:
-            ValueError: for a loss that gives `diagonal` only.
+            ValueError: for a curvature with only a `diagonal`.
         """
-        raise ValueError(f'{type(self).__name__} gives a diagonal and no matrices: use structure="diag"')
+        raise ValueError(f'{type(self).__name__} has a diagonal, but no matrices: use structure="diag"')
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
         """H_a of each item from the pairs of a batch; arguments as `diagonal`."""
@@ -92,7 +92,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Sum over all pairs of the second derivatives in two outputs, in the weights of a layer with these inputs.
+        """Sum over all pairs of second derivatives in two outputs, as a curvature in the weights of a layer.
 
         Raises:
             ValueError: for a curvature without cross terms.
@@ -100,12 +100,12 @@ class Curvature(ABC):
         raise ValueError(f"{type(self).__name__} has no cross terms: ask has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """The type to compute in. Cross terms cancel most of the rest: float32 would lose the digits that remain."""
+        """Type of the computation. Cross terms cancel most of the other terms, so they need the digits of float64."""
         return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property
     def in_blocks(self) -> bool:
-        """Whether `over_dataset` forms it over all pairs of a data set, some at a time."""
+        """Whether `over_dataset` can form it over all pairs of a data set, some at a time."""
         return type(self).over_dataset is not Curvature.over_dataset
 
     def over_dataset(
@@ -116,17 +116,17 @@ class Curvature(ABC):
         Args:
             n: (N, D) unit outputs.
             r: (N, 1) their lengths before normalisation.
-            relation: which items match.
+            relation: the matching items.
             block_size: items on a side of a block.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a curvature that is formed within batches only.
+            ValueError: for a curvature that is formed only within batches.
         """
-        raise ValueError(f"{type(self).__name__} is formed within batches only: ask in_blocks first")
+        raise ValueError(f"{type(self).__name__} is formed only within batches: check in_blocks first")
 
     def check_scope(self, scope: Scope) -> None:
-        """Reject pairs over a whole data set for a curvature that is formed within batches only."""
+        """Reject pairs over a whole data set for a curvature that is formed only within batches."""
         if scope == "batch" or self.in_blocks:
             return
         fix = getattr(self, "fix", None)
@@ -150,7 +150,7 @@ class SummedByPartners(Curvature):
 
 
 def required(name: str, value: Any) -> Any:
-    """A setting that `Curvature.with_defaults` may have left out; None is rejected."""
+    """A setting after `Curvature.with_defaults`; None is rejected."""
     if value is None:
         raise ValueError(f"{name} must be given, got None")
     return value

@@ -1,10 +1,10 @@
-"""Curvature of the contrastive loss: one pair's second derivatives in closed form, and their sums over pairs.
+"""Curvature of the contrastive loss: second derivatives of a pair in closed form, and their sums over pairs.
 
 The loss of a pair is ½ d² = 1 − c, with c the cosine of its outputs f = r n. Its Gauss-Newton curvature depends on the
 split of loss∘network: `euclidean` linearises the normalisation n = f/r with the network, `arccos` leaves it in the
-loss. A diagonal over a linear layer needs the diagonals of the blocks H11, H22 (one output twice) and H12 (one with the
-other). No array of pairs × D × P is formed: cross terms are a matmul per output, or over blocks of pairs, whichever is
-cheaper.
+loss. A diagonal over a linear layer needs the diagonals of the blocks H11, H22 (second derivatives in one output) and
+H12 (in both outputs). No array of pairs × D × P is formed: cross terms take a matmul for each output, or over blocks of
+pairs, whichever is cheaper.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -32,7 +32,7 @@ SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
 BLOCK_ELEMENTS = 1 << 22
-"""Products φ_aj φ_bj of pairs that are held at once."""
+"""Number of products φ_aj φ_bj of pairs in memory at once."""
 
 GATHER_COST = 40
 """Cost of forming one such product, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
@@ -43,10 +43,9 @@ class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
 
     t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻. n⁺ and n⁻
-    count every pair that was considered, also outside the margin. `fixed` differentiates each item with the other held
-    still. `full` keeps the cross terms. `positive` keeps them too, but drops the negative pairs. `projected` is `fixed`
-    with the positive part of each item's curvature, so that nothing is clipped later; it is one term, averaged over the
-    positive pairs.
+    count all pairs, also outside the margin. `fixed` differentiates in each item with the other fixed. `full` keeps the
+    cross terms. `positive` keeps them too, but drops the negative pairs. `projected` is `fixed` with the positive part
+    of each item's curvature, so nothing is clipped later; it is one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -54,12 +53,12 @@ class ContrastiveCurvature(SummedByPartners):
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
             down to about 0.01; smaller ones need float64 features. None in the options of a method: the loss's.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
-        fix: which terms are kept: `fixed`, `positive`, `full` or `projected`.
+        fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
-        average: whether h is averaged over the pairs of each type, or is their plain sum, S⁺ − w S⁻.
+        average: whether h is averaged over the pairs of each type, instead of the plain sum S⁺ − w S⁻.
 
     Raises:
-        ValueError: for settings outside their range.
+        ValueError: for settings out of range.
     """
 
     margin: float | None
@@ -78,7 +77,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     @property
     def least_cosine(self) -> float:
-        """The cosine above which two unit vectors are nearer than the margin."""
+        """Cosine of two unit vectors at a distance of the margin."""
         return 1 - required("margin", self.margin) ** 2 / 2
 
     @property
@@ -119,14 +118,14 @@ class ContrastiveCurvature(SummedByPartners):
 
     def _of(self, n: Tensor, r: Tensor, count: Tensor, partners: Tensor, pairs: Any) -> "PartnerItems":
         if self.fix == "projected":
-            # One term: the negative pairs are scaled so that the division by n⁺ leaves them −w/n⁻ each.
+            # One term: negative pairs are scaled, so each has the weight −w/n⁻ after the division by n⁺.
             share = pairs.n_positives / max(pairs.n_negatives, 1) if self.average else 1
             weight = self.negative_weight * share
             count, partners = (part[:1] - weight * part[1:] for part in (count, partners))
         return PartnerItems(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
-        """Weights of the ordered pairs that have a curvature, positive and negative."""
+        """Weights of the ordered pairs with a curvature, positive and negative."""
         if self.fix == "positive":
             return [pairs.positive]
         return [pairs.positive, pairs.negative * (n @ n.T > self.least_cosine)]
@@ -134,7 +133,7 @@ class ContrastiveCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class PartnerItems(SliceableItems):
-    """The curvature in every item's output, from sums over its partners."""
+    """The curvature in each item's output, from sums over its partners."""
 
     curvature: ContrastiveCurvature
     n: Float[Tensor, "N D"]  # unit outputs
@@ -178,7 +177,7 @@ def _negative_partners(
 ) -> tuple[Tensor, Tensor]:
     """Sums of 1 and of n over the negative partners of each item that are nearer than the margin.
 
-    Each unordered pair of blocks is met once: similarities are symmetric.
+    Each unordered pair of blocks is computed once, because similarities are symmetric.
     """
     ordered = n[relation.order]
     summed = _masked_sum(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
@@ -201,10 +200,10 @@ def _negative_partners(
 
 
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
-    """A function that adds up the vectors that each row of zeros and ones picks.
+    """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores float32 vectors become three addends in bfloat16, several times as fast. Nothing is lost: the
-    addends are exact, as are zeros and ones, and products are summed in float32.
+    On tensor cores, float32 vectors become three addends in bfloat16, several times as fast. The result is the same:
+    addends, zeros and ones are exact, and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:
@@ -264,7 +263,7 @@ def cross_sum_over_pairs(
     second: Tensor,
     weights: Float[Tensor, " pairs"],
 ) -> Float[Tensor, "D F"]:
-    """Σ 4 t_ab H12_i φ_aj φ_bj over unordered pairs, listed: a matmul over blocks of pairs."""
+    """Σ 4 t_ab H12_i φ_aj φ_bj over listed unordered pairs: a matmul over blocks of pairs."""
     total = inputs.new_zeros(n.shape[1], inputs.shape[1])
     size = max(1, BLOCK_ELEMENTS // max(inputs.shape[1], n.shape[1]))
     for a, b, t_ab in zip(first.split(size), second.split(size), weights.split(size), strict=True):

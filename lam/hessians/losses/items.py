@@ -1,4 +1,4 @@
-"""The curvature in the output of every item: from the pairs of a batch or of a data set."""
+"""`ItemCurvature`: the curvature in the output of every item, from the pairs of a batch or a data set."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ItemCurvature(ABC):
-    """H_a of N items and T terms of a loss: all that a structure needs besides features."""
+    """H_a of N items and T terms of a loss: with features, it determines every structure."""
 
     @abstractmethod
     def diagonal(self) -> Float[Tensor, "N T D"]:
@@ -31,12 +31,12 @@ class ItemCurvature(ABC):
 
 @dataclass(frozen=True)
 class BatchItems(ItemCurvature):
-    """From a curvature that gives diagonals and matrices only."""
+    """H_a from a curvature with only `diagonal` and `matrices`."""
 
     curvature: Any
     n: Float[Tensor, "N D"]  # unit outputs
     r: Float[Tensor, "N 1"]  # their lengths before normalisation
-    pairs: Any  # of the items, or the candidates that they are compared with
+    pairs: Any  # pairs of the items, or their candidates
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
         return self.curvature.diagonal(self.n, self.r, self.pairs)
@@ -53,11 +53,11 @@ class BatchItems(ItemCurvature):
 
 
 class SliceableItems(ItemCurvature):
-    """The curvature of items that can be taken some at a time."""
+    """H_a of items, also of some at a time."""
 
     n: Float[Tensor, "N D"]  # unit outputs of all items
-    cost: str | None = None  # what forming it takes, in words, if it takes long
+    cost: str | None = None  # description of its cost, if it takes long
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> "SliceableItems":
-        """Of some of the items."""
+        """H_a of some of the items."""

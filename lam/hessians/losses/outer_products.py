@@ -1,7 +1,7 @@
-"""Curvatures of items as multiples of the identity plus outer products, and the positive part of them.
+"""Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-Clipping the diagonal of a sum loses more than the positive parts do: a positive direction that is no axis is reduced by
-every negative one at an angle to it. So each H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
+Clipping the diagonal of a sum loses more than taking positive parts first: negative directions reduce every positive
+direction that is not orthogonal. So H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -33,7 +33,7 @@ class OuterProducts(NamedTuple):
         return matrices
 
     def total(self) -> Float[Tensor, "*B D D"]:
-        """Their sum over the items, in one matmul: all N J products together are one matrix."""
+        """Sum over the items, by one matmul of all N J products."""
         left, right = (part.flatten(-3, -2)[..., None, :, :] for part in (self.left, self.right))
         return OuterProducts(self.identity.sum(-2, keepdim=True), left, right).matrices().squeeze(-3)
 

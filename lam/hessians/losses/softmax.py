@@ -1,4 +1,4 @@
-"""Curvature of the losses that are cross-entropies under a softmax of similarities: SupCon, InfoNCE and their kin.
+"""Curvature of cross-entropies under a softmax of similarities: SupCon, InfoNCE and their kin.
 
 The logits of an anchor a are z_ab = n_a · g_b − β_b over its candidates b, with g_b = n_b/τ for cosines over a
 temperature. In the output f_a they have the derivatives u_ab = (I − n_a n_aᵀ) g_b/r_a. A loss that is convex in z has
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     along: Float[Tensor, "N O"]  # n_a · g_b
     z: Float[Tensor, "N O"]  # the logits
     positive: Float[Tensor, "N O"]  # weights of the candidates that match
-    negative: Float[Tensor, "N O"]  # weights of those that do not
+    negative: Float[Tensor, "N O"]  # weights of the candidates that do not match
 
 
 class Derivatives(NamedTuple):
@@ -60,7 +60,7 @@ class Derivatives(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over the candidates of each anchor that give the diagonal of its curvature."""
+    """Sums over the candidates of each anchor, which determine the diagonal of its curvature."""
 
     square: Float[Tensor, "N D"]  # Σ_b ω g²
     along: Float[Tensor, "N D"]  # Σ_b ω (n · g) g
@@ -71,22 +71,22 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCurvature(SummedByPartners):
-    """What the curvatures of all losses with a softmax over candidates share; see the module.
+    """Base of the curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass gives `normaliser`, `sums` and `derivatives` of its loss in the logits, and `similarity` unless that is
-    the cosine over its temperature.
+    A subclass implements `normaliser`, `sums` and `derivatives` of its loss in the logits, and `similarity` unless it
+    is the cosine over its temperature.
 
-    `fixed` differentiates the loss of each anchor in its own output, with the candidates held still. `full`, if a loss
-    has it, also in the outputs of the candidates. `projected` is `fixed` with the positive part of each anchor's
-    curvature. Split at the logits nothing is negative, and `projected` is `fixed`.
+    `fixed` differentiates the loss of each anchor in its own output, with the candidates fixed. `full`, if a loss has
+    it, differentiates also in the outputs of the candidates. `projected` is `fixed` with the positive part of each
+    anchor's curvature. With a split at the logits, no curvature is negative, and `projected` equals `fixed`.
 
     Attributes:
-        split: where loss∘network is split: `logits`; or `outputs`, for the whole second derivative.
-        fix: which terms are kept: `fixed`, `full` or `projected`.
-        average: whether h is averaged over what the loss is a mean over, or is a plain sum.
+        split: place of the split of loss∘network: `logits`; or `outputs`, for the whole second derivative.
+        fix: terms of the curvature: `fixed`, `full` or `projected`.
+        average: whether h is an average, like the loss, instead of a plain sum.
 
     Raises:
-        ValueError: for settings outside their range.
+        ValueError: for settings out of range.
     """
 
     split: SoftmaxSplit = "logits"
@@ -120,24 +120,24 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        """Logarithm of the sum of exponentials over some candidates of each anchor that its probabilities need."""
+        """Logarithm of the sum of exponentials over some candidates of each anchor, for its probabilities."""
 
     @abstractmethod
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """J sums over the candidates of each anchor that the derivatives need."""
+        """J sums over the candidates of each anchor, for the derivatives."""
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all of them."""
+        """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all logits."""
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
-        """Softmaxes over the other items of a batch, or over candidates that are held still."""
+        """Softmaxes over the other items of a batch, or over fixed candidates."""
         held_still = isinstance(pairs, Candidates)
         directions = pairs.directions.to(n) if held_still else n
         if directions.shape[1] != n.shape[1]:
             raise ValueError(f"candidates must have {n.shape[1]} dimensions, got {directions.shape[1]}")
         if held_still and self.has_cross_terms:
-            raise ValueError("fix must be fixed or projected where candidates are held still, got 'full'")
+            raise ValueError("fix must be fixed or projected for fixed candidates, got 'full'")
         return self.over(directions, n, r, pairs.positive, pairs.negative)
 
     def over(
@@ -148,7 +148,7 @@ class SoftmaxCurvature(SummedByPartners):
         positive: Shaped[Tensor, "N O"],
         negative: Shaped[Tensor, "N O"],
     ) -> "Softmaxes":
-        """Softmaxes over O candidates with their weights; one that neither matches nor differs does not count."""
+        """Softmaxes over O weighted candidates; a candidate that is neither positive nor negative does not count."""
 
         def block(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
             return positive[rows, columns], negative[rows, columns]
@@ -162,22 +162,22 @@ class SoftmaxCurvature(SummedByPartners):
         (N, D), size = n.shape, min(block_size, len(n))
         n_bytes = n.element_size() * (N * D + 10 * size**2) + 8 * 5 * size * D
         cost = cost_of(N * (N - 1), n_bytes)
-        # n keeps its type, as similarities are fast in it; r is float64, and with it the sums over many blocks.
+        # n keeps its type, in which similarities are fast; r is float64, and so are sums over many blocks.
         return Softmaxes(self, n, r.double(), 0, *self.similarity(n), relation.block, block_size, cost)
 
 
 @dataclass(frozen=True)
 class Softmaxes(SliceableItems):
-    """The curvature in every item's output, block by block of the items and their candidates."""
+    """The curvature in each item's output, by blocks of the items and their candidates."""
 
     curvature: SoftmaxCurvature
     n: Float[Tensor, "N D"]  # unit outputs, in the type of similarities
     r: Float[Tensor, "N 1"]  # their lengths before normalisation, in the type of sums
-    start: int  # the number of the first item
+    start: int  # number of the first item
     gradients: Float[Tensor, "O D"]  # g_b
     offsets: Float[Tensor, " O"]  # β_b
     block: Callable[[slice, slice], tuple[Tensor, Tensor]]  # weights of positive and negative pairs, by slices
-    block_size: int  # candidates of a block, and the most items of one
+    block_size: int  # candidates in a block, and greatest number of items in a block
     cost: str | None = None
 
     def __getitem__(self, rows: slice) -> "Softmaxes":
@@ -211,8 +211,8 @@ class Softmaxes(SliceableItems):
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
         """Derivatives of each anchor's loss in all of its logits, some candidates at a time.
 
-        A softmax over blocks takes three passes: one for the normaliser, one for sums that need probabilities, one for
-        the derivatives. A single block is kept between them; several are formed again, since all would be (N, O).
+        A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
+        derivatives. A single block is kept between passes; several blocks are formed again, since all are (N, O).
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)
@@ -227,17 +227,17 @@ class Softmaxes(SliceableItems):
 
     @property
     def _rows(self) -> int:
-        """How many items are compared with a block of candidates at once."""
+        """Number of items compared with a block of candidates at once."""
         return max(1, min(self.block_size, BLOCK_ELEMENTS // max(1, min(self.block_size, len(self.gradients)))))
 
     @property
     def _rows_of_matrices(self) -> int:
-        """How many items are taken at once when each has a (D, D) matrix, or gradients of a block of candidates."""
+        """Number of items at once if each has a (D, D) matrix, or gradients of a block of candidates."""
         D = self.n.shape[1]
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
     def _parts(self, size: int) -> "Iterator[Softmaxes]":
-        for start in range(0, max(1, len(self.n)), size):  # one part of no items, so that results have a shape
+        for start in range(0, max(1, len(self.n)), size):  # for no items, one empty part gives results a shape
             yield self[start : start + size]
 
     def _block(self, start: int) -> Block:
@@ -247,7 +247,7 @@ class Softmaxes(SliceableItems):
         return Block(columns, along, along - self.offsets[columns], *(part.to(along) for part in weights))
 
     def _moments(self, second: Callable[[Tensor, Tensor], Tensor]) -> tuple[Moments, Tensor]:
-        """Sums over all candidates, and the sum of what `second` makes of ω and g."""
+        """Sums over all candidates, and the sum of `second(ω, g)`."""
         parts = (self._moments_of(*part, second) for part in self.derivatives())
         *moments, total = reduce(lambda one, other: [x + y for x, y in zip(one, other, strict=True)], parts)
         return Moments(*moments), total
@@ -281,7 +281,7 @@ class Softmaxes(SliceableItems):
         return positive_part(matrices) if self._projects else matrices
 
     def _total(self) -> Float[Tensor, "D D"]:
-        """Σ_a of `_matrices`, with the projections multiplied out so that no (N, D, D) array is formed.
+        """Σ_a of `_matrices`, with projections multiplied out: no (N, D, D) array is formed.
 
         With ĝ = g − (n · g) n, Σ_b ω ĝ ĝᵀ = Σ_b ω g gᵀ − n (Σ_b ω (n·g) g)ᵀ − its transpose + (Σ_b ω (n·g)²) n nᵀ: each
         part is a matmul over anchors, or over candidates for the first.
@@ -310,17 +310,17 @@ class SupConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items a with positive pairs of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ).
 
     Candidates are the other items of the batch, or, with `fixed`, `lam.pairs.Candidates`: a memory bank, a second view.
-    One that is listed twice counts twice; one that is neither a positive nor a negative pair does not count. With the
-    second view of each item this is the curvature of InfoNCE with one side held still, as in CLIP.
+    A repeated candidate counts twice; a candidate that is neither positive nor negative does not count. With the second
+    view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
 
     Source: Khosla et al. (2020), equation 2.
 
     Attributes:
         temperature: τ > 0. None in the options of a method: the loss's.
-        split, fix, average: of `SoftmaxCurvature`.
+        split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:
-        ValueError: for settings outside their range.
+        ValueError: for settings out of range.
 
     Example:
         >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
@@ -340,15 +340,15 @@ class SupConCurvature(SoftmaxCurvature):
         return (pairs.n_matched,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        # log 0 = −∞ takes what is no candidate, such as the item itself, out of the sum
+        # log 0 = −∞ removes items that are no candidates, such as the item itself, from the sum
         return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """The number of positive pairs."""
+        """Number of positive pairs."""
         return block.positive.sum(1, keepdim=True)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Those of one cross-entropy whose targets are the shares of the positive pairs."""
+        """Derivatives of one cross-entropy with the shares of the positive pairs as targets."""
         matched = (sums > 0).to(normaliser)  # an item without a positive pair has no loss
         p = matched * exponential(block.z - normaliser, block.positive + block.negative)
         return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
@@ -375,10 +375,10 @@ class SupConCurvature(SoftmaxCurvature):
 
 
 class AgainstNegatives:
-    """Each positive pair (a, p) as a softmax of its own, −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
+    """A softmax for each positive pair (a, p), −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
 
-    Other positive pairs have no part in it. π_p is the probability of p, q the probabilities of the negatives among
-    themselves. With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)² the sum over p has ω = α + βq, η = q,
+    It does not contain other positive pairs. π_p is the probability of p, q the probabilities of the negatives among
+    themselves. With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
     ε = α + γq/2 and t = (1 − π) − βq.
     """
 
@@ -409,7 +409,7 @@ class AgainstNegatives:
 class InfoNCECurvature(AgainstNegatives, SupConCurvature):
     """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives, z = cos/τ.
 
-    With one positive pair an item it equals SupCon's.
+    With one positive pair for each item, it equals the curvature of SupCon.
 
     Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
 
@@ -430,10 +430,10 @@ def projected_squares(
 
 
 def exponential(x: Float[Tensor, "N O"], weights: Float[Tensor, "N O"]) -> Float[Tensor, "N O"]:
-    """w eˣ, and 0 for w = 0 whatever x: there eˣ may be infinite, and 0 · ∞ is NaN."""
+    """w eˣ, and 0 for w = 0 and any x: there eˣ may be infinite, and 0 · ∞ is NaN."""
     return torch.where(weights > 0, weights * x.exp(), 0)
 
 
 def dot(one: Float[Tensor, "N D"], other: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """Scalar product of each row with the other's."""
+    """Scalar products of rows."""
     return (one * other).sum(1, keepdim=True)

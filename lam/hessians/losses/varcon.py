@@ -1,4 +1,4 @@
-"""Curvature of VarCon: items against the centroids of their classes, which are held still."""
+"""Curvature of VarCon: items against the centroids of classes, which are fixed."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,19 +18,19 @@ from lam.pairs.pairs import Pairs, class_centroids
 class VarConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items of KL(q ‖ p) − log p_r, with p the softmax over classes c of n · w_c/τ.
 
-    w_c is the centroid of class c. The target q, e^(1/τ₂) to 1 in favour of the item's class r with
-    τ₂ = (τ − ε) + 2ε p_r, is held still, as are the centroids. Both terms have a softmax's second derivative:
-    ω = 2p, ε = η = p and t = y + q − 2p.
+    w_c is the centroid of class c. The target q has odds e^(1/τ₂) in favour of the item's class r, with
+    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. Both terms have a softmax's second derivative: ω = 2p,
+    ε = η = p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
         temperature: τ > 0. None in the options of a method: the loss's.
-        epsilon: ε, within ±τ; for `outputs` only. None in the options of a method: what the loss has learned.
-        split, fix, average: of `SoftmaxCurvature`.
+        epsilon: ε, within ±τ; only for `outputs`. None in the options of a method: the loss's learned value.
+        split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:
-        ValueError: for settings outside their range.
+        ValueError: for settings out of range.
 
     Example:
         >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
@@ -76,23 +76,23 @@ class VarConCurvature(SoftmaxCurvature):
         return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """The number of items that stand in a pair."""
+        """Number of items in a pair."""
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         return block.z.logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """p_r, the number of other classes, and 1 for an item that stands in a pair, else 0."""
+        """p_r, the number of other classes, and 1 for an item in a pair, else 0."""
         own, others = exponential(block.z - normaliser, block.positive).sum(1), (1 - block.positive).sum(1)
         return torch.stack([own, others, block.positive.sum(1)], 1)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Those of two cross-entropies, with the target q and with the class."""
+        """Derivatives of two cross-entropies, with the target q and with the class."""
         temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)
         p = counted * (block.z - normaliser).exp()
-        # The bound keeps 1/τ₂ finite, as the loss does.
+        # The bound keeps 1/τ₂ finite, as in the loss.
         softness = (temperature - epsilon + 2 * epsilon * sums[:, :1]).clamp(min=1e-3 * temperature)
         q_own = (1 / softness - n_others.log()).sigmoid()
         q = torch.where(block.positive > 0, q_own, (1 - q_own) / n_others.clamp(min=1))

@@ -1,4 +1,4 @@
-"""`SummedCurvature`: a curvature as sums over batches; `Structure`: of one linear layer."""
+"""`SummedCurvature`, a curvature as sums over batches, and `Structure`, the sums of one linear layer."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,29 +18,29 @@ MAX_MEMORY = 4 << 30
 """Default limit in bytes on the sums of a structure."""
 
 ROUNDING = 1e-6
-"""Share of the largest value below which a negative one is taken for float32's rounding of zero."""
+"""A negative value smaller than this share of the largest counts as zero, rounded in float32."""
 
-Same = TypeVar("Same", bound="SummedCurvature")  # typing.Self is refused by the type checks of test runs
+Same = TypeVar("Same", bound="SummedCurvature")  # the type checks of test runs reject typing.Self
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class SummedCurvature(ABC):
-    """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums that add up.
+    """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums over batches.
 
-    The T terms stay unnormalised and signed, so that the sums of batches add and subtract exactly; h is formed last.
-    Without the average it is the plain sum Σ_t w_t S_t.
+    The T terms stay unnormalised and signed: sums of batches add and subtract exactly, and h is computed last. Without
+    the average, h is the plain sum Σ_t w_t S_t.
 
     Attributes:
-        sums: (T, ...): S_t.
-        counts: n_t, what each term is averaged over. None for a running mean of h, which neither adds up nor forgets.
-        curvature: of the loss, with the weights w_t.
+        sums: (T, ...) sums S_t.
+        counts: divisors n_t of the terms. None for a running mean of h, which can neither be added nor forgotten.
+        curvature: curvature of the loss, with the weights w_t.
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
-        shared_fields: names of the fields that two summands must have in common.
-        shared_hint: how two fits come to share them, for errors.
+        shared_fields: names of the fields that must be equal in two summands.
+        shared_hint: advice for errors, how two fits get equal `shared_fields`.
         setting_fields: names of the fields that are settings.
-        takes_cross_terms: whether the sums have a place for them.
+        takes_cross_terms: whether the sums can hold cross terms.
     """
 
     name: ClassVar[str]
@@ -57,11 +57,11 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """The share of h that is negative and set to zero in a precision."""
+        """The share of h that is negative; a precision sets it to zero."""
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
-        """Reject a curvature whose cross terms have no place in the sums."""
+        """Reject a curvature with cross terms that the sums cannot hold."""
         if curvature.has_cross_terms and not cls.takes_cross_terms:
             raise ValueError(
                 f'structure="{cls.name}" holds no cross terms of two items, which {curvature} has: '
@@ -74,7 +74,7 @@ class SummedCurvature(ABC):
         return cls(counts=(0,) * len(curvature.terms), curvature=curvature, **fields, **zeros)
 
     def empty(self: Same) -> Same:
-        """The sums over no batch, float64, to which others of this structure add."""
+        """The sums over no batch, float64, with the settings of this structure."""
         counts = (0,) * len(self.curvature.terms)
         return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=counts)
 
@@ -88,7 +88,7 @@ class SummedCurvature(ABC):
         """The signed Σ_t w_t S_t/n_t.
 
         Raises:
-            ValueError: if nothing was counted for the first term.
+            ValueError: if the first term has a count of zero.
         """
         if self.counts is None:
             return self.sums[0]
@@ -119,16 +119,16 @@ class SummedCurvature(ABC):
         return self if self.sums.dtype == dtype else self._mapped(lambda sums: sums.to(dtype))
 
     def all_reduce(self: Same) -> Same:
-        """The total over all processes, the same in each."""
+        """The sum over all processes, equal in each."""
         counts = distributed.all_reduce(torch.tensor(self._counts, device=self.sums.device))
         return replace(self._mapped(distributed.all_reduce), counts=tuple(counts.tolist()))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The sums and what they share, by name."""
+        """Sums and shared fields, by name."""
         return {name: getattr(self, name) for name in (*self.sum_fields, *self.shared_fields)}
 
     def settings(self) -> dict[str, Any]:
-        """All else, as JSON.
+        """All fields that are no tensors, as JSON.
 
         Raises:
             ValueError: if the loss's curvature is not registered.
@@ -167,7 +167,7 @@ class SummedCurvature(ABC):
         counts = tuple(n + sign * m for n, m in zip(counts, others, strict=True))
         if min(counts) < 0:
             removed, total = (" and ".join(counted(part.curvature, part._counts)) for part in (other, self))
-            raise ValueError(f"cannot take away {removed} from {total}: they were never added")
+            raise ValueError(f"cannot subtract {removed} from {total}: they were never added")
         sums = {
             name: torch.add(getattr(self, name).double(), getattr(other, name).double(), alpha=sign)
             for name in self.sum_fields
@@ -179,7 +179,7 @@ class SummedCurvature(ABC):
 
     @property
     def _identity(self) -> tuple[Any, ...]:
-        """What two summands must have in common, besides `shared_fields`."""
+        """Values that must be equal in two summands, besides `shared_fields`."""
         return (self.curvature, tuple(self.sums.shape), *(getattr(self, name) for name in self.setting_fields))
 
     @property
@@ -193,7 +193,7 @@ class SummedCurvature(ABC):
 class Structure(SummedCurvature):
     """Curvature in the weights of one linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it; see `SummedCurvature`.
 
-    A bias is one more column, of a feature that is always 1. A subclass gives `shapes`, `of_items` and `clipped`.
+    A bias is another column, for a feature of 1. A subclass implements `shapes`, `of_items` and `clipped`.
 
     Attributes:
         has_bias: whether the last column belongs to the bias.
@@ -206,7 +206,7 @@ class Structure(SummedCurvature):
     @classmethod
     @abstractmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:
-        """Shapes of the sums of T terms, by name, for a layer of D outputs and F inputs, a bias counted as one."""
+        """Shapes of the sums of T terms, by name, for a layer of D outputs and F inputs, including the bias."""
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int) -> int:
@@ -234,17 +234,17 @@ class Structure(SummedCurvature):
 
     @abstractmethod
     def of_items(self: Same, features: Float[Tensor, "N P"], items: ItemCurvature) -> Same:
-        """The same structure of N items alone; the caller sets the counts."""
+        """The same structure for only N items; the caller sets the counts."""
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject sums that take too much memory, and cross terms without a place.
+        """Reject sums that take too much memory, and cross terms that they cannot hold.
 
         Args:
-            curvature: of the loss.
-            shape: (D, F) of the layer's weights with its bias.
+            curvature: curvature of the loss.
+            shape: (D, F) shape of the layer's weights with its bias.
             n_bytes: size of the sums.
-            max_memory: limit on it.
+            max_memory: limit on this size.
 
         Raises:
             ValueError: with the structures that fit.
@@ -270,10 +270,10 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or without the average Σ_t w_t S_t, over the terms with a count.
+    """Σ_t w_t S_t/n_t, or Σ_t w_t S_t without the average, over the terms with a positive count.
 
     Raises:
-        ValueError: if nothing was counted for the first term.
+        ValueError: if the first term has a count of zero.
     """
     if counts[0] < 1:
         _, *others = counted(curvature, counts)
@@ -289,17 +289,17 @@ def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]
 
 
 def counted(curvature: Curvature, counts: tuple[int, ...]) -> list[str]:
-    """The count of each term in words, such as "12 negative pairs"."""
+    """The count of each term as text, such as "12 negative pairs"."""
     return [f"{n} {name}s" for n, name in zip(counts, curvature.terms, strict=True)]
 
 
 def is_negative(values: Float[Tensor, "*B"]) -> Bool[Tensor, "*B"]:
-    """Which of them are negative by more than rounding."""
+    """Whether values are negative by more than rounding."""
     return values < -ROUNDING * values.abs().max()
 
 
 def share_negative(values: Float[Tensor, "*B"]) -> float:
-    """The share of them that `is_negative`."""
+    """Share of the values that are negative by more than rounding."""
     return float(is_negative(values).double().mean())
 
 

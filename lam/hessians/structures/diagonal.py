@@ -10,7 +10,7 @@ from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure
 
 BLOCK = 1 << 16
-"""Squares of features that are held at once."""
+"""Number of squared features in memory at once."""
 
 
 @dataclass(frozen=True)

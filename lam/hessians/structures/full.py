@@ -12,12 +12,12 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 
 @dataclass(frozen=True)
 class Full(Structure):
-    """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer is row i F + j. For small layers: (D F)² numbers a term.
+    """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer is row i F + j. A term takes (D F)² numbers.
 
     Negative eigenvalues are set to zero.
 
     Attributes:
-        sums: (T, D F, D F) of the terms.
+        sums: (T, D F, D F) sums of the terms.
     """
 
     name = "full"

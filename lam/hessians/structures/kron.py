@@ -15,9 +15,9 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 class Kron(Structure):
     """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, for Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    Exact if all features are equal, or all H_a are. Its eigenvectors are products of eigenvectors of h and A; negative
-    eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once, and again after loading. NNGeometry's
-    `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree if given each H_a as a root of it
+    It is exact if all features are equal, or all H_a. Its eigenvectors are products of eigenvectors of h and A;
+    negative eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once, and again after loading.
+    NNGeometry's `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree with it for square roots of each H_a
     (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
@@ -25,7 +25,7 @@ class Kron(Structure):
     Attributes:
         sums: (T, D, D) S_t.
         inputs: (F, F) the sum of φφᵀ.
-        n_items: how many items are in that sum.
+        n_items: number of items in this sum.
     """
 
     name = "kron"

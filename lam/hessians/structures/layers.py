@@ -1,7 +1,7 @@
-"""Curvatures in the weights of several layers of a network, none between two layers: `LayersDiagonal`, `LayersKron`.
+"""Curvatures in the weights of several layers, without terms between two layers: `LayersDiagonal`, `LayersKron`.
 
 The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of an item's outputs and H_a their curvature. Its
-diagonal is formed, or two factors a layer. Sums of all layers lie one after the other.
+diagonal is computed, or two factors for each layer. Sums of all layers are concatenated.
 """
 
 import math
@@ -27,7 +27,7 @@ Basis = tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]]
 
 @dataclass(frozen=True)
 class LayersCurvature(SummedCurvature):
-    """What both share.
+    """Base of `LayersDiagonal` and `LayersKron`.
 
     Attributes:
         shapes: rows U and columns F of each layer's weights; see `lam.hessians.jacobians`.
@@ -87,7 +87,7 @@ class LayersCurvature(SummedCurvature):
 
     @classmethod
     def takes(cls, module: nn.Module) -> bool:
-        """Whether there is such a curvature of a layer."""
+        """Whether the structure can hold the curvature of a layer."""
         return True
 
     @classmethod
@@ -97,22 +97,22 @@ class LayersCurvature(SummedCurvature):
 
     @abstractmethod
     def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
-        """The structure of N items alone; the caller sets the counts.
+        """The same structure for only N items; the caller sets the counts.
 
         Args:
-            passes: of each layer, from `lam.models.layers.linearised`.
+            passes: a pass for each layer, from `lam.models.layers.linearised`.
             matrices: H_a of each term in the outputs of each item.
         """
 
     @property
     def bases(self) -> Sequence[Basis | None]:
-        """Orthonormal columns in which the rows and columns of each layer's weights are taken; None for their own."""
+        """Orthonormal bases for the rows and columns of each layer's weights; None for the standard basis."""
         return [None] * len(self.shapes)
 
     @property
     @abstractmethod
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """The signed diagonal of h in that basis, of each layer."""
+        """The signed diagonal of h in this basis, for each layer."""
 
     @property
     def clipped(self) -> float:
@@ -124,11 +124,11 @@ class LayersCurvature(SummedCurvature):
 class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
-    BackPACK's `DiagGGNExact` gives the same from symmetric factors of H_a (tests/hessians/test_layers.py). This one
-    takes any layer in any network, and D passes backwards instead of one for each factor of each term.
+    BackPACK's `DiagGGNExact` computes the same from symmetric factors of H_a (tests/hessians/test_layers.py). This
+    class takes any layer in any network, and D backward passes instead of one for each factor of each term.
 
     Attributes:
-        sums: (T, n) of all weights.
+        sums: (T, n) sums for all weights.
     """
 
     name = "diag"
@@ -162,7 +162,7 @@ class LayersDiagonal(LayersCurvature):
 
 @dataclass(frozen=True)
 class LayersKron(LayersCurvature):
-    """B ⊗ A of each layer that is a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
+    """B ⊗ A of each layer, a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
 
     S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the network's outputs in the layer's. At one place it is
     `Kron`; for convolutions it assumes that places are uncorrelated and alike.
@@ -171,8 +171,8 @@ class LayersKron(LayersCurvature):
 
     Attributes:
         sums: (T, ΣO²) S_t of all layers.
-        inputs: (ΣF²,) the sums of Σ_z φφᵀ.
-        n_items: how many items are in those sums.
+        inputs: (ΣF²,) sums of Σ_z φφᵀ.
+        n_items: number of items in these sums.
     """
 
     name = "kron"

@@ -18,10 +18,10 @@ RANK = 256
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): `Kron` with the mean A of φφᵀ known by a sketch A Ω and its diagonal only.
+    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): `Kron` with the mean A of φφᵀ approximated by a sketch A Ω and its diagonal.
 
     V and λ belong to the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is the rest of the
-    diagonal. Sketches are linear in A: with the same Ω they add up and subtract. They take F J numbers instead of F².
+    diagonal. Sketches are linear in A: with the same Ω they can be added and subtracted. They take F J numbers, not F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 
@@ -29,7 +29,7 @@ class LowRank(Structure):
         sums: (T, D, D) S_t of the outputs.
         sketch: (F, J) the sum of φφᵀ Ω.
         squares: (F,) the sum of φ².
-        n_items: how many items are in those sums.
+        n_items: number of items in these sums.
         probes: (F, J) Ω, orthonormal columns, from a fixed seed.
     """
 
@@ -90,7 +90,7 @@ class LowRank(Structure):
     @cached_property
     def factor(self) -> Float[Tensor, "F J"]:
         """V diag(λ)^½, with λ the eigenvalues of A in the sketch."""
-        # The shift keeps the core positive definite under rounding; λ gives it back (algorithm 3 of the source).
+        # The shift keeps the core positive definite under rounding; λ subtracts it (algorithm 3 of the source).
         probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
         shifted = sketch + shift * probes
@@ -106,7 +106,7 @@ class LowRank(Structure):
         return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
 
     def diagnostics(self) -> dict[str, float]:
-        """Also the share of the trace of A that is left to the diagonal."""
+        """Metrics of `SummedCurvature`, and the share of the trace of A in the diagonal δ."""
         left = float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
         return {**super().diagnostics(), "share_left": left}
 

@@ -219,7 +219,7 @@ def test_a_network_that_takes_no_named_inputs_is_refused_with_how_to_wrap_it(sen
     with pytest.raises(
         ValueError,
         match=r"must take a batch of input_ids, token_type_ids, attention_mask, modality by name, .* wrap it in a "
-        r"module whose forward\(self, \*\*inputs\) returns embeddings \(N, D\), made with self.network\(inputs\)",
+        r"module with a forward\(self, \*\*inputs\) that returns embeddings \(N, D\), such as self.network\(inputs\)",
     ):
         lam.fit(sentence_transformer, sentence_batches(sentence_transformer), margin=0.7, progress=False)
 

@@ -1,4 +1,4 @@
-"""Encoders by the network alone, with a seed for draws, or with a second head."""
+"""Encoders with only the network, with a seed for draws, or with a second head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -51,7 +51,7 @@ def weighted_layers(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a module without those of its submodules, detached."""
+    """The parameters of a module itself, not of its submodules, detached."""
     return {name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)}
 
 

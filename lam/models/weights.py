@@ -199,6 +199,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Path of a linear layer in a network, wrapped or not, from its plain path; if there is none, the plain path."""
+    """Path of a linear layer in a network, wrapped or not, from its plain path, else the plain path."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -42,14 +42,14 @@ class Pairs:
 
     @property
     def paired(self) -> Bool[Tensor, " N"]:
-        """Which items are in a pair: by label all of them, after a miner perhaps fewer."""
+        """Whether items are in a pair: by label all are, after a miner possibly fewer."""
         if self.labels is not None and "positive" not in vars(self):
             return torch.full_like(self.labels, self.size > 1, dtype=torch.bool)
         return self.positive.any(1) | self.negative.any(1)
 
     @property
     def n_matched(self) -> int:
-        """The number of items with a positive pair."""
+        """Number of items with a positive pair."""
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
@@ -60,14 +60,14 @@ class Pairs:
     def check_positives(self) -> None:
         """Require a positive pair to choose from; a miner may have chosen none."""
         if self.n_positives == 0:
-            raise ValueError(f"none of the pairs of {self.size} items is positive: raise the batch size, or per_class")
+            raise ValueError(f"no pair of {self.size} items is positive: raise the batch size, or per_class")
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
-        """Every two items of one label are a positive pair, every other two a negative pair.
+        """Two items with one label are a positive pair, two other items a negative pair.
 
         Args:
-            labels: (N,) one integer label an item; anything else raises a `ValueError`.
+            labels: (N,) integer label of each item; other types raise a `ValueError`.
 
         Example:
             >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))

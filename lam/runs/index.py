@@ -81,7 +81,7 @@ def index_images(
 
 
 def calibration_of(run: Run) -> Calibration | None:
-    """The calibration of a run; None if there is none, or, with a warning, if it belongs to another encoder."""
+    """The calibration of a run; None without one, or, with a warning, if it belongs to another encoder."""
     try:
         return run.calibration
     except ValueError as error:

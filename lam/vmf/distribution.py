@@ -173,17 +173,17 @@ class VonMisesFisher(Distribution):
             return self.rsample(sample_shape, generator=generator)
 
     def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
-        """Draws whose gradients in loc and concentration are unbiased.
+        """Draws with unbiased gradients in loc and concentration.
 
         x = cos(a) loc + sin(a) t, with the polar angle a by rejection and a uniform tangent t. The gradient of a is
-        implicit, da/dkappa = -(dF/dkappa) / (dF/da) with the distribution function F: a pathwise one would ignore that
-        the acceptance depends on kappa. The tangent rotates with loc.
+        implicit, da/dkappa = -(dF/dkappa) / (dF/da) with the distribution function F: a pathwise gradient would ignore
+        that the acceptance depends on kappa. The tangent rotates with loc.
 
         Source: Ulrich (1984) and Wood (1994) for the rejection; Figurnov, Mohamed and Mnih (2018) for the gradient.
 
         Args:
             sample_shape: leading shape of the draws.
-            generator: on the device of `loc`; by default torch's global one.
+            generator: generator on the device of `loc`; by default torch's global one.
 
         Returns:
             Unit vectors (*sample_shape, *B, D) in the type of `loc`.
@@ -212,7 +212,7 @@ class VonMisesFisher(Distribution):
         P(loc.x >= c) = level, by quadrature over the polar angle and a bracketed Newton iteration.
 
         Args:
-            level: probability in (0, 1); another one raises a `ValueError`.
+            level: probability in (0, 1); other values raise a `ValueError`.
 
         Returns:
             c in [-1, 1], shape and type of `concentration`, detached. Larger means more certain.
@@ -243,7 +243,7 @@ class VonMisesFisher(Distribution):
         Args:
             samples: unit vectors (S, *B, D), S >= 1.
             weights: non-negative weights (S, *B); equal by default.
-            max_kappa: largest kappa; samples that are all equal have no maximum of the likelihood and get this one.
+            max_kappa: greatest kappa; equal samples get it, because their likelihood has no maximum.
 
         Returns:
             Distributions of batch shape (*B), in the type of `samples`.

@@ -119,8 +119,8 @@ class Embeddings:
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) variance before normalisation; the embeddings get its type.
-            mean: (N, D) mean directions of the result; by default those of the samples. Their dimension may differ from
-                the samples' dimension, unless samples are kept.
+            mean: (N, D) mean directions of the result; by default of the samples. Their dimension may differ from the
+                samples' dimension, unless samples are kept.
             keep: whether to keep the samples.
 
         Raises:

@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             make()
     for loss in LOSSES.values():
-        with pytest.raises(ValueError, match="none of the pairs of 6 items is positive"):
+        with pytest.raises(ValueError, match="no pair of 6 items is positive"):
             loss(unit(6, 4), KAPPA, PAIRS["no positives"])
         with pytest.raises(
             ValueError, match=r"kappa must have shape \(\d+,\), one value for each of the means, got \(\d+, 1\)"

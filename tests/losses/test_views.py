@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: SwAV(3, n_iterations=0), "n_iterations must be at least 1, got 0"),
         (lambda: BYOL(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
         (lambda: SwAV(3)(unit(8, 4), KAPPA, PAIRS), "the loss is made for 3 dimensions, got means of 4"),
-        (lambda: SimSiam(3)(unit(4, 3), KAPPA[:4], Pairs.by_label(torch.arange(4))), "none of the pairs of 4 items"),
+        (lambda: SimSiam(3)(unit(4, 3), KAPPA[:4], Pairs.by_label(torch.arange(4))), "no pair of 4 items"),
         (lambda: BYOL(3)(unit(4, 3), KAPPA[:4], PAIRS), "pairs must be of the same 4 items, got pairs of 8"),
     ):
         with pytest.raises(ValueError, match=message):

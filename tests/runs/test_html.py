@@ -125,7 +125,7 @@ def test_tuning_and_corruption_have_tables_of_their_own(tmp_path: Path) -> None:
     assert rows["kind"] == ["clean", "1", "2", "clean", "1", "2", "trend of κ"]
     assert rows["noise"] == ["0.900"] * 3 + ["3.00e5"] * 3 + ["0.93"]
     assert rows["blur"][-1] == "–"
-    assert "−1 where κ falls with every step" in text
+    assert "−1 if κ falls with every step" in text
     bare = {name: value for name, value in metrics.items() if name.endswith("recall@1")}
     write_report(tmp_path / "report.html", title="A run", metrics=bare)
     rows = {row[0]: row[1:] for row in outline(tmp_path / "report.html").rows}

@@ -90,7 +90,7 @@ def test_the_report_needs_no_other_file_or_host(finished_run: FinishedRun) -> No
     assert loaded
     assert all((first or second).startswith(("data:", "#")) for first, second in loaded)
     assert "<script" not in page
-    assert "How well each score finds the queries whose first hit is wrong. ↑" in page  # which all can be answered
+    assert "How well each score finds queries with a wrong first hit. ↑" in page  # which all can be answered
     assert "@import" not in page
     assert page.count("data:image/png;base64,") == len(list((finished_run.folder / "plots").glob("*.png")))
 

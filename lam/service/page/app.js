@@ -168,7 +168,7 @@ async function search(asked) {
   }
 }
 
-/** Load the calibration of an answer, where it has changed since the last answer. */
+/** Load the calibration of an answer, if it has changed since the last answer. */
 async function keepUp(inForce, names, signal) {
   if (names.every((name) => inForce?.[name] === calibration?.threshold[name])) {
     return;
@@ -214,7 +214,7 @@ function forget() {
 function show(anew) {
   const decision = thresholds ? thresholds.decide(answer) : null;
   const [tone, sign, word] = verdictOf(decision, answer, model.gallery);
-  // a moving slider is read aloud only where the decision changes
+  // a moving slider is read aloud only if the decision changes
   $("decision").setAttribute("aria-live", anew || word !== $("word").textContent ? "polite" : "off");
   const why = reason(decision, answer, thresholds) + aboutCut(answer);
   showDecision("decision", tone, sign, word, why);
@@ -272,7 +272,7 @@ function showHits(decision) {
   $("hits").replaceChildren(...hits.map((hit, place) => card(hit, place, place === 0 ? tagOf(decision) : null)));
 }
 
-/** Forget the pictures of the last answer, as items may have new ones. */
+/** Drop the pictures of the last answer, because items may have new ones. */
 function dropPictures() {
   for (const url of pictures.values()) {
     url.then(URL.revokeObjectURL, () => {});
@@ -280,7 +280,7 @@ function dropPictures() {
   pictures.clear();
 }
 
-/** A hit; only the first is tagged as accepted or not, as the answer rests on it alone. */
+/** A hit; only the first is tagged as accepted or not, because it alone decides the answer. */
 function card(hit, place, tag) {
   const name = repeatsText(hit) ? null : made("bdi", "", shown(hit));
   const open = made("button", "open", picture(hit));

@@ -1,4 +1,4 @@
-// Decisions at other thresholds than those in force, by the rates of the calibration.
+// Decisions at other thresholds than the service's, by the rates of the calibration.
 
 const HIGHEST = 0.5; // beyond this rate nobody would set a threshold
 

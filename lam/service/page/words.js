@@ -1,4 +1,4 @@
-// Sentences about an answer. `thresholds` is null for a run without calibration. `kind` is that of the gallery: `classes`
+// Sentences about an answer. `thresholds` is null for a run without calibration. `kind` is the gallery's kind: `classes`
 // or `identities`. `answers` tells whether its items answer questions.
 
 import { angle, cosine, degrees, level, percent, plain } from "./numbers.js";
@@ -7,11 +7,11 @@ const LONGEST = 40;
 const LONGEST_VALUE = 80;
 export const LONGEST_TEXT = 200;
 const FEW = 4;
-const SURE = 0.8; // the probability below which no verdict is without a “probably”
+const SURE = 0.8; // least probability of a verdict without “probably”
 const LIKELY = 0.5;
-const NONE = 0.2; // the probability that the gallery holds it, below which it probably does not
-const COSINES = ["cosine", "mean_cosine"]; // of the scores: higher is better
-const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // signs of control and of direction
+const NONE = 0.2; // P(known) below which the verdict is “probably none of these”
+const COSINES = ["cosine", "mean_cosine"]; // scores for which higher is better
+const TURNING = /[\p{Cc}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu; // control and direction characters
 const QUESTIONS = { classes: "Which is it?", identities: "Is it here?" };
 const UNJUDGED = ["?", () => "Not sure"];
 const VERDICTS = {
@@ -45,7 +45,7 @@ export function verdictOf(decision, answer, kind) {
   return [tone, sign, words(named(answer.hits[0], repeatsText(answer.hits[0]) ? LONGEST_TEXT : LONGEST))];
 }
 
-/** How sure a verdict sounds: a match as sure as it is probable. */
+/** The tone of a verdict: a match sounds as sure as it is probable. */
 function toneOf(decision, { probability, known }, kind) {
   if (decision === "match") {
     return probability < LIKELY ? "perhaps" : probability >= SURE ? "match" : "likely";
@@ -53,12 +53,12 @@ function toneOf(decision, { probability, known }, kind) {
   return decision === "unknown" && kind === "classes" && known >= NONE ? "perhaps" : decision ?? "none";
 }
 
-/** Whether nothing is decided in a calibrated run, as for a search by an answer. */
+/** Whether a calibrated run has no decision, such as for a search by an answer. */
 function isUnjudged(answer) {
   return answer.decision === null && answer.calibration !== "none";
 }
 
-/** The probability of the answer, its event and its condition; null for none. */
+/** The probability of the answer, its event and its condition, or null. */
 export function probabilityOf(decision, answer, calibration) {
   if (decision === null || decision === "abstain" || !answer.hits.length) {
     return null;
@@ -71,24 +71,24 @@ function condition({ share_without_match: share }) {
   return share === null ? "" : `, where ${share === 0.5 ? "half" : percent(share)} of all queries have no match`;
 }
 
-/** The statistic that decides: its name, a value in the sign of its score, and the side of a limit that is better. */
+/** The deciding statistic: its name, a value with the sign of its score, and the better side of a limit. */
 export function statisticOf(by, value, name = by.replaceAll("_", " ")) {
   return by === "probability" ? ["the probability", level(value), "above"]
     : COSINES.includes(by) ? [`the ${name}`, cosine(value), "above"] : [`the ${name}`, plain(-value), "below"];
 }
 
-/** A text of others, cut, and without characters that change the direction of writing. */
+/** A text from clients, cut, and without characters that change the direction of writing. */
 export function tamed(text, longest = LONGEST) {
   const signs = [...text.replace(TURNING, "\ufffd")];
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
 }
 
-/** The name of a hit: its label or id, or its text where the label repeats it. */
+/** The name of a hit: its label or id, or its text if the label repeats it. */
 export function shown(hit, longest = LONGEST) {
   return tamed(repeatsText(hit) ? hit.metadata.text : hit.label || hit.id, longest);
 }
 
-/** Whether the label is the text, or its beginning, as classes of long texts are named. */
+/** Whether the label is the text or its beginning; classes of long texts have such names. */
 export function repeatsText({ label, metadata: { text } }) {
   const [beginning, ...cut] = label.split(/… \([0-9a-f]{8}\)$/u);
   return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
@@ -108,7 +108,7 @@ export function reason(decision, answer, thresholds) {
   }
   const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
   if (decision === null) {
-    return isUnjudged(answer) ? "It is an answer and no question, so that nothing is decided of it."
+    return isUnjudged(answer) ? "It is an answer, not a question, so there is no decision."
       : `The run is not calibrated: ${nearest}.`;
   }
   const { accept, flag, byKappa } = thresholds;
@@ -142,10 +142,10 @@ export function promiseOf(decision, { facts: { false_accepts: whom, answers_wron
   return `This rate holds ${whom}.${answers}`;
 }
 
-/** The assumption behind the p-values of an answer, if it has some. */
+/** The assumption behind the p-values of an answer, if it has any. */
 export function aboutUnseen({ unseen }) {
-  return unseen === null ? "" : "Both p-values rest on this: the gallery, as it was calibrated on, is a random sample of what " +
-    "comes in, in an order that tells nothing. A gallery that somebody composed is no such sample.";
+  return unseen === null ? "" : "Both p-values assume that the calibrated gallery is a random sample of incoming items, in " +
+    "random order. A gallery that somebody composed is no such sample.";
 }
 
 /** Why the query is uncertain, if the encoder has learnt it. */
@@ -153,7 +153,7 @@ export function doubtOf(answer) {
   return answer.doubt ? `“${capital(answer.doubt)}.”` : "";
 }
 
-/** A note where only a part of the query was read. */
+/** A note if only a part of the query was read. */
 export function aboutCut(answer) {
   return answer.text_cut ? " Only the beginning of the text was read." : "";
 }
@@ -174,7 +174,7 @@ export function facts(decision, answer, calibration) {
   }
   if (answer.unseen) {
     numbers.push(["New class", plain(answer.unseen.p_new), "p-value: small means that its class is in the gallery"]);
-    numbers.push(["Class here", plain(answer.unseen.p_in_gallery), "p-value: small means that it is of no class there"]);
+    numbers.push(["Class here", plain(answer.unseen.p_in_gallery), "p-value: small means that its class is not there"]);
   }
   numbers.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]);
   if (answer.p_known !== null) {
@@ -249,7 +249,7 @@ export function aboutSet(decision, answer, { depth, threshold }) {
 export function aboutPair({ decision, probability, score, threshold, far, kappa }, answers) {
   const close = `the cosine is ${cosine(score)}`;
   if (decision === null) {
-    return ["none", "–", "No decision", `No rate is promised of pairs; ${close}.`];
+    return ["none", "–", "No decision", `No rate is promised for pairs; ${close}.`];
   }
   if (decision === "abstain") {
     const why = `κ of one is ${plain(Math.min(...kappa))}, below ${plain(threshold.kappa_below)}.`;
@@ -261,7 +261,7 @@ export function aboutPair({ decision, probability, score, threshold, far, kappa 
   const [tone, sign, word] = isSure ? ["match", "✓", capital(same)]
     : decision === "match" || probability > LIKELY ? ["perhaps", "≈", `Perhaps ${same}`] : ["unknown", "✕", `Not ${same}`];
   const side = decision === "match" ? "above" : "not above";
-  return [tone, sign, word, `${capital(same)} with probability ${percent(probability)}, where half of all pairs are: ` +
+  return [tone, sign, word, `${capital(same)} with probability ${percent(probability)}, if half of all pairs are: ` +
     `${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ${others} reach.`];
 }
 

@@ -461,7 +461,7 @@ def test_what_tells_new_classes_is_said_with_what_it_rests_on(page: Browser) -> 
             return [facts('abstain', {given}, {{}}).map(([name]) => name), aboutUnseen({given})];
           }})()""")
         assert found == [*names, "κ"]
-        assert ("is a random sample of what comes in" in rests) == bool(names)
+        assert ("is a random sample of incoming items" in rests) == bool(names)
 
 
 @needs_chromium

@@ -1,6 +1,7 @@
 """Real pretrained networks on real data, where some classes are strange.
 
     python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
+    python benchmarks/real.py score|posteriors [--only NETWORK__DATA ...] [--cache build/real] [--draws 5]
 
 `features` computes what each network makes of each data set, once, into CACHE/NETWORK__DATA.safetensors:
 
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from real_data import Places, load
 from real_networks import NETWORKS, MissingError
-from real_scores import draw, measure
+from real_scores import draw, measure, measure_posteriors, part
 from safetensors import safe_open
 from safetensors.torch import save_file
 from timing import RESULTS, write
@@ -97,7 +98,7 @@ def compute(places: Places, cache: Path, only: list[str] | None) -> None:
         print(f"recall@1 {float(facts['recall']):.3f}, {float(facts['seconds']):.0f} s", flush=True)
 
 
-def score(cache: Path, only: list[str] | None, draws: int) -> None:
+def score(cache: Path, only: list[str] | None, draws: int, kind: str) -> None:
     """Measure all cells whose features are there; one file a cell, which is kept as far as it goes."""
     for network, data in CELLS:
         name = name_of(network, data)
@@ -106,13 +107,15 @@ def score(cache: Path, only: list[str] | None, draws: int) -> None:
         if not (file := cache / f"{name}.safetensors").exists():
             print(f"{name}: left out, its features are not in {cache}: run `real.py features` first", flush=True)
             continue
-        kept = RESULTS / "real" / f"{name}.json"
+        folder = {"score": "real", "posteriors": "real_posteriors"}[kind]
+        kept = RESULTS / folder / f"{name}.json"
         measured = json.loads(kept.read_text())["draws"] if kept.exists() else []
         for seed in range(len(measured), draws):
             start = time.perf_counter()
-            measured.append(measure(draw(file, data, seed), seed))
+            cell = part(file, data, seed)
+            measured.append(measure(draw(cell), seed) if kind == "score" else measure_posteriors(cell))
             kept.parent.mkdir(exist_ok=True)
-            write(f"real/{name}", {"draws": measured})
+            write(f"{folder}/{name}", {"draws": measured})
             print(f"{name} {seed}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -124,13 +127,14 @@ def main() -> None:
     features.add_argument("--cache", type=Path, default=Path("build/real"), help="where features are kept")
     features.add_argument("--packages", type=Path, help="archives of npm packages, fetched where missing [CACHE]")
     features.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
-    scored = commands.add_parser("score", help="measure scores and decisions on these features")
-    scored.add_argument("--cache", type=Path, default=Path("build/real"))
-    scored.add_argument("--draws", type=int, default=5)
-    scored.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    for name, text in (("score", "scores and decisions"), ("posteriors", "κ under several posteriors")):
+        scored = commands.add_parser(name, help=f"measure {text} on these features")
+        scored.add_argument("--cache", type=Path, default=Path("build/real"))
+        scored.add_argument("--draws", type=int, default=5)
+        scored.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
     parsed = parser.parse_args()
-    if parsed.command == "score":
-        return score(parsed.cache, parsed.only, parsed.draws)
+    if parsed.command != "features":
+        return score(parsed.cache, parsed.only, parsed.draws, parsed.command)
     compute(Places(parsed.data, parsed.packages or parsed.cache), parsed.cache, parsed.only)
 
 

@@ -5,6 +5,7 @@ Items of known classes are the gallery (and what a head is trained on), calibrat
 """
 
 import math
+import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,18 +19,24 @@ from torch import Tensor, nn
 
 from lam.losses import SupCon
 from lam.methods.fit import fit_features
+from lam.methods.laplace import Laplace
 from lam.pairs.pairs import Pairs
+from lam.pairs.relevance import LabelRelevance
+from lam.posteriors import Posterior
 from lam.retrieval.decisions.abstention import ABSTAIN
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED
 from lam.retrieval.decisions.probability import probability_bins
+from lam.retrieval.index.exact import rank
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.retrieval.metrics.uncertainty import ausc
+from lam.retrieval.metrics.votes import answers_of
+from lam.tuning.scale import calibrate_scale
 from lam.vmf.embeddings import Embeddings
 
 RATES = 0.01, 0.05, 0.1
@@ -60,8 +67,29 @@ class Draw:
     strange: Part
 
 
-def draw(file: Path, data: str, seed: int) -> Draw:
-    """Part the features of a cell, train a head where the network has none of its own, and fit the posterior."""
+@dataclass(frozen=True)
+class Cell:
+    """The features of a cell parted by one draw, and the layer above them."""
+
+    rows: dict[str, Tensor]
+    features: Tensor
+    labels: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def of(self, part: str) -> tuple[Tensor, Tensor]:
+        """Features and labels of a part."""
+        return self.features[self.rows[part]], self.labels[self.rows[part]]
+
+    def posterior(self, **settings: Any) -> Posterior:
+        """The posterior fitted on the gallery; of one picture a class, two neighbours in the list make a pair."""
+        x, y = self.of("gallery")
+        pairs = y if int(y.bincount().max()) > 1 else torch.arange(len(y)) // 2
+        return fit_features(x, pairs, self.weight, self.bias, Laplace(margin=0.7, **settings)).posterior
+
+
+def part(file: Path, data: str, seed: int) -> Cell:
+    """Part the features of a cell, and train a head where the network has none of its own."""
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118
     features, labels = tensors["features"].float(), tensors["labels"].long()
@@ -74,9 +102,69 @@ def draw(file: Path, data: str, seed: int) -> Draw:
         weight, bias = axes, -(axes @ mean)
     else:
         weight, bias = trained_head(x, y, seed)
-    pairs = y if int(y.bincount().max()) > 1 else torch.arange(len(y)) // 2
-    posterior = fit_features(x, pairs, weight, bias, margin=0.7).posterior
-    return Draw(**{name: Part(posterior.predict(features[of]), features[of], labels[of]) for name, of in rows.items()})
+    return Cell(rows, features, labels, weight, bias)
+
+
+def draw(cell: Cell) -> Draw:
+    """The parts of a cell, embedded by the default posterior."""
+    posterior = cell.posterior()
+    return Draw(**{name: Part(posterior.predict(cell.of(name)[0]), *cell.of(name)) for name in cell.rows})
+
+
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "diag, prior 1": {"structure": "diag", "prior_precision": 1.0},
+    "kron, prior 1": {"structure": "kron", "prior_precision": 1.0},
+    "diag": {"structure": "diag"},
+    "kron": {"structure": "kron"},
+}
+"""The posteriors of `measure_posteriors`. The first was the default once, the last is the default."""
+
+
+def measure_posteriors(cell: Cell) -> dict[str, Any]:
+    """What κ and the votes know under several posteriors, their widths tuned on the calibration queries."""
+    x, queries, strange = (cell.of(name)[0] for name in ("gallery", "test", "strange"))
+    measured: dict[str, Any] = {}
+    for name, settings in STRUCTURES.items():
+        started = time.perf_counter()
+        posterior = cell.posterior(**settings)
+        seconds = time.perf_counter() - started
+        tuned = calibrate_scale(posterior, *_searched(cell, "calibration"))
+        batches, relevance = _searched(cell, "test")
+        own = F.normalize(torch.cat([tuned.posterior.outputs(batch) for batch in batches]))
+        hits, _ = rank(own[relevance.queries], own[relevance.gallery], k=10)
+        draw = tuned.posterior.joint_predictor(n_samples=32)
+        answers = answers_of(torch.cat([draw(batch) for batch in batches], 1), relevance, hits)
+        votes, correct = answers.votes(), relevance.of_hits(hits[:, :1])[:, 0]
+        known, outside = tuned.posterior.predict(queries), tuned.posterior.predict(strange)
+        (cosine, joint), (cosine_outside, joint_outside) = (
+            tuned.posterior.cosine_variance(part, x[(predicted.mean @ own[: len(x)].T).argmax(1)])
+            for part, predicted in ((queries, known), (strange, outside))
+        )
+        measured[name] = {
+            "auroc": auroc(-known.kappa, -outside.kappa),
+            "auroc_variance": auroc(known.variance, outside.variance),
+            "auroc_joint": auroc(joint, joint_outside),
+            "auroc_cosine": auroc(-cosine, -cosine_outside),
+            "ausc": ausc(correct, -known.kappa),
+            "ausc_joint": ausc(correct, joint),
+            "ausc_cosine": ausc(correct, -cosine),
+            "ausc_votes": ausc(correct, -votes.agree.double()),
+            "ece": votes.binned().expected_error,
+            "ece_by_chance": votes.binned().error_by_chance,
+            "log_score": float(answers.votes_for_first_hit().log_score.mean()),
+            "variance_clipped": tuned.tuning.clipped_share,
+            "scale_says_nothing": tuned.tuning.is_flat,
+            "cosine": tuned.tuning.direction_cosine,
+            "seconds": seconds,
+        }
+    return measured
+
+
+def _searched(cell: Cell, queries: str) -> tuple[list[Tensor], LabelRelevance]:
+    """The gallery and queries of a part, and which answer which."""
+    (x, y), (features, labels) = cell.of("gallery"), cell.of(queries)
+    is_query = torch.arange(len(y) + len(labels)) >= len(y)
+    return [x, features], LabelRelevance(torch.cat([y, labels]), is_query)
 
 
 def trained_head(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ def fit(
     check_seed(seed)
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
-    head, relation, curvature, structure = options.head, options.relation, options.loss_curvature, options.structure
+    head, relation = options.head, options.relation
     dataset = getattr(loader, "dataset", None)
     labels = getattr(dataset, "labels", getattr(dataset, "targets", None))
     if labels is not None and relation.positive_within is None:
@@ -111,7 +111,7 @@ def fit(
         path = ADDED
         output = at_least_float32(probe_output(network, probe))
         _hint_at_logits("", output.shape[1], labels)
-        options.structure_options.check(options.added_layer(head, output.shape[1]), curvature)  # before training
+        options.check_layer(options.added_layer(head, output.shape[1]))  # before training
         features = _features(network, ADDED, output.dtype, batches)
         if head == "identity":
             weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None
@@ -125,7 +125,7 @@ def fit(
         with evaluating(layer):  # reading a spectral norm's weight in training mode changes it
             weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
-    settings: Any = options.prior_precision, options.likelihood_scale, seed
+    options, settings = options.with_structure(weight.shape[1]), options.posterior_options(seed)
     common: Any = {
         "relation": relation,
         "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
@@ -141,10 +141,10 @@ def fit(
         summing = LayersAccumulator(empty=empty, relation=relation, seed=seed, **where)
         where["predictive"] = options.predictive or "linearised"
         curvature = summing.fit(map(split_batch, batches))
-        posterior = LAYERS_POSTERIORS[structure](weight, bias, *curvature, *settings, **where)
+        posterior = LAYERS_POSTERIORS[str(options.structure)](weight, bias, *curvature, **settings, **where)
         return LayersEncoder(network, path, posterior, **common)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
-    posterior = POSTERIORS[structure](weight, bias, *summing.fit(features), *settings)
+    posterior = POSTERIORS[str(options.structure)](weight, bias, *summing.fit(features), **settings)
     return BayesianEncoder(network, path, posterior, **common)
 
 
@@ -188,9 +188,10 @@ def fit_features(
     check_kinds(features, weight)
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
+    options = options.with_structure(weight.shape[1])
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
-    settings: Any = len(features), options.prior_precision, options.likelihood_scale, seed
-    posterior = POSTERIORS[options.structure](weight, bias, summing.over_pairs(features, labels), *settings)
+    curvature, settings = summing.over_pairs(features, labels), options.posterior_options(seed)
+    posterior = POSTERIORS[str(options.structure)](weight, bias, curvature, len(features), **settings)
     trained_on = item_hashes(features[spread(len(features))])
     return BayesianEncoder(None, "", posterior, relation=relation, trained_on=trained_on)
 
@@ -220,7 +221,9 @@ def empty_layers_curvature(
     check_sphere(layer.out_features)
     modules = {path: network.get_submodule(path) for path in layers}
     own = {path: (module, own_weights(module)) for path, module in modules.items()}
-    empty: LayersCurvature = LAYERS_POSTERIORS[options.structure].structure.zeros(own, curvature, max_memory=max_memory)
+    empty: LayersCurvature = LAYERS_POSTERIORS[options.structure or "diag"].structure.zeros(
+        own, curvature, max_memory=max_memory
+    )
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
     size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)

@@ -12,9 +12,12 @@ from lam.methods.added_head import dimension_of
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.relation import SCOPES, Relation, Scope
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
-from lam.posteriors.base import check_settings
+from lam.posteriors.base import PRIOR_RATIO, check_settings
 from lam.posteriors.layers import Predictive
 from lam.utils.checks import check_choice
+
+KRON_INPUTS = 4096
+"""Inputs of a layer up to which `kron` is the default: the eigenvectors of wider ones take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +38,15 @@ class Laplace:
             pairs within batches.
         structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
             `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
-            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file.
+            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file. The default is `kron`, or
+            `diag` for several layers, more than 4,096 inputs, cross terms, and a curvature of diagonals only.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
             S sampled networks later take S times the layers' weights on top.
         rank: for `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
-        prior_precision: α > 0.
+        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h, so that tuning s changes the width of the
+            posterior and not its shape.
+        prior_ratio: r > 0 of that default.
         likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.
 
@@ -54,21 +60,23 @@ class Laplace:
     head: str | None = None
     dimension: int | None = None
     layers: str | list[str] = "last"
-    structure: str = "diag"
+    structure: str | None = None
     predictive: Predictive | None = None
     max_memory: int = MAX_MEMORY
     rank: int | None = None
-    prior_precision: float = 1.0
+    prior_precision: float | None = None
+    prior_ratio: float = PRIOR_RATIO
     likelihood_scale: float | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self.prior_precision, self.likelihood_scale)
+        check_settings(self.prior_precision, self.likelihood_scale, prior_ratio=self.prior_ratio)
         self.loss_curvature.check_scope(self.relation.scope)
         if self.dimension is not None and self.head != "train":
             raise ValueError(
                 f'dimension needs head="train", got dimension={self.dimension} with head={self.head!r}: leave it out'
             )
-        self.structure_options.structure.check_cross_terms(self.loss_curvature)
+        if self.structure is not None:
+            self.structure_options.structure.check_cross_terms(self.loss_curvature)
         self._check_layers()
 
     @property
@@ -101,11 +109,28 @@ class Laplace:
         """`margin`, by default the curvature's."""
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
+    def with_structure(self, n_inputs: int) -> "Laplace":
+        """The settings with a structure: the given one, or the default of a layer of so many inputs."""
+        if self.structure is not None:
+            return self
+        curvature = self.loss_curvature
+        takes_kron = self.layers == "last" and curvature.has_matrices and not curvature.has_cross_terms
+        return replace(self, structure="kron" if takes_kron and n_inputs <= KRON_INPUTS else "diag")
+
     @property
     def structure_options(self) -> StructureOptions:
         """The structure's class and limits."""
         check_choice("structure", self.structure, POSTERIORS)
-        return StructureOptions(POSTERIORS[self.structure].structure, self.max_memory, self.rank)
+        return StructureOptions(POSTERIORS[str(self.structure)].structure, self.max_memory, self.rank)
+
+    def check_layer(self, layer: nn.Linear) -> None:
+        """Reject a layer whose curvature takes too much memory; see `lam.hessians.Structure.check`."""
+        self.with_structure(layer.in_features).structure_options.check(layer, self.loss_curvature)
+
+    def posterior_options(self, seed: int) -> dict[str, Any]:
+        """The settings of a posterior."""
+        own = {name: getattr(self, name) for name in ("prior_precision", "prior_ratio", "likelihood_scale")}
+        return {**own, "seed": seed}
 
     def check_complete(self) -> None:
         """Require a complete loss: a margin, or a curvature without missing settings."""
@@ -134,7 +159,7 @@ class Laplace:
                     'give layers="all" or a list of paths'
                 )
             return
-        if self.structure not in LAYERS_POSTERIORS:
+        if (structure := self.structure or "diag") not in LAYERS_POSTERIORS:
             known = ", ".join(LAYERS_POSTERIORS)
             raise ValueError(f"structure must be one of {known}, got {self.structure!r} with layers={self.layers!r}")
         check_choice("predictive", self.predictive or "linearised", get_args(Predictive))
@@ -148,4 +173,4 @@ class Laplace:
                 f"layers={self.layers!r} take pairs within batches, got pairs={self.relation.scope!r}: use "
                 'pairs="batch"'
             )
-        LAYERS_POSTERIORS[self.structure].structure.check_cross_terms(self.loss_curvature)
+        LAYERS_POSTERIORS[structure].structure.check_cross_terms(self.loss_curvature)

@@ -33,7 +33,7 @@ from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import on_device
 
 Update = Literal["average", "accumulate"]
-_FOR_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "prior_precision", "likelihood_scale")
+_FOR_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 """Options of later steps, which a resumed run may change."""
 
@@ -53,8 +53,8 @@ class LaplaceOnline(LaplaceMethod):
         n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
         warmup_epochs: first epochs, without noise; h is updated in them as well.
         refresh_every: steps from one update of h to the next.
-        refit: form the curvature again after training, at the final weights, as `laplace_posthoc` does. A running mean
-            over past, noisy layers separates seen from unseen data less sharply.
+        refit: form the curvature again after training, at the final weights, with the structure and the prior of
+            `laplace_posthoc`. A running mean over past, noisy layers separates seen from unseen data less sharply.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
         hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
@@ -78,6 +78,8 @@ class LaplaceOnline(LaplaceMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self.prior_precision, self.likelihood_scale)
+        if self.prior_precision is None:
+            raise ValueError("prior_precision must be positive and finite in online training, got None")
         check_positive("initial_precision", self.initial_precision)
         if not 0 < self.memory_factor < 1:
             raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")

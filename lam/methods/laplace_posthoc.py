@@ -203,13 +203,12 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         probe = probe_of(dataset)
         options = self.resolved(training).laplace(training)
         options = replace(options, head=default_head(network, self.head))
-        check, curvature = options.structure_options.check, options.loss_curvature
         if options.head in ("identity", "train"):
-            check(options.added_layer(options.head, probe_output(network, probe).shape[1]), curvature)
+            options.check_layer(options.added_layer(options.head, probe_output(network, probe).shape[1]))
             return
         head = find_head(network, probe, options.head)
         if self.layers == "last":
-            check(cast(nn.Linear, network.get_submodule(head)), curvature)
+            options.check_layer(cast(nn.Linear, network.get_submodule(head)))
             return
         n_items, layers = min(self.batch_size, len(dataset)), find_layers(network, probe, self.layers)
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
@@ -220,12 +219,9 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The options with each contrastive curvature that is never negative, for a diagonal.
-
-        `kron` is left out: with these curvatures, its κ ordered errors worse on all four data sets tried.
-        """
-        if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure == "diag":
-            if self.layers == "last":
+        """The options with each contrastive curvature that is never negative, for `diag` and `kron`."""
+        if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
+            if self.layers == "last" and self.structure == "diag":
                 yield replace(self, split="euclidean", fix="positive")
             yield replace(self, split="euclidean", fix="fixed", negative_weight=0.0)
             yield replace(self, fix="projected")

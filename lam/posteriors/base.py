@@ -1,10 +1,12 @@
 """`Posterior`: a Gaussian over the weights of a linear last layer; features in, embeddings out."""
 
+import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -43,20 +45,25 @@ CHUNK_ELEMENTS = 1 << 22
 
 Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type checks of test runs
 
-_SETTINGS = ("n_items", "prior_precision", "likelihood_scale", "seed")
+_SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "seed")
 
 LEAST_PRIOR = 1e-30
 """Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
 
+PRIOR_RATIO = 0.01
+"""Default α, in units of the mean of s h; `benchmarks/real.py posteriors` compares it."""
 
-def check_settings(prior_precision: float | None, likelihood_scale: float | None, seed: Any = 0) -> None:
-    """Reject a missing prior precision, numbers that are not positive and finite, and a seed that is no integer."""
-    if prior_precision is None:
-        raise ValueError(
-            "prior_precision must be positive and finite, got None: without a prior weights are not determined"
-        )
+
+def check_settings(
+    prior_precision: float | None, likelihood_scale: float | None, *, prior_ratio: Any = PRIOR_RATIO, seed: Any = 0
+) -> None:
+    """Reject numbers that are not positive and finite, and a seed that is no integer."""
     check_positive("prior_precision", prior_precision)
-    check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
+    if prior_precision is not None:
+        check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
+    if prior_ratio is None:
+        raise ValueError("prior_ratio must be positive and finite, got None: without a prior weights are undetermined")
+    check_positive("prior_ratio", prior_ratio)
     check_positive("likelihood_scale", likelihood_scale)
     check_seed(seed)
 
@@ -80,24 +87,27 @@ class Posterior(ABC):
         bias: (D,) the trained bias, or None.
         curvature: of the loss, over the data.
         n_items: how many items are in the curvature.
-        prior_precision: α > 0.
+        prior_precision: α > 0, or None for `prior_ratio` times the mean of s h. Then s sets the width of the posterior,
+            and not its shape; see `alpha`.
         likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 for a plain sum.
         seed: of the noise that every prediction shares.
+        prior_ratio: see `prior_precision`.
     """
 
     structure: ClassVar[type[Structure]]
-    _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "likelihood_scale", "seed")
+    _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "prior_ratio", "likelihood_scale", "seed")
 
     weight: Float[Tensor, "D P"]
     bias: Float[Tensor, " D"] | None
     curvature: Any
     n_items: int
-    prior_precision: float = 1.0
+    prior_precision: float | None = 1.0
     likelihood_scale: float | None = None
     seed: int = 0
+    prior_ratio: float = PRIOR_RATIO
 
     def __post_init__(self) -> None:
-        check_settings(self.prior_precision, self.likelihood_scale, self.seed)
+        check_settings(self.prior_precision, self.likelihood_scale, prior_ratio=self.prior_ratio, seed=self.seed)
         check_at_least("n_items", self.n_items, 1)
         self.curvature.check_finite()
         object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
@@ -107,6 +117,21 @@ class Posterior(ABC):
         """The likelihood scale s in force."""
         untuned = float(self.n_items) ** 2 if self.curvature.curvature.average else 1.0
         return untuned if self.likelihood_scale is None else self.likelihood_scale
+
+    @cached_property
+    def alpha(self) -> float:
+        """The prior precision α in force.
+
+        By default r times the mean of s h. Where s is the untuned default as well, it is at least the inverse mean
+        square of the weights, so that a loss of hardly any curvature makes no prior wider than the weights.
+        """
+        if self.prior_precision is not None:
+            return self.prior_precision
+        level = self.prior_ratio * self.scale * self.curvature.level
+        if self.likelihood_scale is None or not level:
+            mean_square = float(self.theta.double().square().mean())
+            level = max(level, 1 / mean_square if mean_square else 1.0)
+        return max(level, LEAST_PRIOR)
 
     @abstractmethod
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
@@ -123,6 +148,10 @@ class Posterior(ABC):
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """The function from features (N, P) to the covariances of their outputs."""
+
+    @abstractmethod
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        """The variance of Σ_k g_kᵀ θ φ_k under the posterior, float64, of slopes g and layer inputs φ."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
@@ -230,6 +259,40 @@ class Posterior(ABC):
         return sampled
 
     @without_autocast()
+    def cosine_variance(
+        self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """The cosines of queries and hits, and their variances where both come from the same sampled weights.
+
+        c = nᵀm with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖, to first order in the weights: uᵀ Σ u with
+        u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. What a sample changes in both alike cancels.
+        It is 0 where query and hit are the same item.
+
+        Args:
+            queries: (N, P) features φ.
+            hits: (N, P) features ψ of one hit for each query.
+
+        Returns:
+            (N,) cosines and (N,) variances, float64.
+
+        Raises:
+            ValueError: for features of another width or number, or not finite.
+        """
+        if queries.shape != hits.shape:
+            raise ValueError(
+                f"each query needs the features of one hit, got shapes {tuple(queries.shape)} and {tuple(hits.shape)}"
+            )
+        inputs = []
+        for features in (queries, hits):
+            check_features(features, self.weight)
+            inputs.append(self._inputs(features.to(self.weight.dtype)))
+        outputs = torch.stack([self.outputs(features) for features in (queries, hits)]).double()
+        lengths, units = outputs.norm(dim=2, keepdim=True), F.normalize(outputs, dim=2)
+        cosines = units.prod(0).sum(1).clamp(-1, 1)
+        slopes = (units.flip(0) - cosines[:, None] * units) / lengths.clamp(min=torch.finfo(torch.float64).tiny)
+        return cosines, self.variance_along(slopes, torch.stack(inputs))
+
+    @without_autocast()
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
         """Outputs Wφ + b of the trained layer."""
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
@@ -245,7 +308,7 @@ class Posterior(ABC):
 
     def with_prior_step(self: Same, rate: float) -> Same:
         """With log α moved by `rate` in the direction of a rising `log_marginal_likelihood`: Adam's first step."""
-        alpha, apart = self.prior_precision, 1e-4
+        alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
         )
@@ -342,6 +405,17 @@ class Posterior(ABC):
             generator = torch.Generator().manual_seed(self.seed)  # on the CPU: every device sees the same noise
         options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
         return (torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes)
+
+
+def sum_along(
+    slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"], variance: Float[Tensor, "D F"]
+) -> Float[Tensor, " N"]:
+    """Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
+    slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
+    products = itertools.product(range(len(slopes)), repeat=2)
+    return sum((((inputs[k] * inputs[m]) @ variance.T) * slopes[k] * slopes[m]).sum(1) for k, m in products).clamp(
+        min=0
+    )  # pyright: ignore
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal
-from lam.posteriors.base import Posterior, Sampled, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of, sum_along
 from lam.posteriors.spread import AxisSpread, Spread
 
 
@@ -44,9 +44,13 @@ class DiagonalPosterior(Posterior):
         weight, bias = self.variance
         return lambda features: AxisSpread(F.linear(features.square(), weight, bias))
 
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        weight, bias = self.variance
+        return sum_along(slopes, inputs, weight if bias is None else torch.cat([weight, bias[:, None]], 1))
+
     def log_det_precision(self, prior_precision: float) -> float:
         parts = [part.double() for part in self.curvature.relu() if part is not None]
         return sum(float((self.scale * part + prior_precision).log().sum()) for part in parts)
 
     def _variance(self, h: Tensor) -> Tensor:
-        return (self.scale * h.double() + self.prior_precision).reciprocal().to(self.weight.dtype)
+        return (self.scale * h.double() + self.alpha).reciprocal().to(self.weight.dtype)

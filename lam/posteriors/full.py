@@ -41,6 +41,10 @@ class FullPosterior(Posterior):
 
         return spread
 
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        along = torch.einsum("knd,knf->ndf", slopes, inputs.double())
+        return (along.flatten(1) @ self._root).square().sum(1)
+
     def log_det_precision(self, prior_precision: float) -> float:
         return float((self.scale * self.curvature.eigenbasis[0].relu() + prior_precision).log().sum())
 
@@ -54,4 +58,4 @@ class FullPosterior(Posterior):
     def _root(self) -> Float[Tensor, "DF DF"]:
         """V diag(1/√precision); its product with its transpose is the covariance."""
         values, vectors = self.curvature.eigenbasis
-        return vectors * (self.scale * values.relu() + self.prior_precision).rsqrt()
+        return vectors * (self.scale * values.relu() + self.alpha).rsqrt()

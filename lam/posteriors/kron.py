@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, Sampled, share_of
+from lam.posteriors.base import Posterior, Sampled, share_of, sum_along
 from lam.posteriors.spread import AxisSpread, Spread
 
 
@@ -28,7 +28,7 @@ class KronPosterior(Posterior):
     @cached_property
     def variance(self) -> Float[Tensor, "D F"]:
         """The variances 1/(s·relu(λ) + α) along the eigenvectors, in the type of the weight."""
-        precision = self.scale * self.curvature.spectrum.relu() + self.prior_precision
+        precision = self.scale * self.curvature.spectrum.relu() + self.alpha
         return precision.reciprocal().to(self.weight.dtype)
 
     @property
@@ -47,6 +47,10 @@ class KronPosterior(Posterior):
         """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
         (U_B, U_A), variance = self.basis, self.variance
         return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
+
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        U_B, U_A = self.basis
+        return sum_along(slopes @ U_B.double(), inputs @ U_A, self.variance)
 
     def log_det_precision(self, prior_precision: float) -> float:
         return float((self.scale * self.curvature.spectrum.relu() + prior_precision).log().sum())

@@ -104,7 +104,7 @@ class LayersPosterior(Posterior):
     @cached_property
     def variances(self) -> list[Float[Tensor, " n"]]:
         """1/(s·relu(h) + α) of each layer, along its basis, in the type of the head's weight."""
-        return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.prior_precision)]
+        return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
         """Random parameters of all layers by name, S of each; see `Posterior.sample`."""
@@ -126,6 +126,12 @@ class LayersPosterior(Posterior):
             return FullSpread(torch.cat([self._linearised(part, self.variances)[1] for part, _ in self._parts(inputs)]))
 
         return spread
+
+    def variance_along(self, slopes: Tensor, inputs: Tensor) -> Tensor:
+        raise ValueError("the variance of a cosine needs the inputs of one layer: fit the posterior with layers='last'")
+
+    def cosine_variance(self, queries: Any, hits: Any) -> Any:
+        return self.variance_along(queries, hits)
 
     def log_det_precision(self, prior_precision: float) -> float:
         return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))

@@ -53,6 +53,16 @@ class LowRankPosterior(Posterior):
 
         return spread
 
+    def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
+        diagonal, (rotated, sigma), factor = self._diagonal, self._inner, self.curvature.factor
+        along, inputs = slopes @ self.curvature.output_eigen[1], inputs.double()
+        total = inputs.new_zeros(inputs.shape[1])
+        for i, (Q, values) in enumerate(zip(rotated, sigma, strict=True)):
+            z = (along[:, :, i, None] * inputs).sum(0)
+            known = (z / diagonal[i]) @ factor @ Q
+            total += (z.square() / diagonal[i]).sum(1) - (known.square() / (1 + values)).sum(1)
+        return total.clamp(min=0)
+
     def log_det_precision(self, prior_precision: float) -> float:
         """Σ_i (Σ_j log d_ij + Σ_k log(1 + σ_ik))."""
         other = replace(self, prior_precision=prior_precision)
@@ -70,7 +80,7 @@ class LowRankPosterior(Posterior):
     @property
     def _diagonal(self) -> Float[Tensor, "D F"]:
         """d_ij."""
-        return self._scaled[:, None] * self.curvature.rest + self.prior_precision
+        return self._scaled[:, None] * self.curvature.rest + self.alpha
 
     @cached_property
     def _inner(self) -> tuple[Float[Tensor, "D J J"], Float[Tensor, "D J"]]:

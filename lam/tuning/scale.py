@@ -219,12 +219,13 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     """The best of other posteriors tuned on the same data, by log score, with the old curvature as `replaced`.
 
     Others in which clipped weights make most of the variance are left out. The old posterior stays if no other is left,
-    or if the best of them is behind it by more than the standard error.
+    or if the best of them is behind it by more than the standard error. A curvature without positive eigenvalues does not
+    stay: its posterior is the prior alone.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
     behind, error = _behind(new.scores, old.scores)
-    if new is old or behind > error:
+    if new is old or (behind > error and old.posterior.curvature.level > 0):
         return old
     curvature = to_settings(old.posterior.curvature.curvature)
     replaced = ReplacedCurvature(curvature, old.tuning.clipped_share, old.tuning.chosen.score)

@@ -71,7 +71,7 @@ def test_it_is_fitted_saved_loaded_added_and_forgotten(tmp_path: Path):
     assert whole.posterior.curvature.counts == (96,)
     assert whole.posterior.curvature.sums.shape == (1, 3, 13)
     assert whole.embed(batches).kappa.isfinite().all()
-    contrastive = lam.fit(make_network(), batches, margin=0.7, progress=False)
+    contrastive = lam.fit(make_network(), batches, lam.Laplace(margin=0.7, structure="diag"), progress=False)
     assert not torch.allclose(whole.posterior.curvature.h, contrastive.posterior.curvature.h)
     joined = first + second
     torch.testing.assert_close(joined.posterior.curvature.h, whole.posterior.curvature.h, rtol=1e-12, atol=1e-15)

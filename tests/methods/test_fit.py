@@ -74,7 +74,7 @@ def test_the_pairs_of_the_curvature_can_be_mined_and_are_forgotten_as_they_were_
     everything = fit(network, batches, margin=0.7, progress=False)
     weighted = ContrastiveCurvature(0.7, negative_weight=0.5)
     semihard = Relation(miner="semihard", max_pairs=7)
-    options = Laplace(curvature=weighted, pairs=semihard)
+    options = Laplace(curvature=weighted, pairs=semihard, structure="diag")
     mined, first = (fit(network, some, options, progress=False) for some in (batches, batches[:1]))
     assert mined.posterior.curvature.counts[1] < everything.posterior.curvature.counts[1]
     layer: Any = network[2]
@@ -104,7 +104,8 @@ def test_pairs_are_not_mined_over_a_whole_data_set():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prior_precision": None}, "prior_precision must be positive and finite, got None: without a prior"),
+        ({"prior_ratio": None}, "prior_ratio must be positive and finite, got None"),
+        ({"prior_ratio": -1.0}, "prior_ratio must be positive and finite, got -1"),
         ({"prior_precision": 0}, "prior_precision must be positive and finite, got 0"),
         ({"prior_precision": 1e-42}, "prior_precision must be at least 1e-30, got 1e-42"),
         ({"prior_precision": True}, "prior_precision must be a number, got True"),
@@ -134,10 +135,12 @@ def test_a_setting_outside_its_range_is_refused_before_a_batch(layers: str, sett
 
 @pytest.mark.usefixtures("as_in_production")
 @pytest.mark.parametrize("method", [LaplacePosthoc, LaplaceOnline])
-def test_methods_refuse_a_prior_that_is_none_before_they_train(method: Any):
-    for value, reason in ((None, "got None: without a prior"), (1e-40, "at least 1e-30, got 1e-40"), (0, "got 0")):
+def test_methods_refuse_a_prior_out_of_range_before_they_train(method: Any):
+    for value, reason in ((1e-40, "at least 1e-30, got 1e-40"), (0, "got 0")):
         with pytest.raises(ValueError, match=f"prior_precision must be .*{reason}"):
             method(prior_precision=value)
+    with pytest.raises(ValueError, match="prior_precision must be .* got None"):
+        LaplaceOnline(prior_precision=None)
 
 
 @pytest.mark.parametrize(

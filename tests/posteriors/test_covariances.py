@@ -67,6 +67,31 @@ def test_the_covariance_of_outputs_is_that_of_the_dense_gaussian(name: str, bias
     torch.testing.assert_close(spread.total, expected.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_variance_of_a_cosine_is_that_of_its_gradient_in_the_dense_gaussian(name: str, bias: bool):
+    posterior, features = make(name, bias=bias)
+    queries, hits = features[:8], features[8:16]
+    theta, inputs = posterior.theta.clone().requires_grad_(), [posterior._inputs(part) for part in (queries, hits)]
+    expected = F.cosine_similarity(*(part @ theta.T for part in inputs))
+    gradients = torch.stack([torch.autograd.grad(c, theta, retain_graph=True)[0].flatten() for c in expected])
+    variances = torch.einsum("nk,kl,nl->n", gradients, dense_covariance(posterior), gradients)
+    found = posterior.cosine_variance(queries, hits)
+    torch.testing.assert_close(found, (expected.detach(), variances), rtol=1e-7, atol=1e-12)
+    assert (posterior.cosine_variance(queries, queries)[1] < 1e-12 * variances.max()).all()
+    with pytest.raises(ValueError, match="each query needs the features of one hit"):
+        posterior.cosine_variance(queries, hits[:3])
+
+
+def test_the_variance_of_a_cosine_is_that_of_sampled_layers(name: str):
+    posterior, features = make(name)
+    posterior = replace(posterior, prior_precision=3e4, likelihood_scale=1e7)
+    samples = posterior.sampled_embeddings(features[:16], n_samples=20_000)
+    cosines = (samples[:, :8] * samples[:, 8:]).sum(2)
+    mean, variance = posterior.cosine_variance(features[:8], features[8:16])
+    torch.testing.assert_close(cosines.mean(0), mean, rtol=0, atol=0.01)
+    torch.testing.assert_close(cosines.var(0), variance, rtol=0.1, atol=0)
+
+
 def test_sampled_layers_have_the_covariance_of_the_dense_gaussian(name: str):
     posterior, _ = make(name)
     expected = dense_covariance(posterior)

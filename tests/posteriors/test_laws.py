@@ -151,6 +151,25 @@ def test_more_likelihood_or_more_prior_means_less_variance(name: str):
     assert (sure > posterior.predict(features).kappa).all()
 
 
+@pytest.mark.parametrize("name", LINEAR_IN_WEIGHTS)
+def test_the_default_prior_follows_the_scale_so_that_the_shape_stays(name: str):
+    posterior, features = make(name)
+    wide, narrow = (replace(posterior, prior_precision=None, likelihood_scale=scale) for scale in (1e6, 1e9))
+    n, large = posterior.theta.numel(), 1e7
+    level = (posterior.log_det_precision(large) - n * math.log(large)) * large / posterior.scale / n
+    assert narrow.alpha == pytest.approx(0.01 * 1e9 * level, rel=1e-3)
+    of_wide, of_narrow = (one.output_spread()(features).covariance for one in (wide, narrow))
+    torch.testing.assert_close(of_wide, 1e3 * of_narrow, rtol=1e-8, atol=1e-12 * float(of_wide.abs().max()))
+    other = replace(narrow, prior_ratio=0.1)
+    assert other.alpha == pytest.approx(10 * narrow.alpha)
+
+
+def test_a_curvature_of_nothing_leaves_a_prior_as_wide_as_the_weights(name: str):
+    posterior, _ = make(name)
+    flat = replace(posterior, prior_precision=None, likelihood_scale=None, prior_ratio=1e-30)
+    assert flat.alpha == pytest.approx(1 / float(posterior.theta.square().mean()))
+
+
 def test_the_evidence_has_its_maximum_where_the_best_prior_is(name: str):
     posterior, _ = make(name)
     best = posterior.with_best_prior()
@@ -207,6 +226,7 @@ def test_its_noise_is_its_own(name: str):
     ("change", "message"),
     [
         ({"prior_precision": 0.0}, "prior_precision must be positive and finite, got 0.0"),
+        ({"prior_ratio": 0.0}, "prior_ratio must be positive and finite, got 0.0"),
         ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
         ({"likelihood_scale": float("nan")}, "got nan"),
         ({"n_items": 0}, "n_items must be at least 1"),

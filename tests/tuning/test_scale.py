@@ -18,7 +18,13 @@ from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.votes import answers_of
 from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, best_posterior, calibrate_scale, complaint
 from lam.utils.notes import Note
-from tests.encoders.small import fit, make_batches
+from tests.encoders import small
+from tests.encoders.small import make_batches
+
+
+def fit(batches: small.Batches | None = None, **settings: Any) -> lam.BayesianEncoder:
+    """A diagonal whose prior does not follow the scale, so that every scale has another shape."""
+    return small.fit(batches, **{"structure": "diag", "prior_precision": 1.0, **settings})
 
 
 @pytest.fixture
@@ -123,7 +129,8 @@ def few_items(seed: int) -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tenso
     centres = F.pad(torch.randn(20, 8, generator=generator), (0, 248))
     labels = torch.arange(120) % 20
     features = (centres[labels] + 0.5 * torch.randn(120, 256, generator=generator)) @ basis.T
-    encoder = lam.fit_features(features[:60], labels[:60], basis[:, :8].T.contiguous(), margin=0.7, seed=seed)
+    options = lam.Laplace(margin=0.7, structure="diag", prior_precision=1.0)
+    encoder = lam.fit_features(features[:60], labels[:60], basis[:, :8].T.contiguous(), options, seed=seed)
     return encoder, features[60:], labels[60:]
 
 

@@ -60,6 +60,11 @@ class Curvature(ABC):
         """Whether there are second derivatives in the outputs of two items; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
+    @property
+    def has_matrices(self) -> bool:
+        """Whether it has `matrices`, which all structures except `diag` need."""
+        return type(self).matrices is not Curvature.matrices
+
     def counts(self, pairs: Any) -> tuple[int, ...]:
         """Number of summands of each of the T terms, the divisor of its average."""
         return (pairs.size,)

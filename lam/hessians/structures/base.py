@@ -59,6 +59,11 @@ class SummedCurvature(ABC):
     def clipped(self) -> float:
         """The share of h that is negative; a precision sets it to zero."""
 
+    @property
+    @abstractmethod
+    def level(self) -> float:
+        """The mean eigenvalue of h over all weights, with negative ones set to zero."""
+
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
         """Reject a curvature with cross terms that the sums cannot hold."""

@@ -54,6 +54,10 @@ class Diagonal(Structure):
     def clipped(self) -> float:
         return float((self.h < 0).double().mean())
 
+    @property
+    def level(self) -> float:
+        return float(self.h.double().relu().mean())
+
     def relu(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
         """h of weights and bias with negative entries set to zero, for a precision."""
         bias = self.bias

@@ -68,5 +68,9 @@ class Ekfac(Structure):
         return self.h
 
     @property
+    def level(self) -> float:
+        return float(self.spectrum.relu().mean())
+
+    @property
     def clipped(self) -> float:
         return share_negative(self.h)

@@ -47,5 +47,9 @@ class Full(Structure):
         return eigen(self.h)
 
     @property
+    def level(self) -> float:
+        return float(self.eigenbasis[0].relu().mean())
+
+    @property
     def clipped(self) -> float:
         return share_negative(self.eigenbasis[0])

@@ -56,6 +56,10 @@ class Kron(Structure):
         return self._outputs[0][:, None] * self._inputs[0]
 
     @property
+    def level(self) -> float:
+        return float(self.spectrum.relu().mean())
+
+    @property
     def clipped(self) -> float:
         return share_negative(self._outputs[0])
 

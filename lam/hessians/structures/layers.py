@@ -115,6 +115,10 @@ class LayersCurvature(SummedCurvature):
         """The signed diagonal of h in this basis, for each layer."""
 
     @property
+    def level(self) -> float:
+        return float(torch.cat([spectrum.double().relu().flatten() for spectrum in self.spectra]).mean())
+
+    @property
     def clipped(self) -> float:
         negative = sum(int(is_negative(spectrum).sum()) for spectrum in self.spectra)
         return negative / sum(map(math.prod, self.shapes))

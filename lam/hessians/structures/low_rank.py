@@ -111,5 +111,10 @@ class LowRank(Structure):
         return {**super().diagnostics(), "share_left": left}
 
     @property
+    def level(self) -> float:
+        diagonal = self.squares.double() / self.n_items
+        return float(self.output_eigen[0].relu().mean() * diagonal.mean())
+
+    @property
     def clipped(self) -> float:
         return share_negative(self.output_eigen[0])

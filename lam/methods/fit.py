@@ -125,7 +125,7 @@ def fit(
         with evaluating(layer):  # reading a spectral norm's weight in training mode changes it
             weight, bias = detached_copies(layer.weight, layer.bias)
         features = _features(network, path, weight.dtype, batches)
-    options, settings = options.with_structure(weight.shape[1]), options.posterior_options(seed)
+    options, settings = options.with_structure(*weight.shape), options.posterior_options(seed)
     common: Any = {
         "relation": relation,
         "preprocessing": preprocessing or getattr(dataset, "preprocessing", None),
@@ -188,7 +188,7 @@ def fit_features(
     check_kinds(features, weight)
     labels = targets_of(features, labels)
     weight, bias = detached_copies(weight, bias)
-    options = options.with_structure(weight.shape[1])
+    options = options.with_structure(*weight.shape)
     summing = _accumulator(options, weight, bias, relation=relation, seed=seed, progress=progress)
     curvature, settings = summing.over_pairs(features, labels), options.posterior_options(seed)
     posterior = POSTERIORS[str(options.structure)](weight, bias, curvature, len(features), **settings)

@@ -16,8 +16,8 @@ from lam.posteriors.base import PRIOR_RATIO, check_settings
 from lam.posteriors.layers import Predictive
 from lam.utils.checks import check_choice
 
-KRON_INPUTS = 4096
-"""Inputs of a layer up to which `kron` is the default: the eigenvectors of wider ones take minutes."""
+KRON_WIDTH = 4096
+"""Inputs, and outputs, of a layer up to which `kron` is the default: the eigenvectors of wider ones take minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,15 @@ class Laplace:
             pairs within batches.
         structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
             `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
-            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file. The default is `kron`, or
-            `diag` for several layers, more than 4,096 inputs, cross terms, and a curvature of diagonals only.
+            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file. The default
+            is `kron`; it is `diag` for several layers, more than 4,096 inputs or outputs, cross terms, and a curvature
+            of diagonals only.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
             S sampled networks later take S times the layers' weights on top.
         rank: for `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
-        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h, so that tuning s changes the width of the
-            posterior and not its shape.
+        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h, so that tuning s changes the posterior's
+            width and not its shape.
         prior_ratio: r > 0 of that default.
         likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.
@@ -109,13 +110,13 @@ class Laplace:
         """`margin`, by default the curvature's."""
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
-    def with_structure(self, n_inputs: int) -> "Laplace":
-        """The settings with a structure: the given one, or the default of a layer of so many inputs."""
+    def with_structure(self, n_outputs: int, n_inputs: int) -> "Laplace":
+        """The settings with a structure: the given one, or the default for a layer of this shape."""
         if self.structure is not None:
             return self
         curvature = self.loss_curvature
         takes_kron = self.layers == "last" and curvature.has_matrices and not curvature.has_cross_terms
-        return replace(self, structure="kron" if takes_kron and n_inputs <= KRON_INPUTS else "diag")
+        return replace(self, structure="kron" if takes_kron and max(n_outputs, n_inputs) <= KRON_WIDTH else "diag")
 
     @property
     def structure_options(self) -> StructureOptions:
@@ -125,7 +126,7 @@ class Laplace:
 
     def check_layer(self, layer: nn.Linear) -> None:
         """Reject a layer whose curvature takes too much memory; see `lam.hessians.Structure.check`."""
-        self.with_structure(layer.in_features).structure_options.check(layer, self.loss_curvature)
+        self.with_structure(layer.out_features, layer.in_features).structure_options.check(layer, self.loss_curvature)
 
     def posterior_options(self, seed: int) -> dict[str, Any]:
         """The settings of a posterior."""

@@ -12,6 +12,7 @@ from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
 from lam.posteriors.base import Posterior, Sampled, share_of, sum_along
 from lam.posteriors.spread import AxisSpread, Spread
+from lam.utils.autocast import without_autocast
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class KronPosterior(Posterior):
         U_B, U_A = self.curvature.eigenbasis
         return U_B.to(self.weight.dtype), U_A.to(self.weight.dtype)
 
+    @without_autocast()
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         """Random whole last layers θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
         U_B, U_A = self.basis

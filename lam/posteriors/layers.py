@@ -106,6 +106,7 @@ class LayersPosterior(Posterior):
         """1/(s·relu(h) + α) of each layer, along its basis, in the type of the head's weight."""
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
+    @without_autocast()
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
         """Random parameters of all layers by name, S of each; see `Posterior.sample`."""
         sampled = {}

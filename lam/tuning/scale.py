@@ -218,9 +218,9 @@ def calibrate_scale(
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     """The best of other posteriors tuned on the same data, by log score, with the old curvature as `replaced`.
 
-    Others in which clipped weights make most of the variance are left out. The old posterior stays if no other is left,
-    or if the best of them is behind it by more than the standard error. A curvature without positive eigenvalues does not
-    stay: its posterior is the prior alone.
+    Others in which clipped weights make most of the variance are left out. The old posterior stays if no other is
+    left, or if the best of them is behind it by more than the standard error. One without positive curvature does not
+    stay: it is the prior alone.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)

@@ -247,7 +247,9 @@ def test_so_does_a_network_that_gets_a_layer_of_its_own(added: dict[str, Any]) -
 
 def test_what_takes_too_much_memory_is_not_advised_to_be_what_it_is() -> None:
     with pytest.raises(ValueError, match=r'structure="diag" .* more than max_memory, 10: allow more$'):
-        lam.fit(make_network(), make_batches(), lam.Laplace(margin=0.7, max_memory=10), progress=False)
+        lam.fit(
+            make_network(), make_batches(), lam.Laplace(margin=0.7, structure="diag", max_memory=10), progress=False
+        )
 
 
 def test_an_embedding_gets_no_such_hint() -> None:

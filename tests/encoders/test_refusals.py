@@ -145,10 +145,9 @@ def test_features_too_large_to_square_are_named_and_never_fitted(value: float):
     encoder = lam.fit_features(torch.randn(12, 5), labels, layer, margin=0.7)
     with pytest.raises(ValueError, match="at item 7, feature 2"):
         encoder.embed(features)
+    sums = torch.full_like(encoder.posterior.curvature.sums, torch.inf)
     with pytest.raises(ValueError, match="the curvature of .* is not finite: features are too large"):
-        replace(
-            encoder.posterior, curvature=replace(encoder.posterior.curvature, sums=torch.full((2, 3, 5), torch.inf))
-        )
+        replace(encoder.posterior, curvature=replace(encoder.posterior.curvature, sums=sums))
 
 
 @pytest.mark.parametrize("labels", [torch.rand(12), torch.zeros(12, 2, dtype=torch.long)])

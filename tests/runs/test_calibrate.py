@@ -460,9 +460,7 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
     encoder = Run(run_copy).encoder
     encoder.save(run_copy / "encoder")
     _ = Run(run_copy).calibration  # the same one, written again
-    encoder.posterior = type(encoder.posterior)(  # type: ignore[attr-defined]
-        **{**vars(encoder.posterior), "prior_precision": 2.0}  # type: ignore[attr-defined]
-    )
+    encoder.posterior = replace(encoder.posterior, prior_precision=2.0)  # type: ignore[attr-defined]
     encoder.save(run_copy / "encoder")
     with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
         _ = Run(run_copy).calibration

@@ -21,11 +21,9 @@ UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 def tensors_of(encoder: BayesianEncoder) -> dict[str, Any]:
     posterior, embeddings = encoder.posterior, encoder.embed(outside())
-    variance, bias_variance = posterior.variance
     return {
         "weight": posterior.weight,
-        "variance": variance,
-        "bias_variance": bias_variance,
+        "sample": posterior.sample(1)[0],
         "mean": embeddings.mean,
         "kappa": embeddings.kappa,
     }

@@ -130,7 +130,7 @@ def few_items(seed: int) -> tuple[lam.BayesianEncoder, torch.Tensor, torch.Tenso
     labels = torch.arange(120) % 20
     features = (centres[labels] + 0.5 * torch.randn(120, 256, generator=generator)) @ basis.T
     options = lam.Laplace(margin=0.7, structure="diag", prior_precision=1.0)
-    encoder = lam.fit_features(features[:60], labels[:60], basis[:, :8].T.contiguous(), options, seed=seed)
+    encoder = lam.fit_features(features[:60], labels[:60], basis[:, :8].T.contiguous(), None, options, seed=seed)
     return encoder, features[60:], labels[60:]
 
 

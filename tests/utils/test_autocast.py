@@ -22,7 +22,7 @@ from lam.models.kappa_head import KappaHead
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.posteriors import Posterior
+from lam.posteriors import POSTERIORS, Posterior
 from lam.retrieval import Index, sampled_nearest
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.autocast import without_autocast
@@ -45,9 +45,10 @@ def layer(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return parts[0], torch.arange(N) % 4, parts[1], parts[2]
 
 
-def posterior() -> Posterior:
+def posterior(structure: str) -> Posterior:
     features, labels, weight, bias = layer()
-    return lam.fit_features(features, labels, weight, bias, lam.Laplace(margin=0.7, likelihood_scale=1e3)).posterior
+    options = lam.Laplace(margin=0.7, likelihood_scale=1e3, structure=structure)
+    return lam.fit_features(features, labels, weight, bias, options).posterior
 
 
 def same(compute: Callable[[], Any]) -> None:
@@ -84,9 +85,10 @@ def test_mined_curvature() -> None:
     same(lambda: [summing.accumulate([(features, labels)])[0].h])
 
 
+@pytest.mark.parametrize("structure", POSTERIORS)
 @pytest.mark.parametrize("mode", ["marginal", "network"])
-def test_posterior(mode: Any) -> None:
-    features, laplace = layer(1)[0], posterior()
+def test_posterior(mode: Any, structure: str) -> None:
+    features, laplace = layer(1)[0], posterior(structure)
 
     def predicted() -> list[Tensor]:
         embeddings = laplace.predict(features, mode=mode, return_samples=True)
@@ -115,7 +117,7 @@ def test_neighbours() -> None:
 def test_fit_takes_the_features_that_the_network_gives_and_nothing_else_from_autocast(pairs: Any) -> None:
     data, trained = make_batches(), make_network()
     with mixed():
-        encoder = fit(data, pairs=pairs)
+        encoder = fit(data, pairs=pairs, structure="diag")
         feature_batches = [(features_and_output(trained, "2", inputs)[0].float(), labels) for inputs, labels in data]
         embeddings = encoder.embed(data)
     features, labels = (torch.cat(parts) for parts in zip(*feature_batches, strict=True))

@@ -121,8 +121,9 @@ class Laplace:
     @property
     def structure_options(self) -> StructureOptions:
         """The structure's class and limits."""
-        check_choice("structure", self.structure, POSTERIORS)
-        return StructureOptions(POSTERIORS[str(self.structure)].structure, self.max_memory, self.rank)
+        structure = str(self.structure)
+        check_choice("structure", structure, POSTERIORS)
+        return StructureOptions(POSTERIORS[structure].structure, self.max_memory, self.rank)
 
     def check_layer(self, layer: nn.Linear) -> None:
         """Reject a layer whose curvature takes too much memory; see `lam.hessians.Structure.check`."""

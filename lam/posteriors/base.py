@@ -412,10 +412,10 @@ def sum_along(
 ) -> Float[Tensor, " N"]:
     """Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
     slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
-    products = itertools.product(range(len(slopes)), repeat=2)
-    return sum((((inputs[k] * inputs[m]) @ variance.T) * slopes[k] * slopes[m]).sum(1) for k, m in products).clamp(
-        min=0
-    )  # pyright: ignore
+    total = inputs.new_zeros(inputs.shape[1])
+    for k, m in itertools.product(range(len(slopes)), repeat=2):
+        total += (((inputs[k] * inputs[m]) @ variance.T) * slopes[k] * slopes[m]).sum(1)
+    return total.clamp(min=0)
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:

@@ -76,8 +76,9 @@ class Laplace:
             raise ValueError(
                 f'dimension needs head="train", got dimension={self.dimension} with head={self.head!r}: leave it out'
             )
+        structure = self.structure_options.structure
         if self.structure is not None:
-            self.structure_options.structure.check_cross_terms(self.loss_curvature)
+            structure.check_cross_terms(self.loss_curvature)
         self._check_layers()
 
     @property
@@ -121,7 +122,7 @@ class Laplace:
     @property
     def structure_options(self) -> StructureOptions:
         """The structure's class and limits."""
-        structure = str(self.structure)
+        structure = "kron" if self.structure is None else self.structure
         check_choice("structure", structure, POSTERIORS)
         return StructureOptions(POSTERIORS[structure].structure, self.max_memory, self.rank)
 

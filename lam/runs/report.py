@@ -116,8 +116,8 @@ def _plots(
             chosen=tuning.likelihood_scale,
         )
         caption = (
-            "Likelihood scales tried on the validation split. The chosen scale is the largest with a score within one "
-            "standard error (of the difference) of the best."
+            "Likelihood scales tried on the validation split. The band holds those with a score within one standard "
+            "error (of the difference) of the best."
         )
         if tuning.remark:
             caption += f" {tuning.remark[0].upper()}{tuning.remark[1:]}."

@@ -31,7 +31,7 @@ FLAT_DECADES = 3
 _DEPTH = 10
 
 METRICS |= {
-    "tuned_scale": Metric("likelihood scale s", "neither", "the largest within one standard error of the best score"),
+    "tuned_scale": Metric("likelihood scale s", "neither", "chosen by the log score on the validation split"),
     "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),
     "tuned_scale_high": Metric("s, to", "neither", "the greatest within one standard error of the best score"),
     "tuned_score": Metric(
@@ -133,8 +133,8 @@ class Tuning:
             remarks.append(f"the posterior was refitted, as {share} of its variance did not depend on the data")
         if self.is_flat:
             remarks.append(
-                f"{self.n_queries} validation queries do not determine the posterior's width, so the narrowest is "
-                "taken: κ orders items, but its size means little"
+                f"{self.n_queries} validation queries do not determine the posterior's width, so κ orders items, "
+                "but its size means little"
             )
         return "; ".join(remarks) or None
 
@@ -173,11 +173,11 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    h and the prior precision stay the same, so another s costs only sampling, and retrieval is the same for every s.
+    h stays the same, so another s costs only sampling, and retrieval is the same for every s.
     A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
-    of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. Of all s
-    within one standard error of the best, over queries, the largest is chosen. The data cannot tell them apart, and it
-    changes the network least (benchmarks/tuning.py compares other scores and errors).
+    of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. The best s
+    is chosen, the largest of equals. With a `prior_precision` of its own a posterior changes its shape with s. Then the
+    largest s within one standard error of the best, over queries, is chosen: it changes the network least.
 
     All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
     follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the
@@ -206,7 +206,10 @@ def calibrate_scale(
     exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
-    exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
+    if posterior.prior_precision is None:  # then s leaves the shape, and κ the order of items
+        exponent = max(exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best))
+    else:
+        exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
     scale = 10.0**exponent
     chosen = replace(posterior, likelihood_scale=scale)
     clipped = sum(chosen.clipped_variance_share(batch) for batch in batches) / len(batches)

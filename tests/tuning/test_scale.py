@@ -83,6 +83,16 @@ def test_the_largest_scale_within_one_standard_error_of_the_best_is_chosen(tuned
     assert tuning.interval[0] <= min(tuning.trials, key=lambda trial: trial.score).scale
 
 
+def test_where_the_prior_follows_the_scale_the_best_is_chosen():
+    batches = make_batches(8, N=32)
+    encoder = small.fit(batches[:4])
+    encoder.tune(batches[4:], n_samples=16)
+    tuning = encoder.tuning
+    least = min(trial.score for trial in tuning.trials)
+    assert tuning.likelihood_scale == max(trial.scale for trial in tuning.trials if trial.score == least)
+    assert encoder.posterior.prior_precision is None
+
+
 def test_prior_and_curvature_stay_as_they_are():
     batches = make_batches(8, N=32)
     encoder = fit(batches[:4])
@@ -169,7 +179,7 @@ def test_a_posterior_so_wide_that_samples_point_elsewhere_is_told():
 
 def test_tuning_stays_in_its_range_and_says_when_it_ends_there():
     encoder = fit(prior_precision=100.0)
-    with pytest.warns(Note, match="the narrowest is taken"):
+    with pytest.warns(Note, match="do not determine the posterior's width"):
         encoder.tune(make_batches(), n_samples=4, least=2e-3, greatest=1.0)
     assert all(2e-3 <= trial.scale <= 1.0 for trial in encoder.tuning.trials)
     assert encoder.tuning.likelihood_scale == 1.0

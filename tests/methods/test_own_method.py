@@ -75,7 +75,7 @@ def test_what_is_not_registered_is_refused_and_what_is_known_is_told(tmp_path: P
     folder = tmp_path / "run"
     assert main(["run", "digits", "length", "--quiet", f"--output={folder}", *TINY]) == 0
     del encoders.ENCODERS["length"], METHODS["length"]
-    with pytest.raises(ValueError, match="encoder of kind 'length'; known are laplace, .*, gaussian: "):
+    with pytest.raises(ValueError, match="encoder of kind 'length'; known kinds are laplace, .*, gaussian: "):
         lam.load(folder / "encoder")
     with pytest.raises(ValueError, match="there is no method 'length'; known are deterministic, .*, laplace_online"):
         load_config(folder)

@@ -113,8 +113,6 @@ def draw(cell: Cell) -> Draw:
 
 STRUCTURES: dict[str, dict[str, Any]] = {
     "diag, prior 1": {"structure": "diag", "prior_precision": 1.0},
-    "kron, prior 1": {"structure": "kron", "prior_precision": 1.0},
-    "diag": {"structure": "diag"},
     "kron": {"structure": "kron"},
 }
 """The posteriors of `measure_posteriors`. The first was the default once, the last is the default."""

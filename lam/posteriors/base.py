@@ -50,7 +50,7 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 LEAST_PRIOR = 1e-30
 """Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
 
-PRIOR_RATIO = 0.01
+PRIOR_RATIO = 1e-4
 """Default α, in units of the mean of s h; `benchmarks/real.py posteriors` compares it."""
 
 
@@ -89,7 +89,7 @@ class Posterior(ABC):
         n_items: how many items are in the curvature.
         prior_precision: α > 0, or None for `prior_ratio` times the mean of s h. Then s sets the width of the posterior,
             and not its shape; see `alpha`.
-        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 for a plain sum.
+        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 for a plain sum; see `scale`.
         seed: of the noise that every prediction shares.
         prior_ratio: see `prior_precision`.
     """
@@ -112,26 +112,32 @@ class Posterior(ABC):
         self.curvature.check_finite()
         object.__setattr__(self, "seed", operator.index(self.seed))  # torch takes no integer of NumPy
 
-    @property
+    @cached_property
     def scale(self) -> float:
-        """The likelihood scale s in force."""
-        untuned = float(self.n_items) ** 2 if self.curvature.curvature.average else 1.0
-        return untuned if self.likelihood_scale is None else self.likelihood_scale
+        """The likelihood scale s in force.
+
+        The untuned default is larger where α would otherwise be below the inverse mean square of the weights: a loss of
+        hardly any curvature makes no prior wider than the weights.
+        """
+        if self.likelihood_scale is not None:
+            return self.likelihood_scale
+        untuned, level = float(self.n_items) ** 2 if self.curvature.curvature.average else 1.0, self.curvature.level
+        if self.prior_precision is not None or not level:
+            return untuned
+        return max(untuned, self._least_alpha / (self.prior_ratio * level))
 
     @cached_property
     def alpha(self) -> float:
-        """The prior precision α in force.
-
-        By default r times the mean of s h. Where s is the untuned default as well, it is at least the inverse mean
-        square of the weights, so that a loss of hardly any curvature makes no prior wider than the weights.
-        """
+        """The prior precision α in force; without positive curvature the inverse mean square of the weights."""
         if self.prior_precision is not None:
             return self.prior_precision
-        level = self.prior_ratio * self.scale * self.curvature.level
-        if self.likelihood_scale is None or not level:
-            mean_square = float(self.theta.double().square().mean())
-            level = max(level, 1 / mean_square if mean_square else 1.0)
-        return max(level, LEAST_PRIOR)
+        level = self.curvature.level
+        return max(self.prior_ratio * self.scale * level, LEAST_PRIOR) if level else self._least_alpha
+
+    @property
+    def _least_alpha(self) -> float:
+        mean_square = float(self.theta.double().square().mean())
+        return 1 / mean_square if mean_square else 1.0
 
     @abstractmethod
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:

@@ -176,8 +176,8 @@ def calibrate_scale(
     h stays the same, so another s costs only sampling, and retrieval is the same for every s.
     A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
     of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. The best
-    s is chosen, the largest of equals. With a `prior_precision` of its own a posterior changes its shape with s. Then the
-    largest s within one standard error of the best, over queries, is chosen: it changes the network least.
+    s is chosen, the largest of equals. With a `prior_precision` of its own, a posterior changes its shape with s. Then
+    the largest s within one standard error of the best, over queries, is chosen: it changes the network least.
 
     All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
     follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the

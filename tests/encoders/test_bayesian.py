@@ -83,7 +83,7 @@ def test_the_mean_and_the_samples_of_an_encoder_are_saved_with_it(tmp_path):
 
 def test_the_curvature_is_the_sum_over_batches():
     batches = make_batches()
-    encoder = fit(batches, structure="diag")
+    encoder = fit(batches, structure="diag", prior_precision=1.0)
     total = None
     for inputs, labels in batches:
         features = encoder.features(inputs)

@@ -15,6 +15,7 @@ from lam.models.layers import find_layers, own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, LayersPosterior, Posterior
+from lam.posteriors.base import PRIOR_RATIO
 from lam.posteriors.layers import LayersAccumulator
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
@@ -157,17 +158,21 @@ def test_the_default_prior_follows_the_scale_so_that_the_shape_stays(name: str):
     wide, narrow = (replace(posterior, prior_precision=None, likelihood_scale=scale) for scale in (1e6, 1e9))
     n, large = posterior.theta.numel(), 1e7
     level = (posterior.log_det_precision(large) - n * math.log(large)) * large / posterior.scale / n
-    assert narrow.alpha == pytest.approx(0.01 * 1e9 * level, rel=1e-3)
+    assert narrow.alpha == pytest.approx(PRIOR_RATIO * 1e9 * level, rel=1e-3)
     of_wide, of_narrow = (one.output_spread()(features).covariance for one in (wide, narrow))
     torch.testing.assert_close(of_wide, 1e3 * of_narrow, rtol=1e-8, atol=1e-12 * float(of_wide.abs().max()))
-    other = replace(narrow, prior_ratio=0.1)
+    other = replace(narrow, prior_ratio=10 * PRIOR_RATIO)
     assert other.alpha == pytest.approx(10 * narrow.alpha)
 
 
-def test_a_curvature_of_nothing_leaves_a_prior_as_wide_as_the_weights(name: str):
+def test_untuned_the_prior_is_no_wider_than_the_weights(name: str):
     posterior, _ = make(name)
-    flat = replace(posterior, prior_precision=None, likelihood_scale=None, prior_ratio=1e-30)
-    assert flat.alpha == pytest.approx(1 / float(posterior.theta.square().mean()))
+    least = 1 / float(posterior.theta.square().mean())
+    untuned = replace(posterior, prior_precision=None, likelihood_scale=None)
+    assert untuned.scale == max(N**2, least / (PRIOR_RATIO * posterior.curvature.level))
+    assert replace(untuned, prior_ratio=1e-6).alpha == pytest.approx(least)
+    nothing = replace(posterior.curvature, sums=torch.zeros_like(posterior.curvature.sums))
+    assert replace(untuned, curvature=nothing).alpha == pytest.approx(least)
 
 
 def test_the_evidence_has_its_maximum_where_the_best_prior_is(name: str):

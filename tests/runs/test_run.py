@@ -101,7 +101,7 @@ def test_the_configuration_reads_back_as_the_same(finished_run: FinishedRun) -> 
     assert load_config(folder / "config.yaml") == original
     assert load_config(folder) == replace(original, output=str(folder))
     resolved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert resolved["method"]["prior_ratio"] == 0.01  # a default, written out
+    assert resolved["method"]["prior_ratio"] == 1e-4  # a default, written out
 
 
 @pytest.mark.long

@@ -54,6 +54,8 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "docstrings": docstrings.splits,
     "spots": spots.splits,
 }
+"""Every data set that a configuration can name: a function that returns `Splits`. Users may add their own."""
+
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
     "digits_patches": digits.patches,
@@ -161,7 +163,7 @@ def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common
         if "root" in parameters and parameters["root"].default is inspect.Parameter.empty:
             raise MissingDataError(f"{name} needs a root: the file or folder of its items")
     elif "root" not in parameters:
-        raise ValueError(f"{name} ships with a library and has no root, got {common['root']}")
+        raise ValueError(f"{name} takes no root, got {common['root']}: leave root out")
     common = {key: value for key, value in common.items() if key in parameters}
     try:
         return loader(**common, **({"options": record(**options)} if record else options))

@@ -319,8 +319,8 @@ class Splits:
         validation: items for tuning and choices.
         test: items for the reported metrics.
         strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
-        gallery: kind of a gallery of such items, see `GalleryKind`.
-        answers: whether the gallery holds answers to questions; answers are no queries.
+        gallery: what a gallery of this data holds: see `GalleryKind`.
+        answers: whether the gallery holds answers to questions. Answers are never used as queries.
         notes: remarks on reading the data, such as the columns used.
 
     Raises:

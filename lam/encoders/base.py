@@ -82,7 +82,8 @@ class Encoder(ABC):
         relation: what makes two items match.
         preprocessing: turns an image file into an input, if known.
         ood_score: score that marks an input as out of distribution: `kappa`, or `knn` if κ cannot tell.
-        n_samples: default number S ≥ 2 of samples behind each κ. It is saved: a threshold on κ holds for one S.
+        n_samples: default number S ≥ 2 of samples behind each κ. It is saved, because a threshold on κ is valid only
+            for the S it was set with.
         trained_on: hashes of some training items; see `lam.encoders.seen`.
 
     Raises:
@@ -126,7 +127,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; noise that all batches share is drawn here, once.
+        """Return a function that predicts a batch. Noise shared by all batches is drawn when it is made.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
@@ -259,8 +260,9 @@ class Encoder(ABC):
     ) -> None:
         """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)), and keeps its parts: it is small for ambiguous and for
-        unseen items. Directions, posterior and samples stay the same. See `lam.tuning.ambiguity`.
+        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)): it is small for ambiguous and for unseen items. The parts
+        stay as `kappa_epistemic`, `kappa_aleatoric` and `p_known`. Directions, posterior and samples stay the same. See
+        `lam.tuning.ambiguity`.
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.

@@ -1,9 +1,9 @@
 """Embeddings of a folder, or of a file of texts, as .npz files: one for all items, or one for each shard to be merged.
 
-paths, labels (N,) text      ids, positions (N,) int64: content numbers, and positions in the whole
+paths, labels (N,) text      ids, positions (N,) int64: hash of the content; position in the unsharded list
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): items of the folder    listing (): hash of its names
-encoder (): fingerprint      mean_samples (): S for means of S samples, else 0
+encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are the network's own
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
 skipped (M,) int64           positions of damaged images, if any
 flagged (N,)                 images that the calibration flags, if the run has one

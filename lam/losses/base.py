@@ -132,7 +132,7 @@ class TemperatureLoss(Loss):
 
 def margin_of(loss: Loss) -> float | None:
     """The margin of a loss, or None."""
-    return loss.margin if isinstance(loss, MarginLoss | TemperatureLoss | TrainableLoss) else None
+    return getattr(loss, "margin", None)
 
 
 def settings_of(loss: Loss) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from lam.utils.checks import check_at_least, check_positive
 class SwAV(DistributionLoss):
     """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an optional explicit concentration.
 
-    p is the softmax of μ·c_j/τ over prototypes c_j, learned unit vectors; q, without gradient, is `sinkhorn` of each
-    view's cosines. A pair counts once; the item with the smaller number is the first view.
+    The prototypes c_j are learned unit vectors. p is the softmax of μ·c_j/τ over them. q is `sinkhorn` of each view's
+    cosines, and no gradient flows through it. A pair counts once; the item with the smaller number is the first view.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
-    equations 2 to 5, without multi-crop and queue; it has τ = 0.1, ε = 0.05 and three iterations.
+    equations 2 to 5. This class leaves out multi-crop and the queue. The paper's values are τ = 0.1, ε = 0.05 and three
+    iterations.
 
     Args:
         dimension: D.

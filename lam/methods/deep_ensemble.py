@@ -65,9 +65,9 @@ class DeepEnsemble(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
-        The network is the first member; `training.another` makes the others from the following seeds. It is required
-        for pretrained weights, which a recipe does not hold. Histories and sub-folders of checkpoints are named
-        `member-1` and so on.
+        The network is the first member; `training.another` makes the others from the following seeds. Pretrained
+        weights need `training.another`: a recipe does not hold them. Histories and sub-folders of checkpoints are
+        named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         members = [network, *self._others(network, training)]

@@ -49,7 +49,8 @@ def build(
     """A new network by its name; `build(**network.recipe)` builds another of the same shape.
 
     Args:
-        name: a network of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME".
+        name: a network of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME". "convnet8" takes images
+            of 8 × 8 pixels, "convnet28" of 28 × 28 and "convnet32" of 32 × 32.
         dimension: embedding dimensions D, at least 2.
         weights: the library's name of pretrained weights, or a file; None for random weights. The head is always new.
         seed: seed of the random weights; torch's global random state does not change.
@@ -83,6 +84,11 @@ def build(
         except (AttributeError, TypeError):
             check_options(name, constructor, options)
             raise
+    if not isinstance(network, EmbeddingNetwork):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"the builder of {name} must return a lam.models.EmbeddingNetwork, got {type(network).__name__}: return "
+            "EmbeddingNetwork(features, head)"
+        )
     network.recipe = {"name": name, "dimension": dimension, **options, **network.recipe}
     return network
 
@@ -150,7 +156,16 @@ def why_missing(name: str) -> str | None:
 
 
 def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
-    """Enter a network under a new name: a function of `dimension` and its options."""
+    """Enter a network under a new name, for `build` and configurations.
+
+    Args:
+        name: the new name.
+        constructor: function of the keyword `dimension` and of options: numbers, strings or booleans. It must return
+            an `EmbeddingNetwork`.
+
+    Raises:
+        ValueError: If another network has the name.
+    """
     enter(_NETWORKS, "network", name, constructor)
 
 
@@ -161,7 +176,7 @@ def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     if library in _LIBRARIES and architecture:
         return partial(_LIBRARIES[library], architecture)
     known = ", ".join((*_NETWORKS, *(f"{library}:NAME" for library in _LIBRARIES)))
-    raise ValueError(f"network must be one of {known}, got {name!r}")
+    raise ValueError(f"network must be one of {known}, got {name!r}: register it with lam.models.register")
 
 
 __all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register"]

@@ -74,7 +74,7 @@ class Run:
 
     @cached_property
     def has_answers(self) -> bool:
-        """Whether the gallery holds answers to questions; answers are no queries."""
+        """Whether the gallery holds answers to questions. Answers are never used as queries."""
         return read_data(self.folder)["answers"]
 
     @cached_property

@@ -50,8 +50,8 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: for too few samples; and, naming the first item, for samples that are no unit vectors, or that
-            cancel, so their mean has no direction.
+        ValueError: for too few samples, non-unit samples, or samples that cancel. The last two name the first such
+            item.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)

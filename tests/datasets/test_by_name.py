@@ -48,7 +48,7 @@ def test_options_of_another_type_are_named(tmp_path):
 
 
 def test_roots_where_there_is_one_alone():
-    with pytest.raises(ValueError, match="digits ships with a library and has no root, got here"):
+    with pytest.raises(ValueError, match="digits takes no root, got here"):
         load("digits", root="here")
     for name in ("folder", "texts"):
         with pytest.raises(ValueError, match=f"{name} needs a root: the file or folder of its items"):

@@ -31,6 +31,16 @@ def fit(batches: Any, **options: Any) -> lam.BayesianEncoder:
     return lam.fit(make_network(), batches, lam.Laplace(curvature=SOFTMAX, **options), progress=False)
 
 
+class TwoTerms(SoftmaxCurvature):
+    def diagonal(self, n: Tensor, r: Tensor, pairs: Pairs) -> Tensor:
+        return super().diagonal(n, r, pairs).expand(-1, 2, -1)
+
+
+def test_terms_that_have_no_name_are_refused():
+    with pytest.raises(ValueError, match="TwoTerms gives 2 terms, but its property `terms` names 1"):
+        diagonal_ggn(torch.eye(3), torch.eye(3), None, Pairs.by_label(torch.tensor([0, 0, 1])), TwoTerms(0.3))
+
+
 def test_it_takes_fewer_than_30_lines():
     written = [line for line in inspect.getsource(softmax).splitlines() if line.strip()]
     assert len(written) < 30

@@ -8,7 +8,7 @@ import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
 
 from lam import losses
-from lam.losses.base import squared_distances, weighted_mean
+from lam.losses.base import margin_of, settings_of, squared_distances, weighted_mean
 from lam.pairs.pairs import Pairs
 from lam.runs.config_files import load_config
 from lam.runs.run import run
@@ -218,3 +218,15 @@ def test_a_loss_from_outside_trains_a_run_by_its_name(tmp_path: Path, monkeypatc
     own = [f"--checkpoint={finished.folder}", "--method.curvature=own", f"--output={tmp_path / 'own'}", *TINY]
     with pytest.raises(ValueError, match="the loss that trained the network has no curvature of its own"):
         run(load_config(["digits", "laplace_posthoc"], own), progress=False)
+
+
+def test_a_loss_of_ones_own_has_the_margin_that_it_holds() -> None:
+    class Own(losses.Loss):
+        def __init__(self, margin: float) -> None:
+            self.margin = margin
+
+        def _compute(self, embeddings: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+            return embeddings.sum()
+
+    assert margin_of(Own(0.4)) == 0.4
+    assert settings_of(Own(0.4))["margin"] == 0.4

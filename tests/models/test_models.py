@@ -158,3 +158,15 @@ def test_bad_names_and_options(name: str, options: dict, message: str) -> None:
 def test_every_named_network_documents_its_options() -> None:
     for make in models._NETWORKS.values():
         assert "dimension: embedding dimensions D." in inspect.getdoc(getattr(make, "func", make))
+
+
+def test_a_builder_of_another_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_NETWORKS", dict(models._NETWORKS))
+    models.register("mine", lambda *, dimension: nn.Linear(4, dimension))
+    with pytest.raises(ValueError, match=r"mine must return a lam\.models\.EmbeddingNetwork, got Linear"):
+        models.build("mine", dimension=3)
+
+
+def test_an_unknown_network_is_told_how_to_be_known() -> None:
+    with pytest.raises(ValueError, match=r"got 'other': register it with lam\.models\.register"):
+        models.build("other", dimension=3)

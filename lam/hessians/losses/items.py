@@ -39,10 +39,10 @@ class BatchItems(ItemCurvature):
     pairs: Any  # pairs of the items, or their candidates
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
-        return self.curvature.diagonal(self.n, self.r, self.pairs)
+        return self._checked(self.curvature.diagonal(self.n, self.r, self.pairs))
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
-        return self.curvature.matrices(self.n, self.r, self.pairs)
+        return self._checked(self.curvature.matrices(self.n, self.r, self.pairs))
 
     def total(self) -> Float[Tensor, "T D D"]:
         return self.matrices().sum(0)
@@ -50,6 +50,15 @@ class BatchItems(ItemCurvature):
     def in_basis(self, basis: Float[Tensor, "D D"]) -> Float[Tensor, "N T D"]:
         basis = basis.to(self.n)
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
+
+    def _checked(self, h: Tensor) -> Tensor:
+        """Require as many terms as the curvature names."""
+        if h.shape[1] != (T := len(self.curvature.terms)):
+            name = type(self.curvature).__name__
+            raise ValueError(
+                f"{name} gives {h.shape[1]} terms, but its property `terms` names {T}: name each in `terms`"
+            )
+        return h
 
 
 class SliceableItems(ItemCurvature):

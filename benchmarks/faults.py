@@ -47,7 +47,7 @@ def main() -> int:
     only = given.only
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "slow.xml"
-        options = ["-m", "slow", "--timeout=1800", f"--minutes-of-traffic={given.minutes}"]
+        options = ["-m", "slow", "--timeout=3600", f"--minutes-of-traffic={given.minutes}"]
         options += [f"--junitxml={report}", "-o", "junit_family=xunit1", *(["-k", only] if only else [])]
         code = subprocess.run([sys.executable, "-m", "pytest", "-q", *options], cwd=ROOT, check=False).returncode
         found = outcomes(report)

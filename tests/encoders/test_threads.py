@@ -100,6 +100,7 @@ def test_sixteen_threads_that_embed_tune_and_search_get_what_one_gets(wrap: Wrap
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_in_production")
 @pytest.mark.filterwarnings(HELD_OUT)
 @pytest.mark.parametrize("wrap", [eager, compiled, in_training_mode])
 def test_sixteen_threads_of_ten_thousand_embeddings_get_what_one_gets(

@@ -1,7 +1,7 @@
 """Real pretrained networks on real data, where some classes are strange.
 
     python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
-    python benchmarks/real.py score|posteriors [--only NETWORK__DATA ...] [--cache build/real] [--draws 5]
+    python benchmarks/real.py score|posteriors|ratios [--only NETWORK__DATA ...] [--cache build/real] [--draws 5]
 
 `features` computes what each network makes of each data set, once, into CACHE/NETWORK__DATA.safetensors:
 
@@ -17,14 +17,16 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from real_data import Places, load
 from real_networks import NETWORKS, MissingError
-from real_scores import draw, measure, measure_posteriors, part
+from real_scores import Cell, draw, measure, measure_posteriors, measure_ratios, part
 from safetensors import safe_open
 from safetensors.torch import save_file
 from timing import RESULTS, write
@@ -37,6 +39,14 @@ CELLS = [
     *(("minilm", data) for data in TEXTS),
     *(("efficientnet_lite0", data) for data in IMAGES[2:]),
 ]
+
+
+KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
+    "score": ("real", lambda cell, seed: measure(draw(cell), seed)),
+    "posteriors": ("real_posteriors", lambda cell, seed: measure_posteriors(cell)),
+    "ratios": ("real_ratios", lambda cell, seed: measure_ratios(cell)),
+}
+"""What is measured on the features: the folder of its results, and a function of a cell and the draw's number."""
 
 
 def name_of(network: str, data: str) -> str:
@@ -107,13 +117,12 @@ def score(cache: Path, only: list[str] | None, draws: int, kind: str) -> None:
         if not (file := cache / f"{name}.safetensors").exists():
             print(f"{name}: left out, its features are not in {cache}: run `real.py features` first", flush=True)
             continue
-        folder = {"score": "real", "posteriors": "real_posteriors"}[kind]
+        folder, of_cell = KINDS[kind]
         kept = RESULTS / folder / f"{name}.json"
         measured = json.loads(kept.read_text())["draws"] if kept.exists() else []
         for seed in range(len(measured), draws):
             start = time.perf_counter()
-            cell = part(file, data, seed)
-            measured.append(measure(draw(cell), seed) if kind == "score" else measure_posteriors(cell))
+            measured.append(of_cell(part(file, data, seed), seed))
             kept.parent.mkdir(exist_ok=True)
             write(f"{folder}/{name}", {"draws": measured})
             print(f"{name} {seed}: {time.perf_counter() - start:.0f} s", flush=True)
@@ -127,7 +136,11 @@ def main() -> None:
     features.add_argument("--cache", type=Path, default=Path("build/real"), help="where features are kept")
     features.add_argument("--packages", type=Path, help="archives of npm packages, fetched where missing [CACHE]")
     features.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
-    for name, text in (("score", "scores and decisions"), ("posteriors", "κ under several posteriors")):
+    for name, text in (
+        ("score", "scores and decisions"),
+        ("posteriors", "κ under several posteriors"),
+        ("ratios", "κ under several ratios of prior and curvature, on validation data"),
+    ):
         scored = commands.add_parser(name, help=f"measure {text} on these features")
         scored.add_argument("--cache", type=Path, default=Path("build/real"))
         scored.add_argument("--draws", type=int, default=5)

@@ -158,6 +158,23 @@ def measure_posteriors(cell: Cell) -> dict[str, Any]:
     return measured
 
 
+RATIOS = tuple(10.0**exponent for exponent in range(-6, 1))
+"""Prior precisions in units of the mean of s h."""
+
+
+def measure_ratios(cell: Cell) -> dict[str, float]:
+    """AUROC by κ of the classes set aside against calibration queries, for each ratio: validation data alone."""
+    posterior, known, aside = cell.posterior(), cell.of("calibration")[0], cell.of("aside")[0]
+    found = {}
+    for ratio in RATIOS:
+        scale = (
+            10 * posterior.alpha / (ratio * posterior.curvature.level)
+        )  # of the same variance where nothing is known
+        narrow = replace(posterior, prior_ratio=ratio, likelihood_scale=scale)
+        found[f"{ratio:g}"] = auroc(-narrow.predict(known).kappa, -narrow.predict(aside).kappa)
+    return found
+
+
 def _searched(cell: Cell, queries: str) -> tuple[list[Tensor], LabelRelevance]:
     """The gallery and queries of a part, and which answer which."""
     (x, y), (features, labels) = cell.of("gallery"), cell.of(queries)

@@ -109,6 +109,64 @@ def of_score(figure: str, score: str) -> Callable[[dict[str, Any]], float]:
     return lambda one: one[ALONE][figure][score]
 
 
+def of_posterior(name: str, figure: str) -> Callable[[str], list[float]]:
+    """A figure of a posterior of `real.py posteriors` in the draws of a cell."""
+    return lambda cell: [float(one[name][figure]) for one in read(f"real_posteriors/{cell}")["draws"]]
+
+
+BEFORE, NOW = "diag, prior 1", "kron"
+"""The paper's posterior, and the default."""
+
+
+def of_posteriors(heads: Sequence[str], digits: int, columns: Sequence[Callable[[str], list[float]]]) -> list[Row]:
+    """A row for each cell of `real.py posteriors`."""
+    measured = [cell for cell in REAL if (RESULTS / "real_posteriors" / f"{cell}.json").exists()]
+    return [
+        ["data (draws)", *heads],
+        *(
+            [f"{REAL[cell]} ({len(columns[0](cell))})", *(spread_of(of(cell), digits) for of in columns)]
+            for cell in measured
+        ),
+    ]
+
+
+@table
+def posterior_strangers() -> list[Row]:
+    """AUROC of strangers by κ of two posteriors, by the variance of the cosine, and by cheap scores."""
+    columns = [
+        of_posterior(NOW, "auroc_cosine"),
+        lambda cell: [one[ALONE]["auroc"]["relative_mahalanobis"] for one in draws_of(cell)],
+        of_posterior(BEFORE, "auroc"),
+        of_posterior(NOW, "auroc"),
+        of_posterior(NOW, "auroc_joint"),
+    ]
+    heads = ["first cosine", "relative Mahalanobis", "κ, `diag`, α = 1", "**κ**", "variance of the cosine"]
+    return of_posteriors(heads, 2, columns)
+
+
+@table
+def prior_ratios() -> list[Row]:
+    """AUROC of classes set aside by κ, by the ratio of prior and curvature."""
+    measured = {cell: RESULTS / "real_ratios" / f"{cell}.json" for cell in REAL}
+    draws = {cell: json.loads(file.read_text())["draws"] for cell, file in measured.items() if file.exists()}
+    ratios = list(next(iter(draws.values()))[0])
+    rows = [
+        [f"{REAL[cell]} ({len(of)})", *(f"{mean(one[ratio] for one in of):.3f}" for ratio in ratios)]
+        for cell, of in draws.items()
+    ]
+    return [["data (draws)", *(f"{float(ratio):g}" for ratio in ratios)], *rows]
+
+
+@table
+def posterior_votes() -> list[Row]:
+    """AUSC of κ and ECE of the votes of two posteriors; the JSON has the log score."""
+    columns = [of_posterior(name, figure) for figure in ("ausc", "ece") for name in (BEFORE, NOW)]
+    columns.append(of_posterior(NOW, "ece_by_chance"))
+    heads = [f"{title}: {name}" for title in ("AUSC of κ", "ECE of votes") for name in ("`diag`, α = 1", "default")]
+    heads.append("ECE by chance")
+    return of_posteriors(heads, 3, columns)
+
+
 WORTH = {
     "faces__faces": "faces",
     "efficientnet_lite0__stamps": "drawings",
@@ -283,19 +341,6 @@ def answer_errors() -> list[Row]:
 
 
 @table
-def ends_of_the_answer() -> list[Row]:
-    """What P(known) costs where nothing is unusual, and what it is worth where much is."""
-    figures, heads = ("ece", "mean_gap"), ("ECE", "mean gap, corrupted")
-    of = ("P(right)", ""), ("P(right, if known)", "_if_known")
-    rows: list[Row] = [["data (seeds)", *(f"{title}: {head}" for head in heads for title, _ in of)]]
-    for name, results in answered().items():
-        if "ece_if_known" in results["mean"]:
-            cells = (spread(results, f"{figure}{end}") for figure in figures for _, end in of)
-            rows.append([f"{name} ({len(results['seeds'])})", *cells])
-    return rows
-
-
-@table
 def answers_corrupted() -> list[Row]:
     rows: list[Row] = [["data", "kind", "clean", "severity 5", "κ", "P(right)"]]
     for name, results in answered().items():
@@ -463,21 +508,21 @@ def of_structures() -> dict[str, dict[str, list[dict[str, Any]]]]:
 @table
 def structures() -> list[Row]:
     """By the contrastive curvature; a row is over the runs of its data set that have it."""
-    figures = ("auroc", "auroc_variance", "ausc", "ece")
+    figures = ("auroc", "ausc", "ece")
     titles = [describe(figure).name for figure in figures]
-    rows: list[Row] = [["data (seeds)", "structure", *titles, "seconds of a fit", "µs an item"]]
+    rows: list[Row] = [["data (seeds)", "structure", *titles, "µs an item"]]
     for data, variants in of_structures().items():
-        if data.endswith(("_supcon", "_contrastive")):
+        if data.endswith(("_supcon", "_contrastive", "GPU")):
             continue
         for key, runs in variants.items():
             curvature, _, structure = key.rpartition(" ")
             if not curvature.startswith("arccos") or structure == "ekfac" or key in NOT_SHOWN:
                 continue
             setting = curvature.removeprefix("arccos").strip(", ")
-            fit, item = (mean(row[cost] for row in runs) for cost in ("seconds_fit", "microseconds_item"))
+            item = mean(row["microseconds_item"] for row in runs)
             title = f"`{structure}`" + (f", {setting}" if setting else "")
             cells = (over_runs(runs, figure) for figure in figures)
-            rows.append([f"{data} ({len(runs)})", title, *cells, f"{fit:.2f}", f"{item:.0f}"])
+            rows.append([f"{data} ({len(runs)})", title, *cells, f"{item:.0f}"])
     return rows
 
 
@@ -505,23 +550,6 @@ NOT_SHOWN = ("arccos, 865 images, all-layers-kron-sampled", "arccos, 865 images,
 """Variants that say what others say."""
 NO_STRUCTURE = "layer", "items"
 """What a run of the structures' results holds beside them."""
-
-
-@table
-def curvature_of_items() -> list[Row]:
-    """Whether items among others of another class have more curvature or less, over the runs of a data set."""
-    by_data: dict[str, list[dict[str, Any]]] = {}
-    for name, part in read("structures").items():
-        if "items" in part and not name.startswith("clinc150"):
-            by_data.setdefault(name.split("-")[0], []).append(part["items"])
-    heads = "rank correlation with neighbours of other classes", "curvature of items whose nearest is wrong over right"
-    rows: list[Row] = [["data (seeds)", "curvature", *heads]]
-    for data, parts in by_data.items():
-        for curvature in parts[0]:
-            measured = [part[curvature] for part in parts]
-            cells = [over_runs(measured, figure) for figure in ("rank_correlation", "wrong_over_right")]
-            rows.append([f"{data} ({len(parts)})", curvature, *cells])
-    return rows
 
 
 @table
@@ -659,6 +687,8 @@ SUITE = (
 
 SUITE_COLUMNS = ("fashionmnist_4000", "photographs", "faces", "characters", "digits", "banking77", "docstrings")
 """The data sets that have most methods; `systems` has all of FashionMNIST."""
+DEFAULT_ROW = "laplace_posthoc, default"
+"""The row of today's default posterior; `laplace_posthoc` itself is the paper's, `diag` with a prior of 1."""
 WITHOUT_LABELS = ("simclr", "simsiam", "byol", "swav")
 
 
@@ -722,6 +752,24 @@ def suite_ausc() -> list[Row]:
 @table
 def suite_auroc() -> list[Row]:
     return [*by_kappa("auroc"), *(cheap("auroc", score) for score in ("cosine", "knn"))]
+
+
+@table
+def suite_posteriors() -> list[Row]:
+    """The paper's posterior and the default on networks of the same settings and seeds, where both were measured."""
+    figures = {"auroc": "AUROC of strangers", "ece": "ECE"}
+    heads = [f"{title}: {name}" for title in figures.values() for name in ("before", "default")]
+    rows: list[Row] = [["run (seeds)", *heads, "ECE by chance", "least fall of κ: before", "default"]]
+    for name in SUITE:
+        results = read(f"suite/{name}")
+        if DEFAULT_ROW in results:
+            seeds = list(results[DEFAULT_ROW])
+            before, now = ([results[row][seed] for seed in seeds] for row in ("laplace_posthoc", DEFAULT_ROW))
+            cells = [spread_of([one[figure] for one in part], 3) for figure in figures for part in (before, now)]
+            chance = spread_of([one["ece_by_chance"] for one in now], 3)
+            trends = (over_values(least_trend(one) for one in part) for part in (before, now))
+            rows.append([f"{name} ({len(seeds)})", *cells, chance, *trends])
+    return rows
 
 
 @table
@@ -1090,16 +1138,6 @@ def probability() -> list[Row]:
         *cells,
         ["of a pair", NOTHING, f"{calibrated()['verification']['ece']:.3f}"],
     ]
-
-
-@table
-def parts_of_kappa() -> list[Row]:
-    parts = {"kappa": "κ", "kappa_epistemic": "epistemic κ", "kappa_aleatoric": "κ of ambiguity", "p_known": "p_known"}
-    rows: list[Row] = [["images", *(f"AUROC by {name}" for name in parts.values())]]
-    for name, row in read("parts_of_kappa")["sets"].items():
-        if name.endswith(("3", "5", "mnist")):
-            rows.append([name, *(f"{row[f'auroc_{part}']:.3f}" for part in parts)])
-    return rows
 
 
 @table

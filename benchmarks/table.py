@@ -738,13 +738,6 @@ def least_trend(row: dict[str, Any]) -> float | None:
 
 
 @table
-def suite_recall() -> list[Row]:
-    """Without the methods that search with the network of `laplace_posthoc`."""
-    shared = {f"`{name}`" for name in ("deterministic", "norm", "knn_distance", "pfe", "loss_prediction")}
-    return [row for row in by_method(lambda row: row["recall@1"], of_kappa=False) if row[0] not in shared]
-
-
-@table
 def suite_ausc() -> list[Row]:
     return [*by_kappa("ausc"), *(cheap("ausc", score) for score in ("cosine", "weighted_votes"))]
 

@@ -32,7 +32,7 @@ class KronPosterior(Posterior):
         precision = self.scale * self.curvature.spectrum.relu() + self.alpha
         return precision.reciprocal().to(self.weight.dtype)
 
-    @property
+    @cached_property
     def basis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
         """U_B and U_A, in the type of the weight."""
         U_B, U_A = self.curvature.eigenbasis

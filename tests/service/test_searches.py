@@ -119,9 +119,9 @@ def test_two_images_are_the_same_or_not(client: TestClient, png: bytes) -> None:
     assert answer["score"] == pytest.approx(1)
     assert answer["same"] in (True, None)  # None where κ says that it cannot be judged
     assert answer["far"] == 0.1
-    opposite = embedding(3)
-    opposite["embedding"][0] = -1.0
-    answer = client.post("/v1/verify", json={"first": embedding(3), "second": opposite}).json()
+    certain = {**embedding(3), "kappa": 1e6}  # above the flag
+    opposite = {**certain, "embedding": [-1.0, *certain["embedding"][1:]]}
+    answer = client.post("/v1/verify", json={"first": certain, "second": opposite}).json()
     assert (answer["same"], answer["decision"]) == (False, "unknown")
     for wrong in ({}, {"first": image}, {"first": image, "second": {"image": "?"}}, {"first": 1, "second": 2}):
         refused(client.post("/v1/verify", json=wrong), 422)

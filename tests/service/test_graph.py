@@ -35,9 +35,10 @@ def test_a_graph_answers_as_an_exact_search_does(served_run: Path, tmp_path: Pat
         run = Path(shutil.copytree(served_run, tmp_path / index))
         with client(run, index=index) as service:
             for number, direction in enumerate(directions(200)):
-                item = {"embedding": direction, "kappa": 40.0, "id": f"new{number}", "label": str(number % 10)}
+                octant = "".join("+" if value > 0 else "-" for value in direction)  # so that neighbours agree
+                item = {"embedding": direction, "kappa": 40.0, "id": f"new{number}", "label": octant}
                 assert service.post("/v1/items", json=item).status_code == 201
-            queries = [{"embedding": direction, "kappa": 1e6} for direction in directions(300, 1)]
+            queries = [{"embedding": direction, "kappa": 2e3} for direction in directions(300, 1)]
             found = [service.post("/v1/search?k=20", json=query) for query in queries]
             answers[index] = [answer.json() for answer in found]
     assert len(answers["flat"][0]["hits"]) == 20

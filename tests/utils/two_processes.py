@@ -70,9 +70,13 @@ def weights(trained: nn.Module) -> dict[str, Tensor]:
 
 
 def posterior(encoder: BayesianEncoder) -> dict[str, Tensor]:
-    variance, bias_variance = encoder.posterior.variance
-    curvature = encoder.posterior.curvature
-    return {"variance": variance, "bias_variance": bias_variance, "h": curvature.h, "counts": counts(encoder)}
+    variance = encoder.posterior.variance
+    of_structure = (
+        {"variance": variance[0], "bias_variance": variance[1]}
+        if isinstance(variance, tuple)
+        else {"variance": variance}
+    )
+    return {**of_structure, "h": encoder.posterior.curvature.h, "counts": counts(encoder)}
 
 
 def counts(encoder: BayesianEncoder) -> Tensor:

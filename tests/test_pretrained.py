@@ -159,7 +159,7 @@ def test_a_network_that_gives_several_things_is_refused_with_how_to_wrap_it():
     tokens, labels = token_batches()[0]
     with pytest.raises(
         ValueError,
-        match=r"it gave BaseModelOutputWithPoolingAndCrossAttentions of last_hidden_state, pooler_output: wrap it in a "
+        match=r"got BaseModelOutputWithPoolingAndCrossAttentions of last_hidden_state, pooler_output: wrap it in a "
         r'such as self.network\(\*\*inputs\)\["pooler_output"\]',
     ):
         lam.fit(
@@ -354,7 +354,7 @@ def test_half_precision_and_double_precision_outputs():
         (
             nn.Linear(8, 8),
             {"head": "fc"},
-            r"head 'fc' is no linear layer of the network, .*\. Or let lam.fit add a layer",
+            r"head 'fc' is no linear layer of the network; .*\. Or let lam.fit add a layer",
         ),
         (nn.ReLU(), {"head": "train", "dimension": 9}, "dimension must be from 2 to 8, the width .* output, got 9"),
         (nn.ReLU(), {"head": "train", "dimension": 1}, "dimension must be from 2 to 8, .* got 1"),
@@ -366,9 +366,9 @@ def test_half_precision_and_double_precision_outputs():
         (
             nn.Unflatten(1, (2, 4)),
             {"head": "train"},
-            r"gave shape \(12, 2, 4\): wrap it .* such as pool\(self.network\(inputs\)",
+            r"got shape \(12, 2, 4\): wrap it .* such as pool\(self.network\(inputs\)",
         ),
-        (nn.LSTM(8, 4), {"head": "train"}, r"gave tuple: wrap it in a module .* such as self.network\(inputs\)\[0\]"),
+        (nn.LSTM(8, 4), {"head": "train"}, r"got tuple: wrap it in a module .* such as self.network\(inputs\)\[0\]"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(network: nn.Module, options: dict[str, Any], message: str):

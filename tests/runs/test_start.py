@@ -148,7 +148,7 @@ def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Pat
         ([f"--checkpoint={first.parent}"], f"{first.parent} is no run of lam; did you mean"),
         (
             [f"--checkpoint={first}", "--network.dimension=5"],
-            r"checkpoint .*mcinfonce: the network is not the one .*; the settings of its network are --network.name=",
+            r"checkpoint .*mcinfonce: the network differs from the saved one.* --network.name=",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -251,9 +251,9 @@ def test_without_a_key_only_this_machine_is_served(
     assert "a host other than this machine needs a key, got host '0.0.0.0'" in capsys.readouterr().err
     for key, said in (
         (" ", "is empty"),
-        ("a b", "without spaces"),
+        ("a b", "no spaces"),
         ("clé", "of ASCII"),
-        ("a\nb", "without spaces"),
+        ("a\nb", "no spaces"),
         ("k" * 4097, "at most 4096"),
     ):
         monkeypatch.setenv("LAM_API_KEY", key)

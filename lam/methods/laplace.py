@@ -17,7 +17,7 @@ from lam.posteriors.layers import Predictive
 from lam.utils.checks import check_choice
 
 KRON_WIDTH = 4096
-"""Inputs, and outputs, of a layer up to which `kron` is the default: the eigenvectors of wider ones take minutes."""
+"""Largest width of a layer, in inputs or outputs, for `kron` by default. Wider factors take minutes to decompose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Laplace:
         structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
             `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
             others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file. The default
-            is `kron`; it is `diag` for several layers, more than 4,096 inputs or outputs, cross terms, and a curvature
-            of diagonals only.
+            is `kron`. It is `diag` for several layers, more than 4,096 inputs or outputs, a curvature with cross terms,
+            and a curvature without matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
             S sampled networks later take S times the layers' weights on top.

@@ -116,8 +116,8 @@ class Posterior(ABC):
     def scale(self) -> float:
         """The likelihood scale s in force.
 
-        The untuned default is larger where α would otherwise be below the inverse mean square of the weights: a loss of
-        hardly any curvature makes no prior wider than the weights.
+        Untuned, s rises until α is the inverse mean square of the weights. Otherwise a loss of little curvature would
+        leave a prior wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -268,11 +268,10 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """The cosines of queries and hits, and their variances where both come from the same sampled weights.
+        """The cosines of queries and hits, and their variances. Sampled weights embed both.
 
-        c = nᵀm with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖, to first order in the weights: uᵀ Σ u with
-        u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. What a sample changes in both alike cancels.
-        It is 0 where query and hit are the same item.
+        The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
+        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for an item and itself.
 
         Args:
             queries: (N, P) features φ.

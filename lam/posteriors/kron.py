@@ -40,10 +40,13 @@ class KronPosterior(Posterior):
 
     @without_autocast()
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        """Random whole last layers θ* + U_B (√variance ∘ ε) U_Aᵀ; see `Posterior.sample`."""
+        """Random whole last layers θ* + U_B (√variance ∘ U_Bᵀ ε U_A) U_Aᵀ; see `Posterior.sample`.
+
+        With the symmetric root, samples do not depend on the signs of eigenvectors, which rounding may flip.
+        """
         U_B, U_A = self.basis
         (noise,) = self._noise(n_samples, [self.theta.shape], generator, self.weight.dtype)
-        return self._layers(U_B @ noise.mul_(self.variance.sqrt()) @ U_A.T)
+        return self._layers(U_B @ (U_B.T @ noise @ U_A).mul_(self.variance.sqrt()) @ U_A.T)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""

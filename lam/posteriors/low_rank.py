@@ -32,12 +32,14 @@ class LowRankPosterior(Posterior):
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
         (noise,), factor = self._noise(n_samples, [self.theta.shape], generator, torch.float64), self.curvature.factor
+        axes = self.curvature.output_eigen[1]
+        noise = axes.T @ noise  # a symmetric root, as in `KronPosterior.sample`
         diagonal, (rotated, sigma) = self._diagonal, self._inner
         for i, z in enumerate(noise.unbind(1)):
             root = (1 + sigma[i]).sqrt()
             y = (z / diagonal[i].sqrt()) @ factor @ rotated[i] / (root * (root + 1))
             z.sub_(y @ rotated[i].T @ factor.T / diagonal[i].sqrt()).div_(diagonal[i].sqrt())
-        return self._layers(self.curvature.output_eigen[1] @ noise)
+        return self._layers(axes @ noise)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Variances along the eigenvectors of h."""

@@ -61,8 +61,11 @@ class AxisSpread(Spread):
         return self.variances.sum(1)
 
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        along = torch.maximum(self.variances.double(), least).sqrt() * noise
-        return along if self.axes is None else along @ self.axes.T.double()
+        deviation = torch.maximum(self.variances.double(), least).sqrt()
+        if self.axes is None:
+            return deviation * noise
+        axes = self.axes.double()  # turning the noise makes the root symmetric, whatever the signs of the axes
+        return deviation * (noise @ axes) @ axes.T
 
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
@@ -72,7 +75,8 @@ class AxisSpread(Spread):
         # In these axes the noise of an item is diagonal, so its resultant takes matmuls and no (S, N, D) samples.
         axes = None if self.axes is None else self.axes.double()
         center = center.double() if axes is None else center.double() @ axes
-        length = projected_resultant(center, torch.maximum(self.variances.double(), least), noise[:, 0])
+        noise = noise[:, 0] if axes is None else noise[:, 0] @ axes
+        length = projected_resultant(center, torch.maximum(self.variances.double(), least), noise)
         return length if axes is None else replace(length, mean=length.mean @ axes.T)
 
 

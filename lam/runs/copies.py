@@ -202,7 +202,7 @@ def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
 
 
 def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
-    """Each item with a hash close to that of an earlier item, and the closest such item."""
+    """Near copies: items whose hash is close to an earlier item's, each with the closest such item."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
     import faiss  # slow to import, and an extra

@@ -338,7 +338,7 @@ def _no_embedding() -> ServiceError:
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:
-    """An embedding without samples and parts of κ, like those of clients: both kinds share a batch."""
+    """An embedding without samples and parts of κ. Embeddings from clients have neither, and share the batch."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 

@@ -92,6 +92,24 @@ def test_the_variance_of_a_cosine_is_that_of_sampled_layers(name: str):
     torch.testing.assert_close(cosines.var(0), variance, rtol=0.1, atol=0)
 
 
+@pytest.mark.parametrize("name", ["kron", "ekfac", "low_rank"])
+def test_samples_do_not_depend_on_the_signs_of_eigenvectors(name: str):
+    posterior, features = make(name)
+    sums = replace(posterior.curvature)  # without what is cached
+    if name == "low_rank":
+        values, axes = sums.output_eigen
+        vars(sums)["output_eigen"] = values, axes * torch.tensor([1.0, -1.0, 1.0])
+    elif name == "kron":
+        (b, U_B), (a, U_A) = sums._outputs, sums._inputs
+        vars(sums).update(_outputs=(b, -U_B), _inputs=(a, U_A * (-1.0) ** torch.arange(P + 1)))
+    else:
+        sums = replace(sums, output_basis=-sums.output_basis)
+    other = replace(posterior, curvature=sums)
+    for one, another in zip(posterior.sample(4), other.sample(4), strict=True):
+        torch.testing.assert_close(one, another)
+    torch.testing.assert_close(other.predict(features).kappa, posterior.predict(features).kappa)
+
+
 def test_sampled_layers_have_the_covariance_of_the_dense_gaussian(name: str):
     posterior, _ = make(name)
     expected = dense_covariance(posterior)

@@ -136,15 +136,15 @@ def test_a_run_of_two_processes_equals_that_of_one(finished_run: FinishedRun, tm
     found, expected = (json.loads((path / "metrics.json").read_text()) for path in (folder, finished_run.folder))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        # votes differ where sums in another order tip the choice between two widths of equal score
-        if not name.startswith(
-            ("seconds_", "tuned_", "ece", "votes", "ausc", "r_auroc", "auroc", "corruption", "kappa")
-        ):
+        if not name.startswith("seconds_"):
             # by a covariance of a few items, which is nearly singular, or by ranks, of which two may change places
             loose = "mahalanobis" in name or name.endswith("_trend")
-            jumpy = name.startswith(("mann_whitney_p", "nauc"))  # one such change moves a p-value or a quotient by more
+            # one such change moves a p-value, a quotient or a rank correlation by more
+            jumpy = name.startswith(("mann_whitney_p", "nauc")) or name.endswith("_trend")
             tolerance = (5e-2 if jumpy else 1e-2) if loose else 1e-4
-            assert found[name] == pytest.approx(value, abs=tolerance), name
+            if name.startswith(("ece", "tuned_ece")):
+                tolerance = 2 / 60  # of votes: one query changes its bin
+            assert found[name] == pytest.approx(value, abs=tolerance, rel=1e-3), name  # κ is of an inverse
     posteriors = [
         read_tensors(next(path.glob("encoder/*/posterior.safetensors"))) for path in (folder, finished_run.folder)
     ]

@@ -181,8 +181,8 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: promise false accepts for strangers like those of the data, or, if they have classes, for a random
-            item of a new class. Otherwise for queries like the calibration queries without their matches.
+        of_strangers: bound false accepts of strangers: of a random item of a new class, if the strangers have classes.
+            If False, bound false accepts of calibration queries without their matches.
         share: expected share of strangers among future queries, unless a mixture gives it.
     """
 

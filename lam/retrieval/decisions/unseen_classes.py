@@ -76,9 +76,9 @@ class UnseenClasses:
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1). A counts those of M single items that are at least as near to another item, or the new one,
-        as the new one is to the gallery. They have a `left_out` of at least the score, or are the nearest item itself.
-        For exchangeable items P(p ≤ α | its class is new) ≤ α.
+        p = (1 + A)/(M + 1). Of M single items, A lie at least as near to another item as the new item lies to the
+        gallery: their `left_out` reaches the score. The nearest item counts too, if it is single, as the new item is
+        its neighbour. For exchangeable items P(p ≤ α | its class is new) ≤ α.
 
         A score other than nearness keeps this if a new item raises no `left_out` except the nearest item's, such as a
         score of each item alone.
@@ -105,9 +105,9 @@ class UnseenClasses:
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means of no class there.
 
-        p = (1 + A + s)/(R + 1 + s). A counts those of R items, in classes of two or more, that are at least as far from
-        any other item as the new one is from the gallery. The new item may be the second of a class of one; the first
-        then counts too: s = 1 if a single item is as far, else 0. For exchangeable items
+        p = (1 + A + s)/(R + 1 + s). R items are in classes of two or more. Of them, A lie at least as far from any
+        other item as the new item lies from the gallery. The new item may be the second of a class of one; then the
+        first counts too: s = 1 if a single item lies as far, else 0. For exchangeable items
         P(p ≤ α | its class is in the gallery) ≤ α.
 
         Args:

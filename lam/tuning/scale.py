@@ -176,7 +176,7 @@ def calibrate_scale(
     h stays the same, so another s costs only sampling, and retrieval is the same for every s.
     A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
     of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. The best
-    s is chosen, the largest of equals. With a `prior_precision` of its own, a posterior changes its shape with s. Then
+    s is chosen, the middle of equals. With a `prior_precision` of its own, a posterior changes its shape with s. Then
     the largest s within one standard error of the best, over queries, is chosen: it changes the network least.
 
     All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
@@ -207,7 +207,9 @@ def calibrate_scale(
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
     if posterior.prior_precision is None:  # then s leaves the shape, and κ the order of items
-        exponent = max(exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best))
+        equal = [exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best)]
+        middle = (min(equal) + max(equal)) / 2  # away from widths that bend samples, and from the bound on κ
+        exponent = min(equal, key=lambda exponent: abs(exponent - middle))
     else:
         exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
     scale = 10.0**exponent

@@ -252,7 +252,7 @@ def test_without_a_key_only_this_machine_is_served(
     for key, said in (
         (" ", "is empty"),
         ("a b", "no spaces"),
-        ("clé", "of ASCII"),
+        ("clé", "ASCII"),
         ("a\nb", "no spaces"),
         ("k" * 4097, "at most 4096"),
     ):

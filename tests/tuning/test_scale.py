@@ -89,7 +89,9 @@ def test_where_the_prior_follows_the_scale_the_best_is_chosen():
     encoder.tune(batches[4:], n_samples=16)
     tuning = encoder.tuning
     least = min(trial.score for trial in tuning.trials)
-    assert tuning.likelihood_scale == max(trial.scale for trial in tuning.trials if trial.score == least)
+    equal = [math.log10(trial.scale) for trial in tuning.trials if trial.score == least]
+    distances = [abs(exponent - (equal[0] + equal[-1]) / 2) for exponent in equal]
+    assert math.log10(tuning.likelihood_scale) == equal[distances.index(min(distances))]
     assert encoder.posterior.prior_precision is None
 
 
@@ -164,7 +166,8 @@ def test_scales_at_which_every_kappa_is_one_bound_are_not_chosen():
     encoder = lam.fit_features(features, labels, torch.eye(4)[:3] + 0.1, margin=0.7)
     with pytest.warns(Note, match="40 validation queries do not determine the posterior's width"):
         encoder.tune([(features, labels)])
-    assert encoder.tuning.likelihood_scale == encoder.tuning.interval[1]
+    low, high = encoder.tuning.interval
+    assert low <= encoder.tuning.likelihood_scale <= high
     assert not encoder.embed(features).capped.any()
     with pytest.raises(ValueError, match="κ is at the upper end of its range, 1e.08, at every likelihood scale from"):
         encoder.tune([(features, labels)], least=1e20, greatest=1e24)

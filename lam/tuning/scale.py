@@ -28,6 +28,10 @@ COSINE_LIMIT = 0.9
 FLAT_DECADES = 3
 """If scales so many powers of ten apart score alike, held-out data do not determine the posterior's width."""
 
+NEAR_COSINE = 0.99
+"""Mean cosine of samples and network from which a posterior counts as narrow; where queries are easy, wide ones vote
+as well."""
+
 _DEPTH = 10
 
 METRICS |= {
@@ -176,8 +180,9 @@ def calibrate_scale(
     h stays the same, so another s costs only sampling, and retrieval is the same for every s.
     A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
     of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. The best
-    s is chosen, the middle of equals. With a `prior_precision` of its own, a posterior changes its shape with s. Then
-    the largest s within one standard error of the best, over queries, is chosen: it changes the network least.
+    s is chosen, of equals the smallest with samples near the network's direction. With a `prior_precision` of its own,
+    a posterior changes its shape with s. Then the largest s within one standard error of the best, over queries, is
+    chosen: it changes the network least.
 
     All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
     follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the
@@ -207,9 +212,9 @@ def calibrate_scale(
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
     if posterior.prior_precision is None:  # then s leaves the shape, and κ the order of items
-        equal = [exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best)]
-        middle = (min(equal) + max(equal)) / 2  # away from widths that bend samples, and from the bound on κ
-        exponent = min(equal, key=lambda exponent: abs(exponent - middle))
+        equal = sorted(exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best))
+        near = (exponent for exponent in equal if tuner.direction_cosine(exponent) >= NEAR_COSINE)
+        exponent = next(near, equal[-1])
     else:
         exponent = max(exponent for exponent in exponents if tuner.trial(exponent, best).within_error)
     scale = 10.0**exponent
@@ -284,6 +289,10 @@ class _Tuner:
     def trial(self, exponent: float, best: float) -> Trial:
         scores, ece = self.evaluated[exponent]
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
+
+    def direction_cosine(self, exponent: float) -> float:
+        """See `_direction_cosine`."""
+        return _direction_cosine(self._posterior(exponent), self.batches, self.n_samples)
 
     def _kappa_is_capped(self, exponent: float) -> bool:
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples)

@@ -16,7 +16,7 @@ from lam.pairs.relevance import LabelRelevance, PlaceRelevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.votes import answers_of
-from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, best_posterior, calibrate_scale, complaint
+from lam.tuning.scale import CLIPPED_LIMIT, COSINE_LIMIT, NEAR_COSINE, best_posterior, calibrate_scale, complaint
 from lam.utils.notes import Note
 from tests.encoders import small
 from tests.encoders.small import make_batches
@@ -87,11 +87,17 @@ def test_where_the_prior_follows_the_scale_the_best_is_chosen():
     batches = make_batches(8, N=32)
     encoder = small.fit(batches[:4])
     encoder.tune(batches[4:], n_samples=16)
-    tuning = encoder.tuning
+    tuning, features = encoder.tuning, encoder.features(batches[4:])
     least = min(trial.score for trial in tuning.trials)
-    equal = [math.log10(trial.scale) for trial in tuning.trials if trial.score == least]
-    distances = [abs(exponent - (equal[0] + equal[-1]) / 2) for exponent in equal]
-    assert math.log10(tuning.likelihood_scale) == equal[distances.index(min(distances))]
+    assert tuning.chosen.score == least
+    wider = [trial.scale for trial in tuning.trials if trial.score == least and trial.scale < tuning.likelihood_scale]
+    assert tuning.direction_cosine >= NEAR_COSINE or not [
+        trial for trial in tuning.trials if trial.score == least and trial.scale > tuning.likelihood_scale
+    ]
+    for scale in wider:
+        other = replace(encoder.posterior, likelihood_scale=scale).predict(features, n_samples=16, mean="sampled").mean
+        own = F.normalize(encoder.posterior.outputs(features))
+        assert float((own * other).sum(1).mean()) < NEAR_COSINE
     assert encoder.posterior.prior_precision is None
 
 

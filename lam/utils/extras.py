@@ -1,5 +1,8 @@
 """How to install the libraries of an optional feature."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 DISTRIBUTION = "lam-retrieval"  # `lam` on PyPI is another project
 
 
@@ -16,3 +19,27 @@ def install_command(extra: str) -> str:
         pip install 'lam-retrieval[serve]'
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextmanager
+def needs_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Turn a failed import into an error that says how to install the extra.
+
+    Args:
+        extra: an extra of `setup.cfg`.
+        purpose: what the packages are for, the subject of the message, such as "vector stores of LangChain".
+
+    Raises:
+        ImportError: for a package that is missing.
+
+    Example:
+        >>> with needs_extra("nothing", "dragons"):
+        ...     import dragons
+        Traceback (most recent call last):
+        ...
+        ImportError: dragons: a package is missing (No module named 'dragons'): pip install 'lam-retrieval[nothing]'
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{purpose}: a package is missing ({error}): {install_command(extra)}") from None

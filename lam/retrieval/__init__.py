@@ -6,6 +6,7 @@ Nothing here depends on networks, data sets or configuration. Plots are in `lam.
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.files import load_calibration, save_calibration
+from lam.retrieval.decisions.judge import calibrate_vectors, judge
 from lam.retrieval.index.exact import rank, sampled_nearest
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.fusion import fuse_identities
@@ -32,7 +33,9 @@ __all__ = [
     "auroc",
     "ausc",
     "calibrate",
+    "calibrate_vectors",
     "fuse_identities",
+    "judge",
     "load_calibration",
     "map_at_k",
     "precision_at_k",

@@ -1,0 +1,148 @@
+"""Qdrant: calibrate on an existing collection, and decide on its hits.
+
+The collection stays as it is: vectors searched by cosine, and a label in each payload. A filtered search is another
+gallery, so `QdrantGallery` filters nothing. The contract of hits is in `lam.retrieval.decisions.judge`.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval import N_HITS, Calibration, Choices, calibrate_vectors, judge
+from lam.retrieval.decisions.abstention import Decision
+from lam.utils.checks import check_at_least
+from lam.utils.extras import needs_extra
+from lam.vmf.embeddings import Embeddings
+
+with needs_extra("qdrant", "Qdrant collections"):
+    from qdrant_client import models
+
+_PAGE = 1000  # points a request
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a query.
+
+    Attributes:
+        decision: match, unknown or abstain.
+        probability: that the first point is right.
+        kappa: concentration of the query; small means uncertain.
+        points: the first points, best first, as Qdrant returns them.
+    """
+
+    decision: Decision
+    probability: float
+    kappa: float
+    points: tuple[models.ScoredPoint, ...]
+
+
+class QdrantGallery:
+    """A collection of Qdrant as the gallery of lam's decisions.
+
+    Args:
+        client: a `qdrant_client.QdrantClient`, of a server or of the local mode.
+        collection: name of an existing collection with distance Cosine.
+        label: key of the payload that holds an item's label.
+        vector: name of the vector, in a collection of named vectors.
+        exact: search without the graph, which may miss neighbours. If False, keep the recall of 50 hits above 0.95.
+
+    Raises:
+        ValueError: for a missing collection or vector, or a distance other than Cosine.
+    """
+
+    def __init__(
+        self, client: Any, collection: str, *, label: str = "label", vector: str | None = None, exact: bool = True
+    ) -> None:
+        self.client, self.collection = client, collection
+        self._label, self._vector, self._exact = label, vector, exact
+        if not client.collection_exists(collection):
+            raise ValueError(f"there is no collection {collection!r}: create it with distance Cosine")
+        vectors = client.get_collection(collection).config.params.vectors
+        named: dict[str | None, Any] = {**vectors} if isinstance(vectors, Mapping) else {None: vectors}
+        if vector not in named:
+            raise ValueError(f"vector must be one of {list(named)} in {collection!r}, got {vector!r}")
+        if (distance := named[vector].distance) != models.Distance.COSINE:
+            raise ValueError(f"decisions need distance Cosine, {collection!r} has {distance.value}: make another one")
+        self.dimension: int = named[vector].size
+
+    def __len__(self) -> int:
+        return self.client.count(self.collection, exact=True).count
+
+    def add(
+        self,
+        ids: Sequence[int | str],
+        embeddings: Embeddings,
+        labels: Sequence[str],
+        payloads: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Add points, or replace those of the same ids; each payload gets the label and `kappa`."""
+        payloads = [{} for _ in ids] if payloads is None else payloads
+        if {len(embeddings), len(labels), len(payloads)} != {len(ids)}:
+            lengths = f"{len(ids)}, {len(embeddings)}, {len(labels)} and {len(payloads)}"
+            raise ValueError(f"ids, embeddings, labels and payloads must be equal in number, got {lengths}")
+        if embeddings.dimension != self.dimension:
+            raise ValueError(f"embeddings must have dimension {self.dimension}, got {embeddings.dimension}")
+        points = [
+            models.PointStruct(
+                id=name,
+                vector=mean if self._vector is None else {self._vector: mean},
+                payload={**payload, self._label: label, "kappa": kappa},
+            )
+            for name, mean, kappa, label, payload in zip(
+                ids, embeddings.mean.tolist(), embeddings.kappa.tolist(), labels, payloads, strict=True
+            )
+        ]
+        for start in range(0, len(points), _PAGE):
+            self.client.upsert(self.collection, points[start : start + _PAGE], wait=True)
+
+    def vectors(self) -> tuple[Float[Tensor, "G D"], list[str]]:
+        """Vectors and labels of all points; the label is empty where the payload has none."""
+        rows, labels, offset = [], [], None
+        while True:
+            points, offset = self.client.scroll(
+                self.collection, limit=_PAGE, offset=offset, with_payload=[self._label], with_vectors=True
+            )
+            rows += [point.vector if self._vector is None else point.vector[self._vector] for point in points]
+            labels += [self._label_of(point) for point in points]
+            if offset is None:
+                return torch.tensor(rows).reshape(len(rows), self.dimension), labels
+
+    def calibrate(self, queries: Embeddings, labels: Sequence[str], choices: Choices | None = None) -> Calibration:
+        """Calibration on the collection; arguments and errors as in `lam.retrieval.calibrate_vectors`."""
+        return calibrate_vectors(queries, labels, *self.vectors(), choices)
+
+    def answer(
+        self, queries: Embeddings, calibration: Calibration, *, features: Float[Tensor, "Q P"] | None = None, k: int = 5
+    ) -> list[Answer]:
+        """Search for queries and decide on their hits; errors as in `lam.retrieval.judge`.
+
+        Args:
+            queries: embeddings of the queries.
+            calibration: of this collection.
+            features: (Q, P) of the queries, from `Encoder.predict`; they add scores.
+            k: number of points in an answer, at least 1.
+        """
+        check_at_least("k", k, 1)
+        how = models.SearchParams(exact=self._exact)
+        requests = [
+            models.QueryRequest(query=mean, using=self._vector, limit=max(k, N_HITS), params=how, with_payload=True)
+            for mean in queries.mean.tolist()
+        ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Local mode performs exact")  # the local mode has no graph to leave out
+            found = [response.points for response in self.client.query_batch_points(self.collection, requests)]
+        scores = [[point.score for point in points] for points in found]
+        labels = [[self._label_of(point) for point in points] for points in found]
+        decisions = judge(calibration, queries, scores, labels, gallery_size=len(self), features=features)
+        rows = zip(decisions.decision, decisions.probability.tolist(), queries.kappa.tolist(), found, strict=True)
+        return [Answer(decision, share, kappa, tuple(points[:k])) for decision, share, kappa, points in rows]
+
+    def _label_of(self, point: Any) -> str:
+        label = (point.payload or {}).get(self._label)
+        return "" if label is None else str(label)

@@ -1,0 +1,172 @@
+"""`judge` decides on hits of any vector store; `calibrate_vectors` learns the calibration from the store's vectors.
+
+The hits must satisfy a contract, as thresholds and probabilities are learnt from cosines of exact searches:
+
+- Vectors are `mean` of the encoder that embeds the queries. Mean directions of samples need the same number of samples.
+- Scores are cosines, best first. Convert what a store returns: pgvector (`<=>`) and Chroma (space `cosine`) give
+  distances, the cosine is 1 - distance; Elasticsearch gives (1 + cosine) / 2, the cosine is 2 score - 1; Qdrant
+  (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only of unit vectors.
+- The search is exact or nearly exact: a missed neighbour lowers cosines and votes. Recall of 50 hits should be above
+  0.95.
+- Each query has 50 hits (`N_HITS`), or all that the store holds, and each hit its label.
+- Nothing filters the search: a filtered store is another gallery, with its own calibration.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.retrieval.decisions.abstention import SearchDecisions
+from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.index.checks import unit_vectors
+from lam.retrieval.index.hits import Hits, label_numbers
+from lam.retrieval.metrics.searches import search_open_set
+from lam.utils.checks import check_at_least, check_finite
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+_BEYOND_ONE = 1e-3  # rounding of half precision
+_RISE = 1e-5  # scores of neighbours may be rounded apart
+
+Queries = Embeddings | tuple[Any, Any]
+"""Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays or lists."""
+
+
+def judge(
+    calibration: Calibration,
+    queries: Queries,
+    scores: Any,
+    labels: Sequence[Sequence[str]] | None = None,
+    *,
+    gallery_size: int,
+    features: Float[Tensor, "Q P"] | None = None,
+) -> SearchDecisions:
+    """Decisions on Q queries from the hits of any vector store.
+
+    Args:
+        calibration: of the same encoder and, up to a fifth of its size, the same gallery.
+        queries: embeddings of the queries.
+        scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
+        labels: Q lists of K labels of the hits, empty for a hit without label; None for a store without labels.
+        gallery_size: number of items in the store now.
+        features: (Q, P) of the queries, which add scores; the pair (mean, κ) has none.
+
+    Raises:
+        ValueError: for scores that are no cosines in falling order, queries that are no unit vectors, lists of
+            different lengths, or too few hits; and as `Calibration.decide`.
+
+    Example:
+        >>> from lam.retrieval import Targets
+        >>> angles = torch.rand(400, generator=torch.Generator().manual_seed(0)) * 6.28
+        >>> items = torch.stack([angles.cos(), angles.sin()], 1)
+        >>> labels = [f"{angle:.0f} radians" for angle in angles.tolist()]
+        >>> asked, choices = (items[:200], [20.0] * 200), Choices(Targets(far=0.1, ood=0.1))
+        >>> calibration = calibrate_vectors(asked, labels[:200], items[200:], labels[200:], choices)
+        >>> cosines, found = (items[:1] @ items[200:].T).topk(50)
+        >>> hits = [[labels[200 + place] for place in found[0].tolist()]]
+        >>> judge(calibration, (items[:1], [20.0]), cosines, hits, gallery_size=200).decision
+        ('match',)
+    """
+    embeddings = _embeddings(queries)
+    cosines = _cosines(scores, len(embeddings))
+    numbers = None if labels is None else _numbers(labels, tuple(cosines.shape))
+    check_at_least("gallery_size", gallery_size, cosines.shape[1])
+    hits = Hits(torch.arange(cosines.shape[1]).expand(cosines.shape), cosines, torch.ones_like(cosines))
+    return calibration.decide(hits, embeddings, features=features, labels=numbers, gallery_size=gallery_size)
+
+
+def calibrate_vectors(
+    queries: Queries,
+    query_labels: Sequence[str],
+    vectors: Any,
+    labels: Sequence[str],
+    choices: Choices | None = None,
+    *,
+    key: str = "vectors",
+) -> Calibration:
+    """Calibration for a gallery of labelled vectors, by exact search; `judge` then decides on hits of its store.
+
+    Args:
+        queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store.
+        query_labels: Q labels; a label that the store lacks makes the query a search without a match.
+        vectors: (G, D) of all items in the store.
+        labels: G labels of the items.
+        choices: error rates and scores; a false-accept rate of r needs 1/r - 1 queries.
+        key: name of the encoder, which `load_calibration` asks for.
+
+    Raises:
+        ValueError: for a missing label, other lengths, vectors that are no unit vectors, or too few queries.
+    """
+    embeddings, items = _embeddings(queries), _rows("vectors", vectors)
+    for name, values, n_items in (("query_labels", query_labels, len(embeddings)), ("labels", labels, len(items))):
+        if len(values) != n_items:
+            raise ValueError(f"{name} must be one for each of {n_items} vectors, got {len(values)}")
+        if not all(values):
+            raise ValueError(
+                f"{name} must not be empty, got an empty one at index {list(map(bool, values)).index(False)}"
+            )
+    unit_vectors(_plain(items, torch.ones(len(items))), embeddings.dimension)
+    own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
+    searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
+    return calibrate(CalibrationData(searches, embeddings, gallery_labels=stored), choices, key=key)
+
+
+def _embeddings(queries: Queries) -> Embeddings:
+    """Embeddings of unit vectors with κ in its range."""
+    if not isinstance(queries, Embeddings):
+        mean, kappa = _rows("queries", queries[0]), torch.as_tensor(queries[1]).double()
+        kappa = torch.where(
+            kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa
+        )  # NaN and negative numbers stay, for the check
+        queries = _plain(mean, kappa)
+    unit_vectors(queries, queries.dimension)
+    return queries
+
+
+def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
+    """Embeddings of which only direction and κ count."""
+    return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
+
+
+def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
+    """A matrix from a tensor, an array or lists."""
+    try:
+        rows = torch.as_tensor(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} must be a matrix of numbers, with rows of one length ({error})") from None
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must be a matrix, a row for each query or item, got shape {tuple(rows.shape)}")
+    return rows.detach().cpu().to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
+    """Scores that may be cosines in falling order, clamped to [-1, 1]."""
+    cosines = _rows("scores", scores)
+    if len(cosines) != n_queries:
+        raise ValueError(f"scores must have a row for each of {n_queries} queries, got {len(cosines)}")
+    check_finite("scores", cosines)
+    if (is_beyond := cosines.abs() > 1 + _BEYOND_ONE).any():
+        raise ValueError(
+            f"scores must be cosines, from -1 to 1, got {float(cosines[is_beyond][0]):.6g}: let the store search "
+            "normalised vectors by cosine, not by inner product or Euclidean distance"
+        )
+    if (rises := cosines[:, 1:] > cosines[:, :-1] + _RISE).any():
+        row, place = rises.nonzero()[0].tolist()
+        raise ValueError(
+            f"scores must fall along a query, the best first, got {float(cosines[row, place + 1]):.6g} after "
+            f"{float(cosines[row, place]):.6g} in query {row}: the cosine of a cosine distance is 1 - distance"
+        )
+    return cosines.clamp(-1, 1).float()  # as `lam.retrieval.Index` returns them
+
+
+def _numbers(labels: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Tensor:
+    """Labels of hits as numbers."""
+    lengths = [len(row) for row in labels]
+    if len(lengths) != shape[0] or set(lengths) - {shape[1]}:
+        raise ValueError(
+            f"labels must be {shape[0]} lists of {shape[1]}, one label for each score, got lists of {lengths[:5]}"
+        )
+    return label_numbers(labels).reshape(shape)

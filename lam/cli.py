@@ -111,6 +111,8 @@ def _execute(arguments: list[str]) -> int:
                 from lam.runs.folder import run_at
 
                 parsed.run = str(run_at(Path(parsed.run)))
+            if "plugin" in parsed:
+                _load_plugins(parsed.plugin)
             parsed.do(parsed, rest)
         except BrokenPipeError:
             raise
@@ -121,6 +123,15 @@ def _execute(arguments: list[str]) -> int:
             _complain("stopped; start it again to continue")
             return STOPPED
     return 0
+
+
+def _load_plugins(files: Sequence[str]) -> None:
+    """Register what installed packages and the user's files add, before any run is opened."""
+    from lam.runs.plugins import load_file, load_installed
+
+    load_installed()
+    for file in files:
+        load_file(file)
 
 
 def _attach_values(arguments: list[str]) -> list[str]:
@@ -480,6 +491,12 @@ class _CommandParser(argparse.ArgumentParser):
 
 _SHARED: dict[str, dict[str, Any]] = {
     "run": {"help": "the folder of a finished run"},
+    "--plugin": {
+        "action": "append",
+        "default": [],
+        "metavar": "FILE",
+        "help": "a Python file that registers a network, a loss, a method or a data set; may be repeated",
+    },
     "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each part"},
     "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
     "--skip-damaged": {"action": "store_true", "help": "leave out unreadable images; a CSV file lists them"},
@@ -508,7 +525,7 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
         added.set_defaults(do=do)
         added.add_argument("--quiet", action="store_true", help="show no progress")
-        for argument in shared:
+        for argument in (*shared, *(() if do is _experiment else ("--plugin",))):
             added.add_argument(argument, **_SHARED[argument])
         return added.add_argument
 

@@ -19,6 +19,7 @@ from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
 from lam.datasets.texts import Texts
 from lam.inputs import Preprocessing
 from lam.utils.checks import check_options
+from lam.utils.registry import enter
 
 __all__ = [
     "DATASETS",
@@ -32,6 +33,7 @@ __all__ = [
     "Texts",
     "load",
     "load_ood",
+    "register",
 ]
 
 T = TypeVar("T")
@@ -54,7 +56,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "docstrings": docstrings.splits,
     "spots": spots.splits,
 }
-"""Every data set that a configuration can name: a function that returns `Splits`. Users may add their own."""
+"""Every data set that a configuration can name: a function that returns `Splits`. See `register`."""
 
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
     "digits_held_out": digits.held_out,
@@ -142,6 +144,19 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     if items.shape != like.shape:
         raise ValueError(f"{name} has items of shape {items.shape}, but {like.name} of {like.shape}; use another set")
     return items
+
+
+def register(name: str, loader: Callable[..., Splits]) -> None:
+    """Enter a data set under a new name, for `load` and configurations.
+
+    Args:
+        name: the new name.
+        loader: function of `seed` and options, and of `root` if it reads files, that returns `Splits`.
+
+    Raises:
+        ValueError: if another data set has the name.
+    """
+    enter(DATASETS, "data set", name, loader)
 
 
 def _find(known: Mapping[str, T], name: str, kind: str) -> T:

@@ -66,7 +66,10 @@ LOSSES: dict[str, type[Loss]] = {
 def find(name: str) -> type[Loss]:
     """The class of a registered loss; another name raises a `ValueError`."""
     if name not in LOSSES:
-        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register")
+        raise ValueError(
+            f"loss must be one of {', '.join(LOSSES)}, got {name!r}: register it with lam.losses.register, for a "
+            "command in a file that --plugin names"
+        )
     return LOSSES[name]
 
 

@@ -46,7 +46,10 @@ def find(name: str) -> type[Method]:
         Hib(n_samples=4, kl_weight=0.0001, scale=5.0, offset=5.0, shared=True)
     """
     if name not in METHODS:
-        raise ValueError(f"there is no method {name!r}; known are {', '.join(METHODS)}")
+        raise ValueError(
+            f"there is no method {name!r}; known are {', '.join(METHODS)}: register it with lam.methods.register, for "
+            "a command in a file that --plugin names"
+        )
     return METHODS[name]
 
 

@@ -176,7 +176,10 @@ def _constructor(name: str) -> Callable[..., EmbeddingNetwork]:
     if library in _LIBRARIES and architecture:
         return partial(_LIBRARIES[library], architecture)
     known = ", ".join((*_NETWORKS, *(f"{library}:NAME" for library in _LIBRARIES)))
-    raise ValueError(f"network must be one of {known}, got {name!r}: register it with lam.models.register")
+    raise ValueError(
+        f"network must be one of {known}, got {name!r}: register it with lam.models.register, for a command in a file "
+        "that --plugin names"
+    )
 
 
 __all__ = ["EmbeddingNetwork", "build", "preprocessing_of", "register"]

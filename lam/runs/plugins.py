@@ -1,0 +1,94 @@
+"""Networks, losses, methods and data sets of one's own on the command line: installed packages, and files.
+
+Only the user names code: by installing a package with an entry point, or by a file at the start of a command. Nothing
+in the folder of a run is executed or decides what is.
+"""
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from lam import datasets, hessians, losses, methods, models
+from lam.encoders import load as encoders
+
+GROUPS: Mapping[str, Callable[[str, Any], None]] = {
+    "lam.networks": models.register,
+    "lam.losses": losses.register,
+    "lam.curvatures": hessians.register,
+    "lam.encoders": encoders.register,
+    "lam.methods": methods.register,
+    "lam.datasets": datasets.register,
+}
+"""The registering function of each group of entry points."""
+
+
+def load_installed() -> None:
+    """Register every entry point of `GROUPS`; one that fails is left out, with a warning that names it."""
+    installed = entry_points()
+    for group, register in GROUPS.items():
+        for entry in sorted(installed.select(group=group)):
+            try:
+                register(entry.name, entry.load())
+            except (Exception, SystemExit) as error:
+                warnings.warn(
+                    f"{entry.name!r} of {group}, of the package {_package(entry)}, cannot be loaded "
+                    f"({type(error).__name__}: {error}) and is left out: update or remove that package",
+                    stacklevel=2,
+                )
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value.partition(":")[0]
+
+
+def load_file(path: str | Path) -> None:
+    """Execute a Python file once as a module of its name; what it registers can then be named.
+
+    The folder of the file joins the end of `sys.path`, so that the file can import its neighbours, and processes that
+    read data can import it.
+
+    Raises:
+        ValueError: for a path that is no Python file, a name that another module has, or code that fails.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "my_names.py").write_text("print('executed')")
+        ...     load_file(Path(folder, "my_names.py"))
+        ...     load_file(Path(folder, "my_names.py"))
+        executed
+    """
+    path = Path(path).resolve()
+    name = path.stem
+    if path.suffix != ".py" or not path.is_file() or not name.isidentifier():
+        raise ValueError(f"a plugin must be a Python file with the name of a module, such as mine.py, got {path}")
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return
+    if known is not None or importlib.util.find_spec(name) is not None:
+        raise ValueError(f"the plugin {path} has the name of another module, {name}: rename the file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        sys.path.remove(str(path.parent))
+        raise ValueError(f"the plugin {path} fails{_line_in(path, error)}: {type(error).__name__}: {error}") from error
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """The last line of the file that was at work, as text; empty if it was not read so far."""
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f" in line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return line

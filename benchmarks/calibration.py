@@ -33,7 +33,7 @@ from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.open_set import open_set_metrics
 from lam.retrieval.metrics.searches import Searches, search_open_set
-from lam.runs.calibrate import REFERENCE
+from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run
@@ -54,8 +54,7 @@ def main() -> None:
 
 
 def measure(run: Path, mnist: str) -> dict[str, Any]:
-    encoder, config = Run(run).encoder, load_config(run)
-    config.data.ood = []
+    encoder, config = Run(run).encoder, load_config(run, ["--data.ood=[]"])
     splits, _ = load_data(config.data)
     others = datasets.load_ood("mnist", like=splits.test, root=mnist)
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)

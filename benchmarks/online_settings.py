@@ -39,10 +39,9 @@ def main() -> None:
     for name, change in TRIES.items():
         for seed in parsed.seeds:
             folder = Path(parsed.work) / f"{name}-{seed}"
-            overrides = [f"--seed={seed}", f"--output={folder}", *change]
+            overrides = [f"--seed={seed}", f"--output={folder}", "--data.ood=[]", *change]
             overrides += [f"--data.root={parsed.root}"] if parsed.root else []
             config = load_config("fashionmnist laplace_online", overrides)
-            config.data.ood = []
             run(config, progress=False)
             splits = datasets.load("fashionmnist", root=parsed.root, seed=config.data.seed)
             rows.setdefault(name, {})[seed] = figures_of(on_validation(load(folder / "encoder"), splits))

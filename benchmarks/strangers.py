@@ -29,7 +29,7 @@ from lam.retrieval.decisions.calibration import query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.metrics.searches import search_open_set
-from lam.runs.calibrate import REFERENCE
+from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
 from lam.runs.finished import Run

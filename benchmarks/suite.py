@@ -20,7 +20,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,7 @@ def configured(parsed: argparse.Namespace, name: str, source: Source, method: st
     if method in FROM_A_NETWORK:
         settings.append(f"--checkpoint={parsed.work / f'{name}-deterministic-{seed}'}")
     config = load_config(f"{source.configuration} {method}", [*settings, *parsed.set])
-    if source.ood:
-        config.data.ood = list(source.ood)
-    return config
+    return replace(config, data=replace(config.data, ood=list(source.ood))) if source.ood else config
 
 
 def cell(parsed: argparse.Namespace, name: str, source: Source, method: str, seed: int) -> RunResult:

@@ -21,7 +21,8 @@ from timing import RESULTS, kept
 from lam.inputs.corruption import KINDS
 from lam.methods import METHODS
 from lam.retrieval.decisions.flags import COMBINED
-from lam.retrieval.metrics.registry import SCORES, describe
+from lam.retrieval.metrics.registry import describe
+from lam.retrieval.metrics.scores import SCORES
 from lam.runs.corruption import TEXT_KINDS
 from lam.runs.sweep import summary
 

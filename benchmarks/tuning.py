@@ -113,8 +113,7 @@ def mean(rows: list[dict[str, float]]) -> dict[str, float]:
 def of_run(run: str) -> tuple[str, DiagonalPosterior, Tensor, Tensor]:
     """The posterior of a run, and features and labels of its validation split."""
     encoder: Any = Run(run).encoder
-    config = load_config(run)
-    config.data.ood = []
+    config = load_config(run, ["--data.ood=[]"])
     validation = load_data(config.data)[0].validation
     name = Path(config.data.root or config.data.name).name
     return name, encoder.posterior, encoder.features(loader_of(validation, 500)), validation.labels

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lam.retrieval.metrics.registry import METRICS, SCORES
+from lam.retrieval.metrics.registry import METRICS
+from lam.retrieval.metrics.scores import SCORES
 
 
 def metrics() -> str:

@@ -402,7 +402,8 @@ def _printable(said: object) -> str:
 
 def _calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     from lam.retrieval.decisions.density_ratio import SHARE
-    from lam.runs.calibrate import CalibrationOptions, calibrate_run, repeat_choices
+    from lam.runs.calibrate import calibrate_run
+    from lam.runs.calibration_options import CalibrationOptions, repeat_choices
     from lam.runs.calibration_report import describe_calibration
 
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}

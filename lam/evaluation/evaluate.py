@@ -19,7 +19,8 @@ from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import measure, scores_of
+from lam.retrieval.metrics.registry import measure
+from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.retrieval.metrics.votes import answers_of
 from lam.utils.checks import check_at_least
@@ -79,10 +80,10 @@ def evaluate(
     """Measure retrieval, calibration and OOD detection.
 
     A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. The metrics of
-    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of its `SCORES`. `auroc` and `auprc`
-    are by the encoder's own score, κ by default; other scores add a suffix, as in `auroc_variance`, and further OOD
-    sets add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are scores too. If
-    only some queries have a match, `no_match_auprc` says how well a score finds the rest.
+    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of `lam.retrieval.metrics.scores`.
+    `auroc` and `auprc` are by the encoder's own score, κ by default; other scores add a suffix, as in `auroc_variance`,
+    and further OOD sets add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are
+    scores too. If only some queries have a match, `no_match_auprc` says how well a score finds the rest.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 

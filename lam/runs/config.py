@@ -1,4 +1,4 @@
-"""`RunConfig`, the typed configuration of a run, checked before any work and saved with every setting.
+"""`RunConfig`, the typed configuration of a run. Each section checks its own settings.
 
 The options of a method are in `lam.methods`; `lam.runs.config_files` reads files and the command line.
 """
@@ -6,7 +6,7 @@ The options of a method are in `lam.methods`; `lam.runs.config_files` reads file
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,7 +34,7 @@ UNSEEN = "unseen"
 """The OOD set of held-out classes, in keys of metrics."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class OodConfig:
     """An out-of-distribution set.
 
@@ -50,8 +50,20 @@ class OodConfig:
     options: dict[str, Any] = field(default_factory=dict)
     title: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_options(self.options, name="name", root="root", seed="data.seed", like="data.name")
+        if not re.fullmatch(r"[\w.+-]+", self.key):
+            raise ValueError(f"title must be letters, digits, _, ., + or -, got {self.key!r}")
+        if self.key == UNSEEN:
+            raise ValueError(f"title must not be {UNSEEN}: metrics use it for held-out classes")
 
-@dataclass
+    @property
+    def key(self) -> str:
+        """Its name in tables and keys of metrics."""
+        return self.title or self.name
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """The data.
 
@@ -87,8 +99,26 @@ class DataConfig:
     duplicates: Duplicates = "keep"
     skip_damaged: bool = False
 
+    def __post_init__(self) -> None:
+        _check_options(self.options, name="data.name", root="data.root", seed="data.seed")
+        check_at_least("seed", self.seed, 0)
+        check_at_least("limit", self.limit, 1)
+        check_at_least("num_workers", self.num_workers, 0)
+        if self.strangers is not None and not 0 <= self.strangers < 1:
+            raise ValueError(f"strangers must be a share of the classes in [0, 1), got {self.strangers}")
+        for key, count in Counter(each.key for each in self.ood).items():
+            if count > 1:
+                raise ValueError(f"ood has {count} sets called {key}: give each its own title")
 
-@dataclass
+    def completed(self, network: str) -> "DataConfig":
+        """Paths independent of the current folder, and the preprocessing of a pretrained network unless one is set."""
+        ood = [replace(each, root=_absolute(each.root)) for each in self.ood]
+        root, soft_labels = _absolute(self.root), _absolute(self.soft_labels)
+        options = {**self.options, **_preprocessing(network, self.options.get("preprocessing") or {})}
+        return replace(self, root=root, soft_labels=soft_labels, ood=ood, options=options)
+
+
+@dataclass(frozen=True)
 class NetworkConfig:
     """The network.
 
@@ -106,6 +136,11 @@ class NetworkConfig:
     weights: str | None = None
     head: Head = "train"
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_at_least("dimension", self.dimension, 2)
+        own = {name: f"network.{name}" for name in ("name", "dimension", "weights")}
+        _check_options(self.options, **own, seed="seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +160,10 @@ class TrainingConfig(TrainingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         losses.find(self.loss)
+        check_positive("temperature", self.temperature)
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlacesConfig:
     """Rules for matching images of places; data with labels ignore them.
 
@@ -143,6 +179,11 @@ class PlacesConfig:
     relevant_within: float = 25.0
     angle_within: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("positive_within", "relevant_within", "angle_within"):
+            check_positive(name, getattr(self, name))
+        check_at_least("negative_beyond", self.negative_beyond, float(self.positive_within))
+
     def relation_of(self, items: Dataset) -> Relation:
         """Relation of pairs: by labels, or, for places, by positions."""
         if items.targets.ndim == 1:
@@ -155,7 +196,7 @@ class PlacesConfig:
         return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
@@ -177,8 +218,12 @@ class EvaluationConfig:
     unseen: int = 2000
     costly: bool = False
 
+    def __post_init__(self) -> None:
+        for name, least in {"n_samples": 2, "reference": NEIGHBOUR, "corrupted": 0, "unseen": 0}.items():
+            check_at_least(name, getattr(self, name), least)
 
-@dataclass
+
+@dataclass(frozen=True)
 class AmbiguityConfig:
     """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
 
@@ -191,8 +236,11 @@ class AmbiguityConfig:
     learn: bool | None = None
     reference: int = 20000
 
+    def __post_init__(self) -> None:
+        check_at_least("reference", self.reference, 0)
 
-@dataclass
+
+@dataclass(frozen=True)
 class RunConfig:
     """A whole run.
 
@@ -242,12 +290,18 @@ class RunConfig:
             raise ValueError(f"{METHOD}.name is missing; known are {', '.join(methods.METHODS)}")
         method = validated(methods.find(name), options, COMMAND, prefix=f"{METHOD}.")
         config = validated(RunConfig, {**settings, METHOD: method}, COMMAND)
-        _make_absolute(config)
-        _read_as_pretrained(config)
-        return config
+        return replace(config, data=config.data.completed(config.network.name), checkpoint=_absolute(config.checkpoint))
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)
+        if (self.places.angle_within is not None) != bool(self.data.options.get("angles", False)):
+            raise ValueError(
+                "places.angle_within and the data's angles go together: give --places.angle_within=DEGREES with "
+                "--data.options='{angles: true}', or neither"
+            )
 
     def check(self) -> None:
-        """Reject settings out of range, before data are read.
+        """Require a loss, a start and a device that this machine can run, before data are read.
 
         Raises:
             ValueError: with the setting and its allowed values.
@@ -255,63 +309,11 @@ class RunConfig:
         self.loss()
         self.method.check_start(pretrained=self.checkpoint is not None)
         resolve_accelerator(self.accelerator)
-        self._check_numbers()
-        self._check_ood()
-        self._check_options()
 
     def loss(self) -> losses.Loss:
         """The training loss."""
         temperature, dimension = self.training.temperature, self.network.dimension
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
-
-    def _check_numbers(self) -> None:
-        places, evaluation = self.places, self.evaluation
-        for name, value, least in (
-            ("seed", self.seed, 0),
-            ("data.seed", self.data.seed, 0),
-            ("data.limit", self.data.limit, 1),
-            ("data.num_workers", self.data.num_workers, 0),
-            ("network.dimension", self.network.dimension, 2),
-            ("evaluation.n_samples", evaluation.n_samples, 2),
-            ("evaluation.reference", evaluation.reference, NEIGHBOUR),
-            ("evaluation.corrupted", evaluation.corrupted, 0),
-            ("evaluation.unseen", evaluation.unseen, 0),
-            ("ambiguity.reference", self.ambiguity.reference, 0),
-        ):
-            check_at_least(name, value, least)
-        check_positive("training.temperature", self.training.temperature)
-        if self.data.strangers is not None and not 0 <= self.data.strangers < 1:
-            raise ValueError(f"data.strangers must be a share of the classes in [0, 1), got {self.data.strangers}")
-        check_positive("places.positive_within", places.positive_within)
-        check_positive("places.relevant_within", places.relevant_within)
-        check_positive("places.angle_within", places.angle_within)
-        check_at_least("places.negative_beyond", places.negative_beyond, float(places.positive_within))
-        if (places.angle_within is not None) != bool(self.data.options.get("angles", False)):
-            raise ValueError(
-                "places.angle_within and the data's angles go together: give --places.angle_within=DEGREES with "
-                "--data.options='{angles: true}', or neither"
-            )
-
-    def _check_ood(self) -> None:
-        titles = [outside.title or outside.name for outside in self.data.ood]
-        for title, count in Counter(titles).items():
-            if count > 1:
-                raise ValueError(f"data.ood has {count} sets called {title}: give each its own title")
-            if not re.fullmatch(r"[\w.+-]+", title):
-                raise ValueError(f"a title in data.ood must be letters, digits, _, ., + or -, got {title!r}")
-            if title == UNSEEN:
-                raise ValueError(f"a title in data.ood must not be {UNSEEN}: metrics use it for held-out classes")
-
-    def _check_options(self) -> None:
-        """Reject options that repeat a setting: one of the two would have no effect."""
-        own = {"name": "name", "root": "root", "seed": "data.seed", "like": "data.name"}
-        sections = [("data.options", self.data.options, {name: f"data.{name}" for name in ("name", "root", "seed")})]
-        sections += [(f"the options of {each.name} in data.ood", each.options, own) for each in self.data.ood]
-        network = {name: f"network.{name}" for name in ("name", "dimension", "weights")}
-        sections.append(("network.options", self.network.options, {**network, "seed": "seed"}))
-        for section, options, settings in sections:
-            for name in options.keys() & settings.keys():
-                raise ValueError(f"{section} must not have {name}: use the setting {settings[name]}")
 
     def resolved(self) -> dict[str, Any]:
         """Every setting as YAML types, without the output, because a run may be moved."""
@@ -324,24 +326,26 @@ class RunConfig:
         return Path("runs") / self.data.name / self.method.name if self.output is None else Path(self.output)
 
 
-def _make_absolute(config: RunConfig) -> None:
-    """Make the paths of a configuration independent of the current folder."""
-    for section, name in (*((each, "root") for each in (config.data, *config.data.ood)), (config.data, "soft_labels")):
-        if path := getattr(section, name):
-            setattr(section, name, str(Path(path).absolute()))
-    if config.checkpoint is not None:
-        config.checkpoint = str(Path(config.checkpoint).absolute())
+def _absolute(path: str | None) -> str | None:
+    """A path that does not depend on the current folder; none if it is empty."""
+    return str(Path(path).absolute()) if path else path
 
 
-def _read_as_pretrained(config: RunConfig) -> None:
-    """Fill in the preprocessing of a pretrained network, unless the settings name one."""
-    if (wanted := models.preprocessing_of(config.network.name)) is None:
-        return
-    own, given = wanted.to_json(), config.data.options.get("preprocessing") or {}
-    if not isinstance(given, Mapping) or given.get("mode", own["mode"]) != own["mode"]:
-        return  # the data set rejects it
-    kept = ("mean", "std", "resampling") if given else tuple(own)
-    config.data.options["preprocessing"] = {**{name: own[name] for name in kept}, **given}
+def _preprocessing(network: str, settings: Any) -> dict[str, Any]:
+    """The option `preprocessing` of a pretrained network, under the settings; empty if the network has none."""
+    if (wanted := models.preprocessing_of(network)) is None:
+        return {}
+    own = wanted.to_json()
+    if not isinstance(settings, Mapping) or settings.get("mode", own["mode"]) != own["mode"]:
+        return {}  # the data set rejects it
+    kept = ("mean", "std", "resampling") if settings else tuple(own)
+    return {"preprocessing": {**{name: own[name] for name in kept}, **settings}}
+
+
+def _check_options(options: Mapping[str, Any], **settings: str) -> None:
+    """Reject options that repeat a setting: one of the two would have no effect."""
+    for name in options.keys() & settings.keys():
+        raise ValueError(f"options must not have {name}: use the setting {settings[name]}")
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:

@@ -16,11 +16,12 @@ the differences. Sections and mappings are merged setting by setting; other valu
 another method are dropped.
 """
 
-import inspect
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,10 +65,8 @@ def load_config(
     except ValueError as error:
         raise ValueError(f"{words[0]}: {error}" if Path(words[0]).is_file() else str(error)) from None
     if config.output is None and _is_run(words):
-        config.output = words[0]
-    if allow_missing:
-        _allow_missing(config)
-    return config
+        config = replace(config, output=words[0])
+    return _allowing_missing(config) if allow_missing else config
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
@@ -123,13 +122,18 @@ def _set(content: dict[str, Any], name: str, value: Any) -> None:
     content[last] = value
 
 
-def _allow_missing(config: RunConfig) -> None:
-    loaders = {name: inspect.signature(loader).parameters for name, loader in datasets.DATASETS.items()}
-    listed = [part for part in (config.data, *config.data.ood) if "allow_missing" in loaders.get(part.name, ())]
-    if not listed:
-        raise ValueError(f"--allow-missing has no effect: the files of {config.data.name} are not named in a list")
-    for part in listed:
-        part.options = {**part.options, "allow_missing": True}
+def _allowing_missing(config: RunConfig) -> RunConfig:
+    """The configuration with `allow_missing` in every data set and OOD set that has it."""
+    data, parameters = config.data, {name: signature(load).parameters for name, load in datasets.DATASETS.items()}
+
+    def allowing(part: Any) -> Any:
+        has_it = "allow_missing" in parameters.get(part.name, ())
+        return replace(part, options={**part.options, "allow_missing": True}) if has_it else part
+
+    allowed = replace(allowing(data), ood=[allowing(each) for each in data.ood])
+    if allowed == data:
+        raise ValueError(f"--allow-missing has no effect: the files of {data.name} are not named in a list")
+    return replace(config, data=allowed)
 
 
 def _words(source: str | Path | Sequence[str]) -> list[str]:

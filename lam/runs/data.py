@@ -81,7 +81,7 @@ def load_data(
     ood: dict[str, Dataset] = {}
     for outside in data.ood:
         with _naming_setting(f"in a run: --data.ood='[{{name: {outside.name}, root: DIR}}]'"):
-            ood[outside.title or outside.name] = datasets.load_ood(
+            ood[outside.key] = datasets.load_ood(
                 outside.name, like=splits.test, root=outside.root, seed=data.seed, **outside.options
             )
     if data.limit is not None:

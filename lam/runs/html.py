@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lam.retrieval.metrics.registry import (
-    METRICS,
-    OWN,
-    SCORES,
-    Direction,
-    Key,
-    Metric,
-    describe,
-    describe_score,
-    shown_in,
-)
+from lam.retrieval.metrics.registry import METRICS, OWN, Direction, Key, Metric, describe, shown_in
+from lam.retrieval.metrics.scores import SCORES, describe_score
 from lam.utils.files import write_text
 from lam.utils.pages import figure, rendered
 

@@ -1,11 +1,12 @@
-"""`Plan`, a checked configuration resolved into the arguments of a run's stages; and `Stages`, their times."""
+"""`Plan`, a configuration resolved into the arguments of a run's stages, with `Start`, its weights, and `Stages`."""
 
+import shlex
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,27 @@ from torch import nn
 from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
+from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.concentration import HeadEncoder
 from lam.losses import Loss
 from lam.methods import Method
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
+from lam.models.kappa_head import KappaHead
+from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval.index.exact import rank
 from lam.runs.config import AmbiguityConfig, DataConfig, EvaluationConfig, NetworkConfig, PlacesConfig, RunConfig
 from lam.runs.data import EMBEDDING_BATCH, loader_of
-from lam.runs.start import Start, start_from
+from lam.runs.finished import Run
 from lam.training import History, Training
 from lam.training.features import with_features
 from lam.training.settings import Accelerator
-from lam.tuning.ambiguity import check_enough
-from lam.utils.files import read_json, write_json
+from lam.tuning.ambiguity import TrainedHead, check_enough
+from lam.utils.files import read_json, verify, write_json
+
+TRAINED_BY = "trained_by.json"
 
 SECONDS = "seconds.json"
 """File with the seconds of each stage so far, in the folder of an unfinished run."""
@@ -67,6 +74,19 @@ class Stages:
     def write(self, folder: Path) -> None:
         """Write the seconds into the folder of a run."""
         write_json(folder / SECONDS, self.seconds)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The source of a network's weights.
+
+    Attributes:
+        trained_by: name and settings of the training loss's curvature; None for a file of weights.
+        kappa_head: the κ head beside the weights, if any.
+    """
+
+    trained_by: Mapping[str, Any] | None = None
+    kappa_head: KappaHead | None = None
 
 
 @dataclass(frozen=True)
@@ -239,3 +259,37 @@ class Plan:
         hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
         answerable = relevance.count() > 0
         return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
+
+
+def start_from(network: nn.Module, checkpoint: str) -> Start:
+    """Fill a network with the weights of a file or a finished run.
+
+    Raises:
+        ValueError: as `lam.models.weights.load_weights`, or for a folder that is no finished run, or a run with several
+            networks.
+        CorruptFileError: naming the file of a run that is missing, truncated or altered.
+    """
+    if not Path(checkpoint).is_dir():
+        load_weights(network, checkpoint)
+        return Start()
+    run = Run(checkpoint)
+    config, trained = run.config, run.encoder.network
+    if trained is None or isinstance(trained, nn.ModuleList):
+        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name} with several networks: give one")
+    try:
+        load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
+    except ValueError as error:
+        options = {name: value for name, value in asdict(config.network).items() if value}
+        settings = " ".join(f"--network.{name}={shlex.quote(str(value))}" for name, value in options.items())
+        raise ValueError(f"{error}; the settings of its network are {settings}") from None
+    verify(run.folder, [TRAINED_BY], others=False)
+    trained_by = read_json(run.folder / TRAINED_BY)
+    return Start(trained_by, _kappa_head(run.encoder))
+
+
+def _kappa_head(encoder: Encoder) -> KappaHead | None:
+    """An encoder's κ head: its own, or the one in its learnt ambiguity."""
+    if isinstance(encoder, HeadEncoder):
+        return encoder.kappa_head
+    learnt = encoder.ambiguity
+    return learnt.head.kappa_head() if learnt is not None and isinstance(learnt.head, TrainedHead) else None

@@ -13,7 +13,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 from lam.runs.corruption import AnyKind, CorruptionCurve
 from lam.runs.html import Plot, write_report
 from lam.tuning.ambiguity import SEVERAL, UNSEEN, Doubt

@@ -58,10 +58,9 @@ from lam.runs.folder import (
     refuse_other_run,
 )
 from lam.runs.index import index_dataset
-from lam.runs.plan import SECONDS, Plan, Stages
+from lam.runs.plan import SECONDS, TRAINED_BY, Plan, Stages, Start
 from lam.runs.report import write_plots_and_report
 from lam.runs.samples import draw_samples, write_samples
-from lam.runs.start import TRAINED_BY, Start
 from lam.training import device_of
 from lam.utils import distributed
 from lam.utils.files import MANIFEST, read_json, read_yaml, seal, write_json

@@ -19,7 +19,7 @@ from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration, credible_cosine
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.registry import describe_score
+from lam.retrieval.metrics.scores import describe_score
 from lam.service.models import (
     CalibrationResponse,
     FalseAcceptPoint,

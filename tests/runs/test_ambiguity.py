@@ -83,6 +83,5 @@ def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, capsys: 
 
 def test_a_reference_below_none_is_refused() -> None:
     settings = {"data": {"name": "digits"}, "network": {"name": "convnet28"}, "method": "deterministic"}
-    config = RunConfig.parsed({**settings, "ambiguity": {"learn": True, "reference": -1}})
     with pytest.raises(ValueError, match=r"ambiguity.reference must be at least 0, got -1"):
-        config.check()
+        RunConfig.parsed({**settings, "ambiguity": {"learn": True, "reference": -1}})

@@ -84,6 +84,7 @@ def test_overrides_stand_above_the_file() -> None:
         ("--margin", "margin needs a value, such as --margin=..."),
         ("--margin=[1", r"margin: \[1 is not valid YAML: "),
         ("--seed=1.5", "seed: Input should be a valid integer, .* got 1.5"),
+        ("--accelerator=mps", "accelerator: Input should be 'auto', 'cpu' or 'cuda', got 'mps'"),
         ("--data.limit=few", "data.limit: Input should be a valid integer, .* got 'few'"),
         ("--data.gallery=people", "data.gallery: Input should be 'classes' or 'identities', got 'people'"),
         ("--data.ood=3", "data.ood: Input should be a valid list, got 3"),
@@ -127,45 +128,48 @@ def test_a_wrong_file_is_named(content: str, message: str, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("margin", [2.5, 0.0, float("nan")])
+def test_a_margin_outside_its_range_is_refused(margin: float) -> None:
+    with pytest.raises(ValueError, match=r"margin must be in \(0, 2\]"):
+        plain(margin=margin).check()
+
+
 @pytest.mark.parametrize(
-    ("section", "settings", "message"),
+    ("override", "message"),
     [
-        ("", {"margin": 2.5}, r"margin must be in \(0, 2\]"),
-        ("", {"margin": 0.0}, r"margin must be in \(0, 2\]"),
-        ("", {"margin": float("nan")}, r"margin must be in \(0, 2\]"),
-        ("", {"seed": -1}, "seed must be at least 0, got -1"),
-        ("", {"accelerator": "abacus"}, "accelerator must be one of auto, cpu, cuda, got 'abacus'"),
-        ("", {"accelerator": "mps"}, "accelerator must be one of auto, cpu, cuda, got 'mps'"),
-        ("data", {"limit": 0}, "data.limit must be at least 1, got 0"),
-        ("data", {"ood": [OodConfig("folder"), OodConfig("folder")]}, "2 sets called folder: give each its own title"),
-        ("data", {"ood": [OodConfig("folder", title="a/b")]}, "must be letters, digits, .* got 'a/b'"),
-        ("data", {"ood": [OodConfig("folder", title="unseen")]}, "must not be unseen"),
-        (
-            "data",
-            {"options": {"root": "images"}},
-            "data.options must not have root: use the setting data.root",
-        ),
-        (
-            "data",
-            {"ood": [OodConfig("digits", options={"seed": 1})]},
-            "options of digits in data.ood must not have seed: use the setting data.seed",
-        ),
-        (
-            "network",
-            {"options": {"seed": 1}},
-            "network.options must not have seed: use the setting seed",
-        ),
-        ("network", {"dimension": 1}, "network.dimension must be at least 2, got 1"),
-        ("evaluation", {"n_samples": 1}, "evaluation.n_samples must be at least 2, got 1"),
-        ("evaluation", {"reference": 2}, "evaluation.reference must be at least 5, got 2"),
+        ("--seed=-1", "^seed must be at least 0, got -1"),
+        ("--data.seed=-1", "^data.seed must be at least 0, got -1"),
+        ("--data.limit=0", "^data.limit must be at least 1, got 0"),
+        ("--data.num_workers=-1", "^data.num_workers must be at least 0, got -1"),
+        ("--data.strangers=1", r"^data.strangers must be a share of the classes in \[0, 1\), got 1"),
+        ("--data.ood=[{name: folder}, {name: folder}]", "^data.ood has 2 sets called folder: give each its own title"),
+        ("--data.ood=[{name: folder, title: a/b}]", "^data.ood.0.title must be letters, digits, .* got 'a/b'"),
+        ("--data.ood=[{name: folder, title: unseen}]", "^data.ood.0.title must not be unseen"),
+        ("--data.options={root: images}", "^data.options must not have root: use the setting data.root"),
+        ("--data.ood=[{name: digits, options: {seed: 1}}]", "^data.ood.0.options must not have seed: .* data.seed$"),
+        ("--network.options={seed: 1}", "^network.options must not have seed: use the setting seed$"),
+        ("--network.options={name: x}", "^network.options must not have name: use the setting network.name$"),
+        ("--network.dimension=1", "^network.dimension must be at least 2, got 1"),
+        ("--training.temperature=0", "^training.temperature must be positive and finite, got 0"),
+        ("--places.relevant_within=0", "^places.relevant_within must be positive and finite, got 0"),
+        ("--places.negative_beyond=1", "^places.negative_beyond must be at least 10, got 1"),
+        ("--places.angle_within=20", "places.angle_within and the data's angles go together"),
+        ("--data.options={angles: true}", "places.angle_within and the data's angles go together"),
+        ("--evaluation.n_samples=1", "^evaluation.n_samples must be at least 2, got 1"),
+        ("--evaluation.reference=2", "^evaluation.reference must be at least 5, got 2"),
+        ("--evaluation.corrupted=-1", "^evaluation.corrupted must be at least 0, got -1"),
     ],
 )
-def test_settings_outside_their_range_are_refused(section: str, settings: dict[str, Any], message: str) -> None:
-    config = plain()
-    for name, value in settings.items():
-        setattr(getattr(config, section) if section else config, name, value)
+def test_a_setting_outside_its_range_is_refused_with_its_section(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config.check()
+        load_config(DEMO, [override])
+
+
+def test_a_record_made_in_python_checks_itself() -> None:
+    with pytest.raises(ValueError, match="dimension must be at least 2, got 1"):
+        NetworkConfig("convnet8", 1)
+    with pytest.raises(ValueError, match="title must not be unseen"):
+        replace(OodConfig("folder"), title="unseen")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,8 @@ def folder_config(root: Path, output: Path, ood: list[OodConfig]) -> RunConfig:
     options = {"preprocessing": {"mode": "RGB", "size": [8, 8]}}
     short = [f"--output={output}", "--training.epochs=1", "--network.name=resnet18"]
     config = load_config("folder laplace_posthoc", short)
-    config.data = DataConfig("folder", str(root), options, ood)
-    config.network = NetworkConfig("convnet8", 3, options={"channels": 3})
-    config.evaluation.n_samples = 4
-    return config
+    data, network = DataConfig("folder", str(root), options, ood), NetworkConfig("convnet8", 3, options={"channels": 3})
+    return replace(config, data=data, network=network, evaluation=replace(config.evaluation, n_samples=4))
 
 
 @pytest.mark.long
@@ -69,7 +68,7 @@ def test_images_without_classes_are_learned_from_and_searched(digit_folder: Path
     with pytest.raises(ValueError, match="no two images of the train split share a label"):
         run(config, progress=False)
     assert not (tmp_path / "run").exists()
-    config.method, config.training = Simclr(), TrainingConfig(epochs=2)
+    config = replace(config, method=Simclr(), training=TrainingConfig(epochs=2))
     with pytest.warns(UserWarning, match="no two images .* share a label: .* `lam index RUN DIR` and"):
         result = run(config, progress=False)
     assert (result.metrics["recall@1"], result.metrics["ausc"]) == (None, None)

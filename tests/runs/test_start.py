@@ -18,9 +18,8 @@ from lam.methods.base import curvature_of_loss
 from lam.models.kappa_head import KappaHead
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
-from lam.runs.plan import Plan
+from lam.runs.plan import Plan, Start
 from lam.runs.run import run
-from lam.runs.start import Start
 from lam.service.engine import Engine
 from lam.training import History
 from lam.tuning.ambiguity import FORMS, TrainedHead

@@ -25,7 +25,7 @@ from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import MIN_PER_OUTCOME, Scores
 from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 
 PROBABILITY = "probability"
 """P(known) · P(right | known), see `lam.retrieval.decisions.match_probability`."""

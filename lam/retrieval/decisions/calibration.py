@@ -26,7 +26,7 @@ from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import scores_of
+from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_share
 from lam.vmf.distribution import VonMisesFisher
@@ -368,7 +368,7 @@ def query_scores(
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.
         reference: features of known items.
-        nearest: number of neighbours of each score; see `lam.retrieval.metrics.registry.scores_of`.
+        nearest: number of neighbours of each score; see `lam.retrieval.metrics.scores.scores_of`.
     """
     evidence = {
         "embeddings": queries,

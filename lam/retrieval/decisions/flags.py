@@ -12,7 +12,7 @@ from lam.retrieval.decisions.density_ratio import MONOTONE_SCORES, monotone_regr
 from lam.retrieval.decisions.evidence import Evidence
 from lam.retrieval.decisions.probability import MonotoneRegression, Scores
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_choice, check_length, check_no_nan
 
 COMBINED = "combined"
@@ -162,7 +162,7 @@ def components_of(flag: str) -> tuple[str, ...]:
 
 
 def _needs(scores: Sequence[str], *evidence: str) -> bool:
-    """Whether any of the scores needs any of the evidence; see `lam.retrieval.metrics.registry.Score`."""
+    """Whether any of the scores needs any of the evidence; see `lam.retrieval.metrics.scores.Score`."""
     return any(need in evidence for name in scores for need in SCORES[name].needs)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lam.retrieval.decisions.probability import random_order
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_length
 
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
@@ -82,7 +82,7 @@ def choose_nearest(
     Args:
         candidates: numbers of neighbours, by score. The first wins a tie, and is chosen with fewer than 10 items on
             either side or without the score's evidence.
-        queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.registry.Score.needs`.
+        queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether their first hits are right.
         others: evidence of searches without a right hit, such as of strangers; scores without their evidence skip it.
 

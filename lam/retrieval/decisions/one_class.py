@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.probability import ExtendedOdds, RankOdds, Scores, check_evidence, folds
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 
 UNUSUAL = 0.02
 """P(known) is below 1 for this share of the calibration queries, the most unusual ones."""

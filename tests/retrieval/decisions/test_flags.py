@@ -16,7 +16,7 @@ from lam.retrieval.decisions.flags import (
     needs_reference,
     substitute,
 )
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 
 
 def _items(n: int, generator: torch.Generator) -> dict[str, torch.Tensor]:

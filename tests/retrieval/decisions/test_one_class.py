@@ -7,7 +7,7 @@ from sklearn.covariance import LedoitWolf
 
 from lam.retrieval.decisions.one_class import UNUSUAL, OneClassModel, is_evidence
 from lam.retrieval.decisions.probability import RankOdds, folds
-from lam.retrieval.metrics.registry import SCORES
+from lam.retrieval.metrics.scores import SCORES
 
 
 def _scores(n: int, seed: int) -> dict[str, torch.Tensor]:

@@ -17,7 +17,8 @@ from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.probing import clustering
 from lam.retrieval.metrics.ranking import relevant_ranks
 from lam.retrieval.metrics.reference import Reference
-from lam.retrieval.metrics.registry import METRICS, OWN, SCORES, Key, describe, measure, needs_posterior, scores_of
+from lam.retrieval.metrics.registry import METRICS, OWN, Key, describe, measure, needs_posterior
+from lam.retrieval.metrics.scores import SCORES, scores_of
 from lam.retrieval.metrics.votes import Votes
 from lam.vmf.embeddings import Embeddings
 

@@ -22,7 +22,7 @@ from lam.retrieval.metrics.reference import (
     radial_mahalanobis,
     relative_mahalanobis,
 )
-from lam.retrieval.metrics.registry import scores_of
+from lam.retrieval.metrics.scores import scores_of
 
 M, N, P = 60, 9, 5
 

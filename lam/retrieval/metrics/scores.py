@@ -1,0 +1,235 @@
+"""Table of all scores: how far an item, or the answer to it, is in doubt.
+
+Evaluation, calibration, report and command line read it. The laws of `tests/retrieval/metrics/test_common` hold for
+every entry.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.retrieval.metrics import hit_scores, reference
+from lam.utils.checks import check_at_least, check_choice
+
+
+@dataclass(frozen=True)
+class Score:
+    """Doubt about each of N items, or about the answer to it.
+
+    Attributes:
+        name: in a table.
+        short: beside a curve.
+        meaning: one line for the reader.
+        function: of the evidence in `needs`, in that order; (N,) values, higher for more doubt.
+        needs: names of its evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
+            `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
+            embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
+        of_posterior: whether it is constant for a network without uncertainty.
+        uses: optional evidence, passed by keyword.
+        of: earlier scores that are its arguments, instead of the evidence.
+        k: default number of neighbours; None for a score without neighbours.
+    """
+
+    name: str
+    short: str
+    meaning: str
+    function: Callable[..., Tensor]
+    needs: tuple[str, ...]
+    of_posterior: bool = False
+    uses: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+    k: int | None = None
+
+
+SCORES: dict[str, Score] = {
+    "kappa": Score(
+        "−κ (spread on the sphere)",
+        "κ",
+        "how widely the sampled networks spread the embedding",
+        lambda embeddings: -embeddings.kappa,
+        ("embeddings",),
+        of_posterior=True,
+    ),
+    "kappa_epistemic": Score(
+        "−κ of the method itself",
+        "epistemic κ",
+        "how uncertain the weights are for an item",
+        lambda parts: -parts.kappa_epistemic,
+        ("parts",),
+        of_posterior=True,
+    ),
+    "kappa_aleatoric": Score(
+        "−κ of ambiguity",
+        "κ of ambiguity",
+        "this could be several things",
+        lambda parts: -parts.kappa_aleatoric,
+        ("parts",),
+    ),
+    "p_known": Score(
+        "1 − p_known", "p_known", "I have not seen such a thing", lambda parts: 1 - parts.p_known, ("parts",)
+    ),
+    "variance": Score(
+        "predictive variance, before normalisation",
+        "variance",
+        "how widely the sampled networks spread the embedding before normalisation",
+        lambda embeddings: embeddings.variance,
+        ("embeddings",),
+        of_posterior=True,
+    ),
+    "norm": Score(
+        "norm of the features",
+        "feature norm",
+        "proportional to the variance if all weights are equally uncertain",
+        lambda features: features.norm(dim=1),
+        ("features",),
+    ),
+    "knn": Score(
+        "cosine to near training features",
+        "k-NN cosine",
+        "distance from the training data",
+        reference.knn_distance,
+        ("features", "reference"),
+        k=reference.NEIGHBOUR,
+    ),
+    "mahalanobis": Score(
+        "Mahalanobis distance to the nearest class (MDS++)",
+        "Mahalanobis",
+        "distance from the classes of the training data, in units of their spread",
+        reference.mahalanobis,
+        ("features", "reference"),
+    ),
+    "relative_mahalanobis": Score(
+        "relative Mahalanobis distance (RMDS++)",
+        "relative Mahalanobis",
+        "distance from the nearest class, minus the distance from all training data",
+        reference.relative_mahalanobis,
+        ("features", "labelled"),
+    ),
+    "global_mahalanobis": Score(
+        "Mahalanobis distance to all training data",
+        "global Mahalanobis",
+        "distance from the training data as a whole, without classes",
+        reference.global_mahalanobis,
+        ("features", "reference"),
+    ),
+    "radial_mahalanobis": Score(
+        "Mahalanobis distance of partly normalised features",
+        "radial Mahalanobis",
+        "distance from the classes of the training data, in direction and length",
+        reference.radial_mahalanobis,
+        ("features", "reference"),
+    ),
+    "layer_change": Score(
+        "change of the neighbours by the last layer",
+        "layer change",
+        "the last layer changes which items are near",
+        lambda features, embeddings, known, k: reference.layer_change(features, embeddings.mean, known, k=k),
+        ("features", "embeddings", "embedded"),
+        k=reference.LAYER_NEIGHBOURS,
+    ),
+    "mahalanobis_knn": Score(
+        "Mahalanobis distance times k-NN distance",
+        "Mahalanobis × k-NN",
+        "far from the classes and from single items",
+        reference.mahalanobis_knn,
+        ("features", "reference"),
+        of=("mahalanobis", "knn"),
+    ),
+    "cosine": Score(
+        "cosine of the first hit",
+        "cosine of the first hit",
+        "nothing in the gallery is similar",
+        lambda cosines: -cosines[:, 0],
+        ("cosines",),
+    ),
+    "margin": Score(
+        "margin of the first hit over another class",
+        "margin",
+        "an item of another class is nearly as similar; without classes, a second item",
+        hit_scores.margin,
+        ("cosines",),
+        uses=("labels",),
+    ),
+    "mean_cosine": Score(
+        "mean cosine of the first hits",
+        "mean cosine",
+        "little in the gallery is similar",
+        hit_scores.mean_cosine,
+        ("cosines",),
+        k=hit_scores.NEAREST,
+    ),
+    "cosine_spread": Score(
+        "spread of the first cosines",
+        "spread of cosines",
+        "few of the hits are near",
+        hit_scores.cosine_spread,
+        ("cosines",),
+        k=hit_scores.NEAREST,
+    ),
+    "votes": Score(
+        "share of the first hits of another class than the first hit",
+        "votes",
+        "the hits do not agree on the class",
+        hit_scores.disagreement,
+        ("labels",),
+        k=hit_scores.NEAREST,
+    ),
+    "weighted_votes": Score(
+        "share of the first hits of other classes, the near ones counting more",
+        "weighted votes",
+        "the hits do not agree on the class; near hits count more",
+        hit_scores.weighted_disagreement,
+        ("cosines", "labels"),
+        k=hit_scores.N_HITS,
+    ),
+}
+
+_WITH_NEIGHBOURS = [name for name, score in SCORES.items() if score.k is not None]
+
+
+def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None = None) -> dict[str, Tensor]:
+    """Every score that the evidence suffices for, by its name; higher means more doubt.
+
+    Args:
+        evidence: by the names in `Score.needs`; missing or None without that evidence.
+        nearest: number of neighbours by score, instead of `Score.k`; see `lam.retrieval.decisions.neighbours`.
+
+    Raises:
+        ValueError: if `nearest` names a score without neighbours, or a number below 1.
+
+    Example:
+        >>> cosines, labels = torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[7, 7, 8]])
+        >>> scores_of({"cosines": cosines, "labels": labels}, nearest={"mean_cosine": 2, "votes": 2})["mean_cosine"]
+        tensor([-0.7000])
+    """
+    nearest = {} if nearest is None else nearest
+    for name, k in nearest.items():
+        check_choice("a score with neighbours", name, _WITH_NEIGHBOURS)
+        check_at_least(f"the neighbours of {name}", k, 1)
+    embeddings = evidence.get("embeddings")
+    if embeddings is not None and embeddings.has_parts:
+        evidence = {**evidence, "parts": embeddings}
+    reference = evidence.get("reference")
+    if reference is not None and reference.labels is not None:
+        evidence = {**evidence, "labelled": reference}
+    if reference is not None and reference.embeddings is not None:
+        evidence = {**evidence, "embedded": reference}
+    known = {name for name, value in evidence.items() if value is not None}
+    scores: dict[str, Tensor] = {}
+    for name, score in SCORES.items():
+        if known.issuperset(score.needs):
+            arguments = [scores[one] for one in score.of] or [evidence[need] for need in score.needs]
+            options = {use: evidence[use] for use in score.uses if use in known}
+            if score.k is not None:
+                options["k"] = nearest.get(name, score.k)
+            scores[name] = score.function(*arguments, **options)
+    return scores
+
+
+def describe_score(name: str) -> Score:
+    """The score of a name; an unknown name is its own label."""
+    words = name.replace("_", " ")
+    return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

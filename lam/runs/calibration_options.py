@@ -1,0 +1,112 @@
+"""`CalibrationOptions`, the choices of a calibration, and those of the last one."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from lam.datasets.texts import Columns
+from lam.gallery.damaged import DamagedFiles
+from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
+from lam.retrieval.decisions.calibration import Targets
+from lam.retrieval.decisions.density_ratio import SHARE
+from lam.retrieval.decisions.flags import FLAGS, needs_reference
+from lam.retrieval.metrics.reference import NEIGHBOUR
+from lam.runs.finished import Run
+from lam.utils.checks import check_choice, check_share
+
+REFERENCE = 5000
+Gallery = Literal["index", "held-out"]
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Options of calibrating a run.
+
+    Attributes:
+        targets: error rates, all or some by name. A default rate that the data are too few to bound is raised to the
+            least possible rate, with a warning.
+        flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the one that separates
+            strangers from known queries best in cross-validation.
+        accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
+            unless a single score is better in cross-validation.
+        gallery: `index` (default) searches the labelled items of the run's gallery; `held-out` searches one half of the
+            held-out data. If a run held out whole classes, its gallery holds no validation class: by default one half
+            of the held-out data then replaces as many of its items, with a note.
+        folder: fresh images in class sub-folders for calibration, instead of the validation split; for a run on texts
+            a table with labels or answers.
+        strangers: a folder or table of queries without a match; the bound on false accepts then holds for queries like
+            them. By default it holds for the held-out classes of the run, if they are enough for the target, else for
+            queries like the labelled ones, after their matches are removed from the gallery. P(known) and the flag
+            learn from these strangers, from any number of held-out classes, or from the queries without their classes.
+        unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt, or
+            `live`, the queries that `lam serve --keep-queries` kept. Stored and training items among them are left out,
+            with a warning. They are not used if all may be known, or all strangers.
+        share_of_strangers: share of future queries without a match, unless unlabelled queries determine it.
+        columns: columns of these tables; by default the run's columns, else the usual names.
+        data_root: folder of the run's data, if it has moved.
+        reference: number of training items that distances compare with; 0 for none.
+        damaged: what to do about damaged image files of these folders; by default they are an error.
+
+    Raises:
+        ValueError: for a choice or number out of range, or a score that needs a reference without one.
+    """
+
+    targets: Targets | Mapping[str, float] = field(default_factory=dict)
+    flag: str | None = None
+    accept: str | None = None
+    gallery: Gallery | None = None
+    folder: str | Path | None = None
+    strangers: str | Path | None = None
+    unlabelled: str | Path | None = None
+    share_of_strangers: float = SHARE
+    columns: Columns | None = None
+    data_root: str | Path | None = None
+    reference: int = REFERENCE
+    damaged: DamagedFiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.reference != 0 and self.reference < NEIGHBOUR:
+            raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {self.reference}")
+        check_share("the share of strangers", self.share_of_strangers)
+        choices = {"gallery": (self.gallery, get_args(Gallery)), "flag": (self.flag, FLAGS)}
+        for name, (choice, allowed) in {**choices, "accept": (self.accept, ACCEPTS)}.items():
+            if choice is not None:
+                check_choice(name, choice, allowed)
+        for name, by in (("flag", self.flag), ("accept", self.accept)):
+            if by not in (None, PROBABILITY) and self.reference == 0 and needs_reference(by):
+                raise ValueError(
+                    f"{name} {by!r} compares with training features: leave out reference=0, or choose 'kappa'"
+                )
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The requested error rates by name."""
+        return asdict(self.targets) if isinstance(self.targets, Targets) else dict(self.targets)
+
+
+def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
+    """Options completed by the rates, flag and score of the run's last calibration.
+
+    A rate `wrong` of 0 removes the last one. Without a reference, a flag that needs one is left out with a warning.
+    """
+    try:
+        previous = Run(run).calibration
+    except ValueError:  # from another encoder: not used; from a broken run: calibrating it fails later
+        previous = None
+    rates, flag, accept = options.rates, options.flag, options.accept
+    if previous is not None:
+        facts = previous.facts
+        rates = {name: getattr(previous.targets, name) for name in facts["asked_rates"]} | rates
+        flag, accept = flag or facts["asked_flag"], accept or facts["asked_accept"]
+        if options.flag is None and flag is not None and options.reference == 0 and needs_reference(flag):
+            flag = None
+            warnings.warn(
+                f"flag {facts['asked_flag']} compares with training features, but reference is 0: the flag is chosen "
+                "anew",
+                stacklevel=2,
+            )
+    if rates.get("wrong") == 0:
+        del rates["wrong"]
+    return replace(options, targets=rates, flag=flag, accept=accept)

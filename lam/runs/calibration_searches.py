@@ -1,0 +1,285 @@
+"""The searches of a calibration: labelled queries, strangers and unlabelled queries in one gallery."""
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from lam.datasets import Dataset, Splits
+from lam.datasets.texts import Columns
+from lam.encoders.base import Prediction
+from lam.encoders.seen import HashedBatches
+from lam.gallery.embed import read_items
+from lam.pairs.relevance import Relevance
+from lam.retrieval.decisions.calibrate import OtherQueries
+from lam.retrieval.decisions.conformal import needed
+from lam.retrieval.decisions.verification import Verifier, draw_pairs
+from lam.retrieval.metrics.reference import Reference, knn_distance
+from lam.retrieval.metrics.searches import Searches, search_open_set
+from lam.runs.calibration_gallery import (
+    HELD_OUT,
+    INDEX,
+    Searchable,
+    half_of,
+    holds_none_of,
+    stored_items,
+    stored_items_with_half,
+)
+from lam.runs.calibration_options import CalibrationOptions
+from lam.runs.config import RunConfig
+from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.finished import Run, columns_of
+from lam.runs.folder import changed_parts, left_out
+from lam.runs.live import live_queries
+from lam.utils.notes import Note
+from lam.vmf.embeddings import Embeddings
+
+LIVE = "live"
+_SAME = 1e-5  # greatest distance between embeddings of one input in batches of different sizes
+
+
+class Inputs:
+    """A run, the options of its calibration, and their data.
+
+    Attributes:
+        config: configuration of the run, with the present folder of its data.
+        splits: splits of the run; None with fresh images and no reference.
+        columns: columns of tables of texts.
+    """
+
+    def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
+        self.run, self.options, self.progress = run, options, progress
+        self.encoder = run.encoder
+        self.config = run.configured([] if options.data_root is None else [f"--data.root={options.data_root}"])
+        self.splits: Splits | None = None
+        if options.folder is None or options.reference:
+            self.splits = _splits(run.folder, self.config)
+        self.columns = columns_of(run, options.columns)
+
+    def held_out(self) -> Dataset:
+        """The labelled data for calibration."""
+        folder = self.options.folder
+        if folder is None and self.splits is not None:
+            return self.splits.validation
+        return read_items(self.encoder, str(folder), self.columns, labelled=True, damaged=self.options.damaged)
+
+    def queries(self, folder: str | Path) -> Dataset:
+        """Queries of a folder or table, without answers."""
+        columns = None if self.columns is None else Columns(self.columns.query)
+        return read_items(self.encoder, folder, columns, damaged=self.options.damaged).queries
+
+    def predict(self, items: Dataset) -> Prediction:
+        """Embeddings and features of items."""
+        return self.encoder.predict(loader_of(items, EMBEDDING_BATCH), progress=self.progress)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Labelled queries and their hits.
+
+    Attributes:
+        images: the data that contain the queries.
+        queries: embeddings and features of the queries.
+        searchable: the gallery, and its items that match.
+        gallery: its name among the options.
+        searches: hits of the queries.
+        verifier: a verifier of pairs; None without pairs of one class and of different classes.
+        reference: training items that distances compare with.
+    """
+
+    images: Dataset
+    queries: Prediction
+    searchable: Searchable
+    gallery: str
+    searches: Searches
+    verifier: Verifier | None
+    reference: Reference | None
+
+    @property
+    def gallery_labels(self) -> Tensor | None:
+        """(G,) labels of the gallery; None for positions."""
+        labels = self.searchable.relevance.labels_of_hits(torch.arange(len(self.searchable.items))[None])
+        return None if labels is None else labels[0]
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Queries without a match, and their hits.
+
+    Attributes:
+        found: their hits; None without strangers.
+        n_classes: number of held-out classes of the run among them; 0 for strangers from a folder.
+    """
+
+    found: OtherQueries | None
+    n_classes: int = 0
+
+    def __len__(self) -> int:
+        return 0 if self.found is None else len(self.found.cosines)
+
+    def can_bound(self, far: float) -> bool:
+        """Whether they bound false accepts at this rate; items of a class are alike, so held-out classes count."""
+        return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
+
+
+def search_known(inputs: Inputs) -> Known:
+    """Search the gallery for the labelled queries; warn of training items and of queries that find themselves."""
+    run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
+    images = inputs.held_out()
+    replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
+    gallery = HELD_OUT if replaces_half else options.gallery or INDEX
+    if gallery != HELD_OUT:
+        images = images.queries
+    hashed = HashedBatches(loader_of(images, EMBEDDING_BATCH))
+    prediction = encoder.predict(hashed, progress=inputs.progress)
+    reference = None
+    if inputs.splits is not None and options.reference:
+        reference = reference_features(encoder, inputs.splits.train, options.reference, seed=config.seed)
+    if replaces_half:
+        searchable = stored_items_with_half(run.gallery, images, prediction.embeddings, config.seed)
+    elif gallery == HELD_OUT:
+        searchable = half_of(encoder, images, prediction.embeddings, config)
+    else:
+        searchable = stored_items(run.gallery, images)
+    rows = searchable.relevance.queries
+    if seen := hashed.among(encoder.trained_on, rows.tolist()):
+        warnings.warn(
+            f"the calibration data contain {seen} of the {len(encoder.trained_on)} training items that the encoder "
+            "remembers: no bound holds for other items; calibrate on a --folder of items that it was not trained on",
+            stacklevel=3,
+        )
+    queries = prediction.embeddings[rows]
+    searches, verifier = _search(queries, searchable.items, searchable.relevance, config.seed)
+    is_item = _find_themselves(queries.mean, searchable.items.mean, searches)
+    if n_same := int((searches.correct & is_item).sum()):
+        warnings.warn(
+            f"{n_same} of {len(searches)} queries have the same embedding as an item: no bound holds if the gallery "
+            "contains the queries themselves; calibrate on a --folder of other items",
+            stacklevel=3,
+        )
+    found = Prediction(prediction.features[rows], queries)
+    return Known(images, found, searchable, gallery, searches, verifier, reference)
+
+
+def search_strangers(inputs: Inputs, known: Known) -> Strangers:
+    """Search the gallery for the strangers of a folder, else for the held-out classes of the run."""
+    if inputs.options.strangers is not None:
+        queries = inputs.queries(inputs.options.strangers)
+        found, is_itself = _search_without_match(inputs, known, queries)
+        if n_same := int(is_itself.sum()):
+            warnings.warn(
+                f"{n_same} of {len(queries)} strangers have the same embedding as an item: items of the gallery are no "
+                "strangers, and a threshold above them accepts nothing; give --strangers without a match there",
+                stacklevel=3,
+            )
+        return Strangers(found)
+    if inputs.splits is None or inputs.splits.strangers is None:
+        return Strangers(None)
+    queries = inputs.splits.strangers
+    found, _ = _search_without_match(inputs, known, queries, are_held_out=True)
+    return Strangers(found, len(queries.labels.unique()))
+
+
+def _search_without_match(
+    inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
+) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
+    """Hits of strangers, and which strangers find themselves.
+
+    Args:
+        queries: the strangers.
+        are_held_out: whether they are held-out classes of the run. Their classes are then known: items added to the
+            gallery under their labels are left out.
+    """
+    prediction = inputs.predict(queries)
+    mean, items = prediction.embeddings.mean, known.searchable.items.mean
+    kept = torch.arange(len(items))
+    if are_held_out and (labels := known.searchable.labels) is not None:
+        classes = {queries.classes[number] for number in queries.labels.unique().tolist()}
+        kept = torch.tensor([label not in classes for label in labels]).nonzero().flatten()
+    if len(kept) == 0:
+        raise ValueError("the gallery holds only items of the held-out classes: index items of known classes")
+    searches = search_open_set(mean, items[kept], lambda rows: torch.zeros(len(rows), len(kept)).bool())
+    found = OtherQueries(
+        prediction.embeddings,
+        searches.cosines,
+        None if known.gallery_labels is None else known.gallery_labels[kept[searches.hits]],
+        prediction.features,
+        queries.labels if are_held_out else None,
+    )
+    return found, _find_themselves(mean, items[kept], searches)
+
+
+def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
+    """Search the gallery for unlabelled queries; stored items and training items are left out.
+
+    These look more known than any future query: with them, future queries would look like strangers. None if no
+    unlabelled query is given or left, or if the reference is too small to find the training items.
+    """
+    if inputs.options.unlabelled is None:
+        return None
+    if str(inputs.options.unlabelled) == LIVE:
+        embeddings, features = live_queries(inputs.run)
+    else:
+        prediction = inputs.predict(inputs.queries(inputs.options.unlabelled))
+        embeddings, features = prediction.embeddings, prediction.features
+    items, reference = known.searchable.items.mean, known.reference
+    searches = search_open_set(embeddings.mean, items, lambda rows: torch.zeros(len(rows), len(items)).bool())
+    is_stored = _find_themselves(embeddings.mean, items, searches)
+    is_trained_on = torch.zeros_like(is_stored)
+    if reference is not None:
+        is_trained_on = (knn_distance(features, reference, k=1) < _SAME**2 / 2).to(is_stored)
+    rest = (~(is_stored | is_trained_on)).nonzero().flatten()
+    if len(rest) == len(embeddings):
+        return OtherQueries(embeddings, searches.cosines, features=features)
+    n_others = (0 if inputs.splits is None else len(inputs.splits.train)) - len(reference or ())
+    may_hide = reference is not None and n_others > 0 and bool(is_trained_on.any())
+    outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
+    if may_hide:
+        outcome = f"P(known) is not learnt from them, because more may be among {n_others} other training items"
+    elif len(rest) == 0:
+        outcome = "P(known) is not learnt from them"
+    warnings.warn(
+        f"of {len(embeddings)} unlabelled queries {int(is_stored.sum())} have the embedding of a stored item and "
+        f"{int(is_trained_on.sum())} the features of a training item; these look more known than future queries: "
+        f"{outcome}; give --unlabelled queries that are neither stored nor trained on",
+        stacklevel=3,
+    )
+    if len(rest) == 0 or may_hide:
+        return None
+    return OtherQueries(embeddings[rest], searches.cosines[rest.cpu()], features=features[rest])
+
+
+def _splits(run: Path, config: RunConfig) -> Splits:
+    """The splits of a run; a `ValueError` if they have changed."""
+    data = replace(config.data, ood=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)  # the run showed these notes when it read the same data
+        splits, _ = load_data(data, left_out(run, data.root), root_option="or give --data-root DIR")
+    if changed := changed_parts(run, splits.parts()):
+        raise ValueError(
+            f"the data of the run in {run} have changed ({', '.join(changed)}), so they may hold training items; give "
+            "--data-root, or a --folder of fresh images with --reference 0"
+        )
+    return splits
+
+
+def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
+    """Which queries have the same embedding as an item, because the gallery holds the same file."""
+    return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
+
+
+def _search(
+    queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
+) -> tuple[Searches, Verifier | None]:
+    """Hits of the queries, and a verifier if there are pairs of one class and of different classes."""
+    searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
+    generator = torch.Generator().manual_seed(seed)
+    pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)
+    if pairs.same.all() or not pairs.same.any():
+        return searches, None
+    one, other = queries[pairs.queries], items[pairs.items]
+    cosine = (one.mean.double() * other.mean.double()).sum(1)
+    return searches, Verifier.of(cosine, one.kappa.double(), other.kappa.double(), pairs.same)

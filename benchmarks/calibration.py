@@ -19,7 +19,7 @@ from timing import write
 from torch import Tensor
 
 from lam import datasets
-from lam.datasets.base import carve
+from lam.datasets.splits import carve
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, query_scores

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from lam.datasets import docstrings as standard_library
 from lam.datasets import intents
-from lam.datasets.base import MissingDataError, Splits
-from lam.inputs.preprocessing import to_mode
+from lam.datasets.base import MissingDataError
+from lam.datasets.splits import Splits
+from lam.inputs.decoding import to_mode
 
 EMOJI_VERSION = "16.0.0"
 MAKERS = ("google", "twitter")

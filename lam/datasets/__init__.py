@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lam.datasets import digits, docstrings, folder, intents, lfw, msls, places, spots, texts
-from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, Splits, TensorImages
+from lam.datasets.base import Dataset, ImagesAsFiles, MissingDataError, TensorImages
 from lam.datasets.cars196 import cars
 from lam.datasets.cub200 import birds
 from lam.datasets.folder import FolderImages
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
+from lam.datasets.splits import Splits
 from lam.datasets.texts import Texts
 from lam.inputs import Preprocessing
 from lam.utils.checks import check_options

@@ -1,10 +1,9 @@
-"""Labelled items of one shape, their subsets, data sets in three disjoint splits, and images in memory.
+"""Labelled items of one shape, their subsets, and images in memory.
 
 `lam.inputs` turns images and texts into tensors.
 """
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +19,11 @@ from torch.utils import data
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
 from lam.utils.checks import check_at_least, integers
-from lam.utils.notes import Note
 
 Items = TypeVar("Items", bound="Dataset")
-GalleryKind = Literal["classes", "identities"]
-"""Kind of a gallery: examples of classes ("which is it?"), or individuals ("is it here?")."""
 ImageOptions = Preprocessing | Mapping[str, Any] | None
 """A preprocessing, the fields that differ from ImageNet's, or None for the default."""
 
-PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
-"""Allowed names of the folder or file of each part."""
-
-_LEAST_TRAINED_ON = 5  # least items for training after pairs are held out, as a run requires
 _PER_CLASS = 4  # greatest items of a class if a limit cannot draw from every class
 
 
@@ -310,43 +302,6 @@ class ImagesAsFiles(Dataset):
         return self.images.preview(index, side=side)
 
 
-@dataclass(frozen=True)
-class Splits:
-    """Three disjoint parts of a data set.
-
-    Attributes:
-        train: items for training and fitting.
-        validation: items for tuning and choices.
-        test: items for the reported metrics.
-        strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
-        gallery: what a gallery of this data holds: see `GalleryKind`.
-        answers: whether the gallery holds answers to questions. Answers are never used as queries.
-        notes: remarks on reading the data, such as the columns used.
-
-    Raises:
-        ValueError: If the parts differ in the shape of items or in classes.
-    """
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
-    strangers: Dataset | None = None
-    gallery: GalleryKind = "classes"
-    answers: bool = False
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, part in (("validation", self.validation), ("test", self.test)):
-            if part.shape != self.train.shape:
-                raise ValueError(f"train has items of shape {self.train.shape}, {name} of shape {part.shape}")
-            if part.classes != self.train.classes:
-                raise ValueError(f"train and {name} must share one list of classes: a label is a position in it")
-
-    def parts(self) -> dict[str, Dataset]:
-        """The parts by name, including strangers if there are any."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
-
-
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
     """Disjoint random parts with each class in proportion.
 
@@ -381,103 +336,7 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
     return tuple(part.sort().values for part in parts)
 
 
-def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes with each class in proportion, and last the subset of the remaining items."""
-    rest = len(dataset) - sum(sizes)
-    parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
-    return tuple(dataset.subset(part) for part in parts)
-
-
-def carve_missing(
-    parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object, by_class: bool = True
-) -> dict[str, Any]:
-    """The parts `train`, `validation` and `test`; missing ones are drawn at random from `train`.
-
-    Each class is in every part in proportion. If classes are so small that most items of a part would lack a match,
-    each part gets whole classes instead, as is usual for faces and products, or, with fewer than six classes, pairs of
-    items with one class. A `Note` says so.
-
-    Args:
-        parts: parts by name, at least `train`.
-        validation, test: fractions of `train`, between 0 and 1, for a missing part.
-        seed: seed of the draw.
-        source: name of the data in errors.
-        by_class: whether parts of whole classes are allowed; False for questions: their answers are in no part.
-
-    Raises:
-        ValueError: If a fraction is outside (0, 1), or no item is left to train on.
-    """
-    dataset = parts["train"]
-    missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
-    sizes = [fraction_of(len(dataset), share, name=part) for part, share in missing.items()]
-    if sum(sizes) >= len(dataset):
-        raise ValueError(f"{source} has {len(dataset)} items, too few to carve {' and '.join(missing)} out of them")
-    carved = carve(dataset, sizes, seed=seed)
-    if by_class and any(_share_matched(part) < _share_matched(dataset) / 2 for part in carved):
-        carved = _carve_matched(dataset, missing, seed=seed, source=source) or carved
-    *held_out, train = carved
-    return {**parts, **dict(zip(missing, held_out, strict=True)), "train": train}
-
-
-def _carve_matched(
-    dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
-) -> tuple[Items, ...] | None:
-    """Subsets of these shares with matches among their items, and last the rest; None if the items are too few."""
-    classes, counts = dataset.labels.unique(return_counts=True)
-    classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
-    n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
-    sizes = [max(3, fraction_of(len(dataset), share, name=part)) for part, share in shares.items()]
-    if sum(n_classes) + 2 <= len(classes):
-        drawn = classes[torch.randperm(len(classes), generator=generator)][: sum(n_classes)].split(n_classes)
-        held_out = [torch.isin(dataset.labels, of_part).nonzero().flatten() for of_part in drawn]
-        how = f"of the {len(classes)} classes with two or more, {_by_part(shares, n_classes)} are held out as a whole"
-    elif len(classes) > 1 and sum(sizes) + _LEAST_TRAINED_ON <= len(dataset):
-        order = torch.randperm(len(dataset), generator=generator)
-        left = {label: order[dataset.labels[order] == label].tolist() for label in dataset.labels.unique().tolist()}
-        held_out = [torch.tensor(_draw_pairs(left, size)).sort().values for size in sizes]
-        how = f"pairs of one class are held out, {_by_part(shares, sizes)}"
-    else:
-        return None
-    note = f"{source} has few items in a class ({int(counts.median())}): {how}, so that their items have matches"
-    warnings.warn(note, Note, stacklevel=4)
-    rest = torch.ones(len(dataset), dtype=torch.bool)
-    rest[torch.cat(held_out)] = False
-    return tuple(dataset.subset(part) for part in (*held_out, rest.nonzero().flatten()))
-
-
-def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
-    return " and ".join(f"{number} for {part}" for part, number in zip(parts, numbers, strict=True))
-
-
-def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove positions from `left`: pairs from the class with most left, never from one class twice in a row."""
-    drawn, last = list[int](), None
-    while len(drawn) < size:
-        last = max((label for label in left if label != last), key=lambda label: len(left[label]))
-        count = min(2, size - len(drawn))
-        drawn += left[last][:count]
-        left[last] = left[last][count:]
-    return drawn
-
-
-def _share_matched(dataset: Dataset) -> float:
-    """Share of items with a label that another item has, too."""
-    counts = dataset.labels.unique(return_counts=True)[1]
-    return float(counts[counts > 1].sum()) / len(dataset)
-
-
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
     """The first n different positions of a sequence, topped up at random from all `size` of them; rising."""
     rest = torch.randperm(size, generator=generator).tolist()
     return torch.tensor(list(dict.fromkeys((*positions, *rest)))[:n]).sort().values
-
-
-def fraction_of(n: int, fraction: float, *, name: str) -> int:
-    """Number of items in a fraction of n, at least one.
-
-    Raises:
-        ValueError: If the fraction is not between 0 and 1.
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"{name} must be a fraction between 0 and 1, got {fraction}")
-    return max(1, round(n * fraction))

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lam.datasets.base import Dataset, Splits, TensorImages, carve_missing
+from lam.datasets.base import Dataset, TensorImages
+from lam.datasets.splits import Splits, carve_missing
 
 _SIDE = 8
 _LARGEST = 16  # grey values are from 0 to 16

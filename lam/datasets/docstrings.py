@@ -7,7 +7,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from lam.datasets.base import Dataset, Splits, carve_missing, labels_of
+from lam.datasets.base import Dataset, labels_of
+from lam.datasets.splits import Splits, carve_missing
 from lam.datasets.texts import Texts, preprocessing_like
 
 _MODULES = (

@@ -15,8 +15,9 @@ from unicodedata import normalize
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, ImageOptions, MissingDataError, Preview, Splits, carve_missing, labels_of
+from lam.datasets.base import Dataset, ImageOptions, MissingDataError, Preview, labels_of
 from lam.datasets.coco import coco_classes, coco_file
+from lam.datasets.splits import PARTS, Splits, carve_missing
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 from lam.utils.checks import first_of

@@ -7,8 +7,9 @@ et al. (2020), "Efficient intent detection with dual sentence encoders".
 from pathlib import Path
 from typing import Any, Literal
 
-from lam.datasets.base import Dataset, Splits, carve, fraction_of, labels_of
+from lam.datasets.base import Dataset, labels_of
 from lam.datasets.published import Source
+from lam.datasets.splits import Splits, carve, fraction_of
 from lam.datasets.texts import Columns, Texts, preprocessing_like, read
 from lam.inputs.texts import TextPreprocessing
 from lam.utils.checks import check_choice

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from lam.datasets.base import ImageOptions, MissingDataError, Splits, fraction_of, labels_of, stratified_split
+from lam.datasets.base import ImageOptions, MissingDataError, labels_of, stratified_split
 from lam.datasets.folder import image_files
 from lam.datasets.published import SIZE, Annotations, Source, read_lines, split_by_class
+from lam.datasets.splits import Splits, fraction_of
 from lam.inputs.preprocessing import Preprocessing
 
 _FOLDERS = ("lfw-deepfunneled", "lfw_funneled", "lfw")

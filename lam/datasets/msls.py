@@ -21,9 +21,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import ImageOptions, Splits
+from lam.datasets.base import ImageOptions
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, Source, check_present
+from lam.datasets.splits import Splits
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import check_choice
 from lam.utils.tables import Table

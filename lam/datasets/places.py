@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from lam.datasets.base import PARTS, ImageOptions, MissingDataError, Splits, fraction_of, labels_of
+from lam.datasets.base import ImageOptions, MissingDataError, labels_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, check_present
+from lam.datasets.splits import PARTS, Splits, fraction_of
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.tables import Table
 

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from lam.datasets.base import Dataset, ImageOptions, MissingDataError, Splits, fraction_of, stratified_split
+from lam.datasets.base import Dataset, ImageOptions, MissingDataError, stratified_split
 from lam.datasets.folder import FolderImages
+from lam.datasets.splits import Splits, fraction_of
 from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import first_of
 

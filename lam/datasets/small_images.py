@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import MissingDataError, Splits, TensorImages, carve
+from lam.datasets.base import MissingDataError, TensorImages
 from lam.datasets.published import Source, read_mat
+from lam.datasets.splits import Splits, carve
 
 _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -10,7 +10,8 @@ import torch
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from lam.datasets.base import Dataset, Splits, TensorImages, carve_missing
+from lam.datasets.base import Dataset, TensorImages
+from lam.datasets.splits import Splits, carve_missing
 
 _SIDE = 96  # pixels of a view, and of its part of the photograph on average
 _STRIDE = 68  # pixels between spots: neighbours share a third of their pixels

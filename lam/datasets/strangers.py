@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from lam.datasets.base import Dataset, Preview, Splits
+from lam.datasets.base import Dataset, Preview
+from lam.datasets.splits import Splits
 from lam.inputs.thumbnails import SIZE
 
 SHARE, LEAST_CLASSES = 0.1, 20

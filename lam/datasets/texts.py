@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
-from lam.datasets.base import PARTS, Dataset, MissingDataError, Preview, Splits, carve_missing, labels_of, top_up
+from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top_up
+from lam.datasets.splits import PARTS, Splits, carve_missing
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table, is_no_label

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.inputs import filters
 from lam.utils.checks import check_choice
 
 STRENGTHS: dict[str, tuple[float, ...]] = {}
@@ -27,7 +28,6 @@ PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}
 Corruption = Callable[[Tensor, Any, torch.Generator], Tensor]
 _CORRUPTIONS: dict[str, Corruption] = {}
 _COLOURED = "saturate"
-_PUBLISHED_SIDE = 32
 _FALL = -135.0, -45.0  # range of directions of falling snow, in degrees
 _SWEEP = -45.0, 45.0  # range of directions of camera movement, in degrees
 _GREY = 0.299, 0.587, 0.114
@@ -116,7 +116,7 @@ _own, _published = partial(_register, STRENGTHS), partial(_register, PUBLISHED_S
 @_published("gaussian-noise", 0.04, 0.06, 0.08, 0.09, 0.1)
 def _noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
     """Gaussian noise of this standard deviation."""
-    return images + deviation * _normal(images.shape, images, generator)
+    return images + deviation * filters.normal(images.shape, images, generator)
 
 
 @_own("blur", 0.01, 0.02, 0.05, 0.075, 0.1)
@@ -153,62 +153,62 @@ def _shot_noise(images: Tensor, photons: int, generator: torch.Generator) -> Ten
 @_published("impulse-noise", 0.01, 0.02, 0.03, 0.05, 0.07)
 def _impulse_noise(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """This share of values becomes black or white."""
-    hit = _uniform(images.shape, images, generator) < share
-    return torch.where(hit, (_uniform(images.shape, images, generator) < 0.5).to(images), images)
+    hit = filters.uniform(images.shape, images, generator) < share
+    return torch.where(hit, (filters.uniform(images.shape, images, generator) < 0.5).to(images), images)
 
 
 @_published("speckle-noise", 0.06, 0.1, 0.12, 0.16, 0.2)
 def _speckle_noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
     """Gaussian noise of this standard deviation relative to the value."""
-    return images + images * deviation * _normal(images.shape, images, generator)
+    return images + images * deviation * filters.normal(images.shape, images, generator)
 
 
 @_published("gaussian-blur", 0.4, 0.6, 0.7, 0.8, 1.0)
 def _gaussian_blur(images: Tensor, sigma: float, _: torch.Generator) -> Tensor:
     """A Gaussian blur of this standard deviation, in pixels."""
-    return _smooth(images, sigma * _pixel(images), reach=4.0)
+    return filters.smooth(images, sigma * filters.pixel(images), reach=4.0)
 
 
 @_published("defocus-blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
 def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
     """A blur by a disk of this radius, with a border softened by this standard deviation."""
-    radius, softness = (length * _pixel(images) for length in strength)
-    ring = max(1, round(_pixel(images)))
+    radius, softness = (length * filters.pixel(images) for length in strength)
+    ring = max(1, round(filters.pixel(images)))
     reach = math.floor(radius) + ring
     places = torch.arange(-reach, reach + 1, dtype=torch.float64)
     disk = (places[:, None].square() + places.square() <= radius**2).double()
-    soft = _bell(ring, softness)
+    soft = filters.bell(ring, softness)
     disk = F.conv2d((disk / disk.sum())[None, None], soft[:, None] * soft[None, None, None], padding="same")
-    return _filter(images, disk[0, 0])
+    return filters.convolve(images, disk[0, 0])
 
 
 @_published("glass-blur", (0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
 def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Generator) -> Tensor:
     """A blur of this standard deviation before and after this number of rounds of moved pixels."""
     deviation, rounds = strength
-    sigma, reach = deviation * _pixel(images), max(1, round(_pixel(images)))
+    sigma, reach = deviation * filters.pixel(images), max(1, round(filters.pixel(images)))
     n, channels, height, width = images.shape
-    worse = _smooth(images, sigma, reach=4.0)
+    worse = filters.smooth(images, sigma, reach=4.0)
     for _ in range(rounds):
         shift = torch.randint(-reach, reach, (2, n, height, width), generator=generator).to(images.device)
         rows = (shift[0] + torch.arange(height, device=images.device)[:, None]).clamp(0, height - 1)
         columns = (shift[1] + torch.arange(width, device=images.device)).clamp(0, width - 1)
         places = (rows * width + columns).flatten(1)[:, None].expand(-1, channels, -1)
         worse = worse.flatten(2).gather(2, places).view_as(images)
-    return _smooth(worse, sigma, reach=4.0)
+    return filters.smooth(worse, sigma, reach=4.0)
 
 
 @_published("motion-blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
 def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.Generator) -> Tensor:
     """A movement blur of this reach and standard deviation."""
-    return _smear(images, *strength, _SWEEP, generator)
+    return filters.smear(images, *strength, _SWEEP, generator)
 
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     """Mean of enlargements by factors from 1 to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
-    return (images + sum(_zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
+    return (images + sum(filters.zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
 
 @_published(
@@ -222,10 +222,10 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
     """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; remaining image share."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
-    flakes = mean + deviation * _normal((len(images), 1, *images.shape[-2:]), images, generator)
-    flakes = _zoom(flakes, enlargement)
+    flakes = mean + deviation * filters.normal((len(images), 1, *images.shape[-2:]), images, generator)
+    flakes = filters.zoom(flakes, enlargement)
     flakes = torch.where(flakes < least, 0, flakes).clamp(0, 1)
-    flakes = _smear(flakes, int(radius), sigma, _FALL, generator)
+    flakes = filters.smear(flakes, int(radius), sigma, _FALL, generator)
     weights = images.new_tensor(_GREY if images.shape[1] == 3 else [1 / images.shape[1]] * images.shape[1])
     grey = (images * weights[:, None, None]).sum(1, keepdim=True)
     whiter = left * images + (1 - left) * torch.maximum(images, 1.5 * grey + 0.5)
@@ -238,7 +238,7 @@ def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generat
     amount, decay = strength
     height, width = images.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
-    haze = _plasma(len(images), max(side, 2), decay, generator)[:, None, :height, :width].to(images)
+    haze = filters.plasma(len(images), max(side, 2), decay, generator)[:, None, :height, :width].to(images)
     lightest = images.amax((1, 2, 3), keepdim=True)
     return (images + amount * haze) * lightest / (lightest + amount)
 
@@ -265,15 +265,15 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])
     corners = images.new_tensor([[2 / 3, 2 / 3], [2 / 3, -2 / 3], [-2 / 3, -2 / 3]]) * scale  # in coordinates [-1, 1]
-    moved = corners + 2 * movement * scale * (2 * _uniform((n, 3, 2), images, generator) - 1)
+    moved = corners + 2 * movement * scale * (2 * filters.uniform((n, 3, 2), images, generator) - 1)
     homogeneous = torch.cat([moved, moved.new_ones(n, 3, 1)], 2)
     back = torch.linalg.solve(homogeneous.double(), corners.double().expand(n, 3, 2)).mT.to(images)
-    worse = _sample(images, F.affine_grid(back, list(images.shape), align_corners=False))
+    worse = filters.sample(images, F.affine_grid(back, list(images.shape), align_corners=False))
     if not shift:
         return worse
-    field = 2 * _uniform((n, 2, *images.shape[-2:]), images, generator) - 1
-    field = 2 * shift * scale[:, None, None] * _smooth(field, smoothness * side, reach=3.0)
-    return _sample(worse, _identity_grid(images) + field.movedim(1, 3))
+    field = 2 * filters.uniform((n, 2, *images.shape[-2:]), images, generator) - 1
+    field = 2 * shift * scale[:, None, None] * filters.smooth(field, smoothness * side, reach=3.0)
+    return filters.sample(worse, filters.identity_grid(images) + field.movedim(1, 3))
 
 
 @_published("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
@@ -286,7 +286,7 @@ def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
     def coarser(channel: Tensor) -> Tensor:
         picture = Image.fromarray(channel.float().numpy(), "F").resize(few, Image.Resampling.BOX)
-        return _pixels(picture.resize((width, height), Image.Resampling.BOX))
+        return filters.pixels(picture.resize((width, height), Image.Resampling.BOX))
 
     channels = images.cpu().flatten(0, 1)
     return torch.stack([coarser(channel) for channel in channels]).view(images.shape).to(images)
@@ -303,7 +303,7 @@ def _jpeg(images: Tensor, quality: int, _: torch.Generator) -> Tensor:
     def compressed(picture: Tensor) -> Tensor:
         buffer = io.BytesIO()
         Image.fromarray(picture.squeeze(2).numpy()).save(buffer, "JPEG", quality=quality)
-        decoded = _pixels(Image.open(buffer)) / 255
+        decoded = filters.pixels(Image.open(buffer)) / 255
         return decoded[None] if decoded.ndim == 2 else decoded.movedim(2, 0)
 
     return torch.stack([compressed(picture) for picture in values]).view(images.shape).to(images)
@@ -322,95 +322,3 @@ def _saturate(images: Tensor, strength: tuple[float, float], _: torch.Generator)
 
 
 KINDS, PUBLISHED_KINDS = tuple(STRENGTHS), tuple(PUBLISHED_STRENGTHS)
-
-
-def _pixel(images: Tensor) -> float:
-    """Length of a pixel of a 32-pixel image in this image, at least 1: a blur below one pixel has no effect."""
-    return max(1.0, min(images.shape[-2:]) / _PUBLISHED_SIDE)
-
-
-def _normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator).to(like)
-
-
-def _uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator).to(like)
-
-
-def _pixels(picture: Any) -> Tensor:
-    import numpy as np
-
-    return torch.from_numpy(np.array(picture)).float()
-
-
-def _bell(reach: int, sigma: float) -> Float[Tensor, " K"]:
-    """Normal weights at −reach, ..., reach, with sum 1."""
-    places = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    weights = (-places.square() / (2 * max(sigma, 1e-6) ** 2)).exp()
-    return weights / weights.sum()
-
-
-def _smooth(images: Tensor, sigma: float, *, reach: float) -> Tensor:
-    """A Gaussian blur, cut at `reach` standard deviations."""
-    weights = _bell(max(1, round(reach * sigma)), sigma)
-    return _filter(_filter(images, weights[None]), weights[:, None])
-
-
-def _filter(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
-    """Filter each channel, with repeated borders."""
-    height, width = weights.shape
-    n_channels = images.shape[1]
-    padded = F.pad(images, [width // 2, width // 2, height // 2, height // 2], mode="replicate")
-    kernel = weights.to(images).expand(n_channels, 1, height, width)
-    return F.conv2d(padded, kernel, groups=n_channels)
-
-
-def _identity_grid(images: Tensor) -> Float[Tensor, "N H W 2"]:
-    same = torch.eye(2, 3, device=images.device, dtype=images.dtype).expand(len(images), 2, 3)
-    return F.affine_grid(same, list(images.shape), align_corners=False)
-
-
-def _sample(images: Tensor, grid: Tensor, border: str = "reflection") -> Tensor:
-    return F.grid_sample(images, grid, padding_mode=border, align_corners=False)
-
-
-def _zoom(images: Tensor, enlargement: float) -> Tensor:
-    """The centre, enlarged to the size of the image."""
-    return _sample(images, _identity_grid(images) / enlargement)
-
-
-def _smear(
-    images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
-) -> Tensor:
-    """Smear each image in a random direction within these degrees, by half a bell of this radius and deviation."""
-    pixel = _pixel(images)
-    steps = 2 * max(1, round(radius * pixel)) + 1
-    weights = _bell(steps - 1, sigma * pixel)[steps - 1 :]
-    low, high = degrees
-    angles = (low + (high - low) * _uniform((len(images),), images, generator)).deg2rad()
-    size = images.new_tensor([images.shape[-1], images.shape[-2]])
-    direction = 2 * torch.stack([angles.cos(), angles.sin()], 1) / size
-    grid, total = _identity_grid(images), torch.zeros_like(images)
-    for step, weight in enumerate((weights / weights.sum()).tolist()):
-        total += weight * _sample(images, grid - step * direction[:, None, None], "border")
-    return total
-
-
-def _plasma(n: int, side: int, decay: float, generator: torch.Generator) -> Float[Tensor, "N S S"]:
-    """Clouds in [0, 1] by the diamond-square algorithm: each step halves the length and divides noise by the decay."""
-    cloud, step, noise = torch.zeros(n, side, side), side, 100.0
-
-    def disturbed(total: Tensor) -> Tensor:
-        return total / 4 + noise * noise * (2 * torch.rand(total.shape, generator=generator) - 1)
-
-    while step >= 2:
-        half = step // 2
-        corners = cloud[:, ::step, ::step]
-        squares = corners + corners.roll(-1, 1)
-        cloud[:, half::step, half::step] = disturbed(squares + squares.roll(-1, 2))
-        centres, corners = cloud[:, half::step, half::step], cloud[:, ::step, ::step]
-        cloud[:, ::step, half::step] = disturbed(centres + centres.roll(1, 1) + corners + corners.roll(-1, 2))
-        cloud[:, half::step, ::step] = disturbed(centres + centres.roll(1, 2) + corners + corners.roll(-1, 1))
-        step, noise = half, noise / decay
-    low, high = cloud.amin((1, 2), keepdim=True), cloud.amax((1, 2), keepdim=True)
-    return (cloud - low) / (high - low).clamp(min=1e-12)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lam.inputs.preprocessing import DEEP_MODES, GREY_MODES, open_image, to_mode
+from lam.inputs.decoding import DEEP_MODES, GREY_MODES, open_image, to_mode
 
 SIZE = 128
 _QUALITY = 85

@@ -14,7 +14,8 @@ import yaml
 
 from lam import losses, methods, models
 from lam.datasets.augmented import AugmentationOptions
-from lam.datasets.base import Dataset, GalleryKind
+from lam.datasets.base import Dataset
+from lam.datasets.splits import GalleryKind
 from lam.inputs.corruption import KINDS, PUBLISHED_KINDS
 from lam.methods import Method
 from lam.models.frozen import Head

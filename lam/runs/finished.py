@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
-from lam.datasets.base import GalleryKind
+from lam.datasets.splits import GalleryKind
 from lam.datasets.texts import Columns
 from lam.encoders.base import Encoder
 from lam.encoders.files import fingerprint

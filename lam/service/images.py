@@ -7,8 +7,8 @@ import io
 
 from PIL import Image
 
+from lam.inputs.decoding import decode, decoding_bytes, reduction
 from lam.inputs.parts import TooManyPartsError, check_parts
-from lam.inputs.preprocessing import decode, decoding_bytes, reduction
 from lam.service.errors import ServiceError
 from lam.service.settings import MEBIBYTE, ServiceSettings
 

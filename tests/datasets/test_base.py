@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lam.datasets.base import MissingDataError, Splits, TensorImages, carve, fraction_of, stratified_split
+from lam.datasets.base import MissingDataError, TensorImages, stratified_split
+from lam.datasets.splits import Splits, carve, fraction_of
 from lam.inputs.preprocessing import Preprocessing
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lam.inputs.preprocessing import _FORMATS, decoding_bytes, open_image
+from lam.inputs.decoding import _FORMATS, decoding_bytes, open_image
 
 SIDE, SLACK = 2048, 8 * 2**20
 WHOLE = {"compression": "tiff_deflate", "strip_size": 2**31 - 1}  # one strip

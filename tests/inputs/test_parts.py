@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lam.inputs.decoding import open_image
 from lam.inputs.parts import TooManyPartsError, check_parts
-from lam.inputs.preprocessing import open_image
 
 
 def saved(kind: str, **options: object) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from lam.inputs.preprocessing import Preprocessing, _convert, decode, open_image, to_mode
+from lam.inputs.decoding import _convert, decode, open_image, to_mode
+from lam.inputs.preprocessing import Preprocessing
 
 
 def photograph(height: int = 60, width: int = 90) -> Image.Image:

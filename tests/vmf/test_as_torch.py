@@ -77,7 +77,7 @@ class TestMoments:
     def test_many_proposals_at_once_give_draws_of_the_same_law(
         self, dimension: int, kappa: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lam.vmf.distribution._TRIES", {"cpu": 8})  # as on a GPU
+        monkeypatch.setattr("lam.vmf.angles._TRIES", {"cpu": 8})  # as on a GPU
         vmf, n_draws = one(dimension, kappa), 20_000
         draws = vmf.sample((n_draws,), generator=generator())
         assert_close(draws.norm(dim=1), torch.ones(n_draws, dtype=draws.dtype))

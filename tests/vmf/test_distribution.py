@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lam.vmf import angles
 from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement, bessel_ratio_derivative, log_normalizer
-from lam.vmf.distribution import VonMisesFisher, _angle_slope, fuse
+from lam.vmf.distribution import VonMisesFisher, fuse
 from tests.vmf.test_bessel import DIMENSIONS, GOLDEN, KAPPA, assert_scaled_close, golden
 
 
@@ -290,7 +291,7 @@ class TestErrors:
 def test_the_gradient_of_a_draw_at_the_mean_direction_itself_is_zero() -> None:
     kappa, angle = torch.tensor([0.5, 3.0, 1e6], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for dimension in (2, 3, 4, 512):
-        assert (_angle_slope(dimension, kappa, angle).abs() < 1e-14).all()  # and no NaN
+        assert (angles.slope(dimension, kappa, angle).abs() < 1e-14).all()  # and no NaN
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 10, 512])
@@ -301,5 +302,5 @@ def test_the_gradient_of_a_draw_in_float32_is_that_in_float64(dimension: int) ->
         VonMisesFisher(loc, kappa).sample(generator=torch.Generator().manual_seed(0)), loc
     ).acos()
     scale = (1 + kappa / dimension) ** 1.5
-    few, exact = (_angle_slope(dimension, kappa, angle, exact=exact) * scale for exact in (False, True))
+    few, exact = (angles.slope(dimension, kappa, angle, exact=exact) * scale for exact in (False, True))
     torch.testing.assert_close(few, exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))

@@ -7,7 +7,7 @@ from typing import Any
 from lam.hessians.losses.aninfonce import AnInfoNCECurvature
 from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
-from lam.hessians.losses.softmax import InfoNCECurvature, SupConCurvature
+from lam.hessians.losses.supcon import InfoNCECurvature, SupConCurvature
 from lam.hessians.losses.varcon import VarConCurvature
 from lam.utils.registry import enter
 

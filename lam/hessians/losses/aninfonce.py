@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians.losses.base import required
-from lam.hessians.losses.softmax import AgainstNegatives, SoftmaxCurvature
+from lam.hessians.losses.softmax import SoftmaxCurvature
+from lam.hessians.losses.supcon import AgainstNegatives
 from lam.utils.checks import check_positive
 
 

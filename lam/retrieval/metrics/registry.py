@@ -321,6 +321,7 @@ def measure(
         Values, None where a metric is undefined.
 
     Example:
+        >>> import torch
         >>> outside, inside = torch.tensor([0.9, 0.15]), torch.tensor([0.1, 0.2])
         >>> measure({"inside": inside, "outside": outside}, score="knn")
         {'auroc_knn': 0.75, 'auprc_knn': 0.83..., 'prevalence': 0.5}

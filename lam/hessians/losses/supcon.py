@@ -1,0 +1,125 @@
+"""Curvatures of SupCon and InfoNCE: softmaxes over all candidates, and over a positive pair and the negatives."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.hessians.losses.contrastive import cross_sum
+from lam.hessians.losses.softmax import SOFTMAX_FIXES, Block, Derivatives, SoftmaxCurvature, exponential
+from lam.pairs.candidates import Candidates
+from lam.pairs.pairs import Pairs
+
+
+@dataclass(frozen=True)
+class SupConCurvature(SoftmaxCurvature):
+    """Curvature of the mean over items a with positive pairs of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ).
+
+    Candidates are the other items of the batch, or, with `fixed`, `lam.pairs.Candidates`: a memory bank, a second view.
+    A repeated candidate counts twice; a candidate that is neither positive nor negative does not count. With the second
+    view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
+
+    Source: Khosla et al. (2020), equation 2.
+
+    Attributes:
+        temperature: τ > 0. None in the options of a method: the loss's.
+        split, fix, average: as for `SoftmaxCurvature`.
+
+    Raises:
+        ValueError: for settings out of range.
+
+    Example:
+        >>> pairs = Pairs.by_label(torch.tensor([0, 0, 1]))
+        >>> SupConCurvature(0.5).diagonal(torch.eye(3), torch.ones(3, 1), pairs)[0]
+        tensor([[0., 1., 1.]])
+    """
+
+    temperature: float | None = None
+
+    fixes: ClassVar[tuple[str, ...]] = SOFTMAX_FIXES
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {"matched item": 1.0}
+
+    def counts(self, pairs: Any) -> tuple[int, ...]:
+        return (pairs.n_matched,)
+
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
+        # log 0 = −∞ removes items that are no candidates, such as the item itself, from the sum
+        return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
+
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
+        """Number of positive pairs."""
+        return block.positive.sum(1, keepdim=True)
+
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
+        """Derivatives of one cross-entropy with the shares of the positive pairs as targets."""
+        matched = (sums > 0).to(normaliser)  # an item without a positive pair has no loss
+        p = matched * exponential(block.z - normaliser, block.positive + block.negative)
+        return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
+
+    def cross(
+        self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates
+    ) -> Float[Tensor, "T D F"]:
+        """Second derivatives in an anchor and its candidate, and in two candidates of one anchor.
+
+        With x_ab = ∂z_ab/∂f_a,i, w_ab = ∂z_ab/∂f_b,i, e = Σ_b ε x, h = Σ_b η x, E = Σ_b ε w φ_b and H = Σ_b η w φ_b it
+        is, for each output i, Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
+        """
+        items = self.of_batch(n, r, pairs)
+        ((block, (weights, first, second, residual)),) = items.derivatives()
+        along, total = block.along, inputs.new_empty(n.shape[1], inputs.shape[1])
+        for i, (n_i, g_i) in enumerate(zip(n.T[..., None], items.gradients.T[..., None], strict=True)):
+            x, w = (g_i.T - along * n_i) / r, (g_i - along * n_i.T) / r.T
+            e, h = (first * x).sum(1, keepdim=True), (second * x).sum(1, keepdim=True)
+            shared = ((weights * x - e * second - h * first) * w) @ inputs
+            total[i] = 2 * (inputs * shared - ((first * w) @ inputs) * ((second * w) @ inputs)).sum(0)
+        if self.split == "outputs":  # the gradient in the logits times the second derivative of a cosine
+            total += cross_sum(inputs, n, r, (residual + residual.T) / (2 * self.tau))
+        return total[None]
+
+
+class AgainstNegatives:
+    """A softmax for each positive pair (a, p), −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
+
+    It does not contain other positive pairs. π_p is the probability of p, q the probabilities of the negatives among
+    themselves. With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
+    ε = α + γq/2 and t = (1 − π) − βq.
+    """
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {"positive pair": 1.0}
+
+    def counts(self, pairs: Any) -> tuple[int, ...]:
+        return (pairs.n_positives,)
+
+    def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
+        return (block.z + block.negative.log()).logsumexp(1, keepdim=True)
+
+    def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
+        """β and γ."""
+        missed = (normaliser - block.z).sigmoid()  # 1 − π, without the rounding of a difference from 1
+        return torch.stack([(block.positive * missed).sum(1), (block.positive * missed.square()).sum(1)], 1)
+
+    def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
+        beta, gamma, odds = sums[:, :1], sums[:, 1:], block.z - normaliser
+        q = exponential(odds, block.negative)
+        missed = block.positive * (-odds).sigmoid()  # π is a sigmoid: the positive pair against all negatives
+        alpha = missed * odds.sigmoid()
+        return Derivatives(alpha + beta * q, alpha + gamma / 2 * q, q, missed - beta * q)
+
+
+@dataclass(frozen=True)
+class InfoNCECurvature(AgainstNegatives, SupConCurvature):
+    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives, z = cos/τ.
+
+    With one positive pair for each item, it equals the curvature of SupCon.
+
+    Source: van den Oord et al. (2018), equation 4; Chen et al. (2020), equation 1.
+
+    Attributes, Raises: as `SupConCurvature`.
+    """

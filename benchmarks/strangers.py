@@ -23,7 +23,7 @@ import torch
 from timing import kept, write
 from torch import Tensor
 
-from lam.cli import DEMOS
+from lam.cli.commands import DEMOS
 from lam.encoders.base import N_SAMPLES, Prediction
 from lam.retrieval.decisions.calibration import query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, needed

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lam import __version__
-from lam.cli import HEADLINES, main
+from lam.cli import main
+from lam.cli.commands import HEADLINES
 from lam.runs.finished import Run
 from tests.conftest import TINY, FinishedRun
 
@@ -58,7 +59,7 @@ def test_the_demo_is_calibrated_where_its_data_suffice(
     complaint = capsys.readouterr().err
     assert "warning: not calibrated: " in complaint
     assert "; `lam calibrate" in complaint
-    monkeypatch.setattr("lam.cli._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
+    monkeypatch.setattr("lam.cli.commands._DEMO_TARGETS", {"far": 0.1, "ood": 0.1})
     assert main(command) == 0
     *_, calibrated, page = capsys.readouterr().out.splitlines()
     assert calibrated.startswith(

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import lam
-from lam.cli import RUNS, _parser
+from lam.cli.parser import RUNS, command_parser
 from lam.experiments import EXPERIMENTS
 from lam.runs.config import RunConfig
 
@@ -31,7 +31,7 @@ def text(page: Path) -> str:
 
 def options() -> dict[str, set[str]]:
     """The options of each command."""
-    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (commands,) = [action for action in command_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return {name: set(command._option_string_actions) for name, command in commands.choices.items()}
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from lam.cli import _parser
+from lam.cli.parser import command_parser
 from lam.gallery.store import FILE
 from lam.runs.folder import GALLERY
 from lam.service.app import PAGE
@@ -433,4 +433,4 @@ def test_the_commands_that_the_page_names_are_known(file: str) -> None:
     commands = re.findall(r"lam (calibrate RUN[^\n”]*)", (PAGE / file).read_text(encoding="utf-8"))
     assert commands
     for command in commands:
-        _parser().parse_args(command.split())
+        command_parser().parse_args(command.split())

@@ -1,0 +1,95 @@
+"""The command `lam`: words to calls, warnings and errors to one line each."""
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from lam.cli.commands import complain
+from lam.cli.parser import RUNS, command_parser
+from lam.service.hangups import block_hangups
+from lam.utils.notes import Note
+
+__all__ = ["main"]
+
+CONFIGURED = (*RUNS, "experiment")
+"""The commands that take settings as options, such as `--training.epochs=5`."""
+FLAGS = ("--quiet", "--help", "--allow-missing", "--skip-damaged", "--paper", "--print")
+"""The options without a value."""
+STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line: 0 for success, 1 for an error, printed in one line, 2 for wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a terminal may lack letters of a file name
+    try:
+        try:
+            words = list(sys.argv[1:] if arguments is None else arguments)
+            with block_hangups() if words[:1] == ["serve"] else nullcontext():  # its imports take a second
+                return _execute(words)
+        finally:
+            print(end="", flush=True)  # here a broken pipe can still be told from other errors
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+        return READER_GONE
+
+
+def _execute(arguments: list[str]) -> int:
+    takes_settings = bool(arguments) and arguments[0] in CONFIGURED
+    parsed, rest = command_parser().parse_known_args(_attach_values(arguments) if takes_settings else arguments)
+    if takes_settings:  # argparse takes a setting with a space in it for a positional argument
+        rest += [word for word in parsed.config if word.startswith("--")]
+        parsed.config = [word for word in parsed.config if not word.startswith("--")]
+        if not parsed.config and parsed.command != "demo":
+            command_parser().error("say what to run, such as digits laplace_posthoc")
+    if parsed.command == "index" and parsed.folder is None and len(rest) == 1 and not rest[0].startswith("-"):
+        parsed.folder = rest.pop()  # argparse takes an optional positional only beside the one before it
+    if rest and not takes_settings:
+        command_parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, category, *_, **__: complain(
+            f"{'note' if issubclass(category, Note) else 'warning'}: {message}"
+        )
+        try:
+            if "run" in parsed:
+                from lam.runs.folder import run_at
+
+                parsed.run = str(run_at(Path(parsed.run)))
+            if "plugin" in parsed:
+                _load_plugins(parsed.plugin)
+            parsed.do(parsed, rest)
+        except BrokenPipeError:
+            raise
+        except (ValueError, OSError) as error:
+            complain(" ".join(line.strip() for line in str(error).splitlines()))
+            return 1
+        except KeyboardInterrupt:
+            complain("stopped; start it again to continue")
+            return STOPPED
+    return 0
+
+
+def _load_plugins(files: Sequence[str]) -> None:
+    """Register what installed packages and the user's files add, before any run is opened."""
+    from lam.runs.plugins import load_file, load_installed
+
+    load_installed()
+    for file in files:
+        load_file(file)
+
+
+def _attach_values(arguments: list[str]) -> list[str]:
+    """Write `--name value` as `--name=value`, so that argparse takes no value for a positional argument."""
+    joined: list[str] = []
+    for argument in arguments:
+        last = joined[-1] if joined else ""
+        lacks_value = last.startswith("--") and "=" not in last and last not in FLAGS
+        if lacks_value and not argument.startswith("--"):
+            joined[-1] = f"{last}={argument}"
+        else:
+            joined.append(argument)
+    return joined

@@ -1,0 +1,261 @@
+"""The words that each command takes."""
+
+import argparse
+from typing import Any
+
+from lam import __version__
+from lam.cli import commands
+
+RUNS = ("run", "demo", "sweep")
+"""The commands that run a configuration."""
+
+_EXAMPLES = """examples:
+  lam demo                                     train, fit, report and calibrate on the digits that ship with lam
+  lam demo text                                the same on sentences that ship with Python
+  lam demo images                              the same on photographs that ship with scikit-learn
+  lam run fashionmnist laplace_posthoc --data.root=DIR
+  lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
+  lam run mine.yaml                            your own settings; `--print` shows all of them
+  lam sweep fashionmnist laplace_online --seeds 5      mean and standard deviation over seeds
+  lam compare RUN RUN RUN -o comparison        several methods in one set of plots, and a table
+  lam embed RUN FOLDER -o embeddings.npz       RUN is the folder of a run, such as runs/digits/laplace_posthoc, or
+                                               the folder above it if that holds no other run
+  lam index RUN FOLDER
+  lam embed RUN FOLDER --shard 1/4 -o part-1.npz, and so on, then lam index RUN --embeddings part-*.npz
+  lam search RUN IMAGE -k 5
+  lam run texts laplace_posthoc --data.root=FILE   a table with columns text and label, or question and answer
+  lam search RUN --text "where is my card?"
+  lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at given error rates
+  lam experiment posterior-recovery --dimension=10 --learning_rate=1e-4
+  lam serve RUN --port 8000                    searches and decisions over HTTP; other machines need a key"""
+
+_SETTINGS = """\
+Any setting can be an option, such as --training.epochs=5 or --output=DIR; it replaces the setting of the file. The
+default folder is runs/DATA/METHOD, of a sweep runs/DATA/METHOD-sweep. A run that is started again with the same
+settings continues.
+
+settings, their defaults (and allowed values):"""
+_EXPERIMENT_SETTINGS = """\
+Any setting can be an option, such as --dimension=10; it replaces the setting of the file.
+
+settings, their defaults (and allowed values):"""
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """A command; the help of one with settings lists them, which takes slow imports."""
+
+    def format_help(self) -> str:
+        do = self.get_default("do")
+        if do is commands.experiment:
+            from lam.experiments import describe_settings
+
+            self.epilog = f"{_EXPERIMENT_SETTINGS}\n{describe_settings()}"
+        elif do in (commands.run_or_print, commands.demo, commands.run_sweep):
+            from lam.runs.config_files import describe_settings
+
+            self.epilog = f"{_SETTINGS}\n{describe_settings()}"
+        return super().format_help()
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "run": {"help": "the folder of a finished run"},
+    "--plugin": {
+        "action": "append",
+        "default": [],
+        "metavar": "FILE",
+        "help": "a Python file that registers a network, a loss, a method or a data set; may be repeated",
+    },
+    "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each part"},
+    "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
+    "--skip-damaged": {"action": "store_true", "help": "leave out unreadable images; a CSV file lists them"},
+    "--paper": {"action": "store_true", "help": "the authors' settings on these data"},
+    "--columns": {
+        "nargs": "+",
+        "metavar": "NAME=COLUMN",
+        "help": "columns of a table of texts: text, label, question, answer (default: the run's columns, or these "
+        "names)",
+    },
+}
+"""Arguments of several commands."""
+_DATA = ("--limit", "--allow-missing", "--skip-damaged")
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; a command is called as `parsed.do(parsed, settings)`."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="lam", description="Make a retrieval network Bayesian.", epilog=_EXAMPLES, formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=f"lam {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
+
+    def command(name: str, do: Any, help: str, *shared: str) -> Any:
+        """Add a command with some shared arguments; what it returns adds its own."""
+        added = subparsers.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
+        added.set_defaults(do=do)
+        added.add_argument("--quiet", action="store_true", help="show no progress")
+        for argument in (*shared, *(() if do is commands.experiment else ("--plugin",))):
+            added.add_argument(argument, **_SHARED[argument])
+        return added.add_argument
+
+    what = "DATA METHOD, such as digits laplace_posthoc; a YAML file; or the folder of a run, to continue it"
+    add = command(
+        "run",
+        commands.run_or_print,
+        "Run a configuration: train, fit the posterior, tune, evaluate, report.",
+        *_DATA,
+        "--paper",
+    )
+    add("config", nargs="+", help=what)
+    add("--print", action="store_true", help="print all settings as YAML and stop")
+
+    add = command(
+        "demo", commands.demo, "Run and calibrate digits, sentences or photographs that other packages ship.", *_DATA
+    )
+    add("config", metavar="demo", nargs="*", help=f"one of {', '.join(commands.DEMOS)} (default: digits)")
+
+    add = command(
+        "sweep",
+        commands.run_sweep,
+        "Run a configuration with several seeds: mean and standard deviation.",
+        *_DATA,
+        "--paper",
+    )
+    add("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
+    add("--seeds", type=int, default=5, help="number of seeds, the first is the configuration's (default: 5)")
+
+    add = command("compare", commands.compare_runs, "Draw finished runs on the same data together, with a table.")
+    add("runs", nargs="+", metavar="RUN", help="the folders of two to 24 finished runs")
+    add("-o", "--output", default="comparison", help="the folder to write or replace (default: comparison)")
+
+    add = command(
+        "embed",
+        commands.embed,
+        "Embed images or texts: an .npz file with mean, kappa, variance and, of a calibrated run, a flag.",
+        *("run", "--columns", "--skip-damaged"),
+    )
+    add("folder", help="images, in class sub-folders or not; for a run on texts a table of them")
+    add("-o", "--output", required=True, help="the .npz file to write; each process of torchrun adds -i-of-n")
+    add("--shard", metavar="i/n", help="only every n-th image, starting at the i-th (default: all)")
+
+    add = command(
+        "index",
+        commands.index,
+        "Replace a run's gallery by images, texts or embeddings.",
+        *("run", "--columns", "--skip-damaged"),
+    )
+    add("folder", nargs="?", help="images, in class sub-folders or not; for a run on texts a table, as for --list")
+    add(
+        "--list",
+        "--csv",
+        dest="listed",
+        metavar="FILE",
+        help="a table (CSV, JSON, .xlsx, Parquet) with a column path, or for a run on texts text, or question and "
+        "answer; optional are id, label and any others",
+    )
+    add("--embeddings", metavar="FILE", nargs="+", help="the output of `lam embed`, all shards")
+    add("--fuse", action="store_true", help="one entry for the images of one id, or else of one label")
+    add("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
+    add("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
+
+    add = command(
+        "search", commands.search_gallery, "Search a run's gallery for images or texts.", "run", "--skip-damaged"
+    )
+    add("image", nargs="*", help="image files, or folders of them")
+    add("--text", action="append", default=[], help="a text, for a run on texts; may be repeated")
+    add("--file", help="a table of texts: column text or question, or the run's column")
+    add("-o", "--output", metavar="FILE", help="write .csv, one line per hit, or .json, one entry per image")
+    add("-k", type=int, default=5, help="number of hits (default: 5)")
+
+    add = command(
+        "calibrate",
+        commands.calibrate,
+        "Learn thresholds at given error rates, and P(correct).",
+        *("run", "--columns", "--skip-damaged"),
+    )
+    least = "the rate of the last calibration, or else {}, or the least that the data allow"
+    add("--target-far", type=float, help=f"bound on false accepts (default: {least.format(0.001)})")
+    add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
+    add("--target-miss", type=float, help="bound on misses of conformal sets (default: likewise, or else 0.05)")
+    add(
+        "--target-wrong",
+        type=float,
+        help="bound on the share of wrong answers among those given (default: likewise, or else none; 0: none)",
+    )
+    add(
+        "--flag",
+        metavar="SCORE",
+        help="abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
+        "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
+        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, several as one (default: the flag "
+        "last asked for, or else the best in cross-validation)",
+    )
+    add(
+        "--accept",
+        metavar="SCORE",
+        help="answer by this score: probability, that the first hit is right, or one such as cosine (default: the "
+        "score last asked for, or else probability, unless another is better in cross-validation)",
+    )
+    add(
+        "--gallery",
+        choices=("held-out", "index"),
+        help="search the run's gallery (index) or a part of the held-out data (default: index, unless it holds none of "
+        "their classes)",
+    )
+    add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
+    add("--strangers", metavar="FOLDER", help="images or texts without a match, for a bound on their false accepts")
+    add(
+        "--unlabelled",
+        metavar="FOLDER",
+        help="queries as they come, strangers among them, to learn P(known) from; `live`: the queries that `lam serve` "
+        "kept",
+    )
+    add(
+        "--share-of-strangers",
+        type=float,
+        help="the share of future queries without a match, unless --unlabelled tells it (default: 0.5)",
+    )
+    add("--data-root", help="the folder of the run's data, if they have moved")
+    add("--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)")
+
+    add = command(
+        "experiment",
+        commands.experiment,
+        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page.",
+    )
+    add(
+        "config",
+        metavar="NAME",
+        nargs="+",
+        help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration, or a YAML file with "
+        "such a name and settings",
+    )
+    add("-o", "--output", help="the folder to write (default: experiments/NAME)")
+
+    add = command(
+        "serve",
+        commands.serve_run,
+        "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.",
+        "run",
+    )
+    add("--port", type=int, default=8000, help="(default: 8000)")
+    add("--host", default="127.0.0.1", help="any other than this machine needs $LAM_API_KEY")
+    add("--device", default="cpu", help="where the network runs (default: cpu)")
+    add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
+    add(
+        "--keep-queries",
+        type=int,
+        metavar="N",
+        help="keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)",
+    )
+    add("--drop-corrupt", action="store_true", help="start without stored items that were altered")
+    add(
+        "--index",
+        metavar="flat|hnsw|ADDRESS",
+        action="append",
+        default=[],
+        help="search exactly (flat), or faster along a graph that may miss a neighbour (hnsw; the start prints how "
+        "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
+        "`lam index --factory` named)",
+    )
+    return parser

@@ -3,4 +3,4 @@
 An adapter is imported by its module name, such as `lam.integrations.langchain`; importing this package imports none.
 """
 
-__all__: list[str] = []
+__all__ = ["langchain"]

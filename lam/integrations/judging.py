@@ -1,0 +1,130 @@
+"""What the adapters of text libraries share: texts to predictions, and P(right) of each hit of a query."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.encoders.base import Encoder, Prediction
+from lam.gallery.damaged import BATCH
+from lam.gallery.embed import preprocessing_of
+from lam.gallery.item import Item
+from lam.inputs import TextPreprocessing
+from lam.retrieval.decisions.abstention import Decision, SearchDecisions
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.index.hits import Hits, label_numbers
+from lam.utils.checks import check_at_least
+
+
+class UnknownQueryError(ValueError):
+    """A query that is not answered `match`, where the caller asks for an error."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The answer to one query.
+
+    Attributes:
+        decision: match, unknown or abstain.
+        kappa: κ of the query.
+        probabilities: P(right) of each of the first hits.
+    """
+
+    decision: Decision
+    kappa: float
+    probabilities: list[float]
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """Decision, probability and κ for the metadata of each of the first hits."""
+        same = {"decision": self.decision, "kappa": self.kappa}
+        return [{**same, "probability": probability} for probability in self.probabilities]
+
+
+def fields_of(item: Item) -> dict[str, Any]:
+    """Metadata and label of an item of texts, without its text."""
+    fields = {**json.loads(item.metadata), "label": item.label}
+    return {name: value for name, value in fields.items() if name != "text"}
+
+
+def text_encoder(encoder: Encoder) -> Encoder:
+    """The encoder, if it takes texts.
+
+    Raises:
+        ValueError: for an encoder of images, or without preprocessing.
+    """
+    preprocessing_of(encoder, TextPreprocessing)
+    return encoder
+
+
+def predict_texts(encoder: Encoder, texts: Sequence[str], *, n_samples: int | None = None) -> Prediction:
+    """Features and embeddings of one or more texts.
+
+    Raises:
+        ValueError: for an encoder of images, an empty text, or no texts.
+    """
+    preprocessing = preprocessing_of(encoder, TextPreprocessing)
+    inputs = [preprocessing(text) for text in texts]
+    batches = [torch.stack(inputs[start : start + BATCH]) for start in range(0, len(inputs), BATCH)]
+    return encoder.predict(batches, n_samples=n_samples)
+
+
+def judge_each(
+    calibration: Calibration,
+    query: Prediction,
+    cosines: Float[Tensor, " N"],
+    labels: Sequence[str],
+    *,
+    k: int,
+    gallery_size: int | None = None,
+) -> Judgement:
+    """The decision on a query, and P(right) of each of its first k hits.
+
+    Hits of one label are right together: the first of them has the calibrated P(right), the others share it. The next
+    label is right only if the earlier ones are wrong. Its P(right) is therefore the calibrated one without their hits,
+    times one minus their sum. A hit without a label is a class of its own.
+
+    Args:
+        calibration: calibration of the encoder and of the gallery.
+        query: prediction of one query.
+        cosines: (N,) of the hits, falling: 50 or more, or all that the gallery holds.
+        labels: N labels of the hits, empty for a hit without a label.
+        k: number of hits to judge.
+        gallery_size: number of items in the gallery; None for N.
+
+    Raises:
+        ValueError: for k below 1, and as `Calibration.decide`.
+    """
+    check_at_least("k", k, 1)
+    size = len(labels) if gallery_size is None else gallery_size
+    numbers, everything = label_numbers([labels]), torch.arange(len(labels))
+
+    def decided(rest: Tensor, size: int) -> SearchDecisions:
+        scores = cosines[rest][None]
+        hits = Hits(rest[None], scores, torch.full_like(scores, torch.nan))  # κ of hits has no part in a decision
+        return calibration.decide(
+            hits, query.embeddings, features=query.features, labels=numbers[:, rest], gallery_size=size
+        )
+
+    first = decided(everything, size)
+    if first.stale:
+        warnings.warn(
+            f"the gallery holds {size} items, the calibration saw {calibration.gallery_size}: its probabilities hold "
+            "within 20 % of that number. Calibrate with a gallery like this one",
+            stacklevel=4,
+        )
+    classes = [label or place for place, label in enumerate(labels)]
+    probabilities: dict[str | int, float] = {}
+    for label in classes[:k]:
+        if label not in probabilities:
+            rest = torch.tensor([place for place, other in enumerate(classes) if other not in probabilities])
+            decisions = decided(rest, len(rest)) if probabilities else first
+            left = max(0.0, 1 - sum(probabilities.values()))
+            probabilities[label] = left * float(decisions.probability[0])
+    kappa = float(query.embeddings.kappa[0])
+    return Judgement(first.decision[0], kappa, [probabilities[label] for label in classes[:k]])

@@ -1,0 +1,150 @@
+"""LangChain: embeddings of a lam encoder, a vector store with probabilities as relevance scores, and a retriever."""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lam.encoders.base import Encoder
+from lam.integrations.judging import Judgement, UnknownQueryError, fields_of, judge_each, predict_texts, text_encoder
+from lam.integrations.memory import VectorMemory
+from lam.retrieval.decisions.calibration import Calibration
+from lam.runs.finished import Run
+from lam.utils.checks import check_at_least
+from lam.utils.extras import needs_extra
+
+with needs_extra("langchain", "the adapter of LangChain"):
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import run_in_executor
+    from langchain_core.vectorstores import VectorStore
+
+Filter = Callable[[Document], bool] | None
+
+
+class LamEmbeddings(Embeddings):
+    """Mean directions of a lam encoder of texts; `n_samples` as in `Encoder.embed`."""
+
+    def __init__(self, encoder: Encoder, *, n_samples: int | None = None) -> None:
+        self.encoder, self.n_samples = text_encoder(encoder), n_samples
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return predict_texts(self.encoder, texts, n_samples=self.n_samples).embeddings.mean.tolist() if texts else []
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+class LamVectorStore(VectorStore):
+    """Documents in memory, searched exactly by cosine. Relevance scores are P(right), see `lam.integrations.judging`.
+
+    Args:
+        embedding: `LamEmbeddings`; others store and search, but give no probabilities.
+        calibration: of the encoder and a gallery like this store; None for a store without probabilities.
+        label: the metadata field with a document's label; a document without it is a class of its own.
+    """
+
+    def __init__(self, embedding: Embeddings, calibration: Calibration | None = None, *, label: str = "label") -> None:
+        self._embedding, self._calibration, self._label = embedding, calibration, label
+        self._memory = VectorMemory[Document]()
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> "LamVectorStore":
+        """The gallery of a run on texts, with its encoder and calibration. Changes stay in memory."""
+        run = Run(folder)
+        gallery, calibration = run.gallery, run.calibration
+        store = cls(LamEmbeddings(run.encoder, n_samples=gallery.mean_samples), calibration)
+        rows = [(item.id, item.text or "", fields_of(item)) for item in gallery.items]
+        documents = [Document(id=name, page_content=text, metadata=fields) for name, text, fields in rows]
+        if documents:
+            store._memory.put([row[0] for row in rows], documents, gallery.embeddings.mean)
+        return store
+
+    @classmethod
+    def from_texts(cls, texts: list[str], embedding: Embeddings, metadatas: Any = None, **options: Any) -> Any:
+        ids = options.pop("ids", None)
+        store = cls(embedding, **options)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    @property
+    def embeddings(self) -> Embeddings:
+        return self._embedding
+
+    def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
+        """Ids of the added documents. A document replaces the one of its id; without an id it gets a new one."""
+        texts = list(texts)
+        metadatas, ids = metadatas or [{}] * len(texts), ids or [None] * len(texts)
+        if not len(texts) == len(metadatas) == len(ids):
+            raise ValueError(f"give one metadata and id a text, got {len(metadatas)} and {len(ids)} for {len(texts)}")
+        rows = zip([name or str(uuid.uuid4()) for name in ids], texts, metadatas, strict=True)
+        documents = [Document(id=name, page_content=text, metadata=dict(fields)) for name, text, fields in rows]
+        names = [str(document.id) for document in documents]
+        if texts:
+            self._memory.put(names, documents, torch.tensor(self._embedding.embed_documents(texts)))
+        return names
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        self._memory.delete(ids)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        return self._memory.get(ids)
+
+    def similarity_search_with_score(self, query: str, k: int = 4, *, filter: Filter = None) -> Any:
+        """The nearest documents that a filter keeps, with their cosines."""
+        check_at_least("k", k, 1)
+        documents, cosines, _ = self._memory.ranked(torch.tensor(self._embedding.embed_query(query)), filter)
+        return list(zip(documents[:k], cosines[:k].tolist(), strict=True))
+
+    def similarity_search(self, query: str, k: int = 4, **options: Any) -> list[Document]:
+        return [document for document, _ in self.similarity_search_with_score(query, k, **options)]
+
+    def max_marginal_relevance_search(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *, filter: Filter = None
+    ) -> list[Document]:
+        vector = torch.tensor(self._embedding.embed_query(query))
+        return self._memory.diverse(vector, k=k, among=fetch_k, towards_query=lambda_mult, keep=filter)
+
+    def judge(self, query: str, k: int = 4, *, filter: Filter = None) -> tuple[Judgement, list[Document]]:
+        """The decision on a query, with P(right) of its k nearest documents, and these documents."""
+        embedding = self._embedding
+        if self._calibration is None or not isinstance(embedding, LamEmbeddings):
+            raise ValueError(
+                "P(right) needs LamEmbeddings and a calibration: run `lam calibrate` and open the run by "
+                "LamVectorStore.from_run, or ask for cosines by similarity_search_with_score"
+            )
+        asked = predict_texts(embedding.encoder, [query], n_samples=embedding.n_samples)
+        documents, cosines, _ = self._memory.ranked(asked.embeddings.mean[0], filter)
+        labels = [str(document.metadata.get(self._label) or "") for document in documents]
+        return judge_each(self._calibration, asked, cosines, labels, k=k), documents[:k]
+
+    def _similarity_search_with_relevance_scores(self, query: str, k: int = 4, **options: Any) -> Any:
+        judgement, documents = self.judge(query, k, **options)
+        return list(zip(documents, judgement.probabilities, strict=True))
+
+    async def _asimilarity_search_with_relevance_scores(self, query: str, k: int = 4, **options: Any) -> Any:
+        return await run_in_executor(None, self._similarity_search_with_relevance_scores, query, k, **options)
+
+
+class LamRetriever(BaseRetriever):
+    """The k nearest documents, each with `metadata["lam"]`: decision, probability (its P(right)) and the query's κ.
+
+    A query that is not answered `match` gets its documents, none, or an `UnknownQueryError`, by `on_unknown`.
+    """
+
+    store: LamVectorStore
+    k: int = 4
+    on_unknown: Literal["return", "empty", "raise"] = "return"
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None) -> list[Document]:
+        judged, documents = self.store.judge(query, self.k if k is None else k)
+        if judged.decision != "match" and self.on_unknown == "raise":
+            raise UnknownQueryError(f"the query is answered {judged.decision!r}: the store holds no sure answer to it")
+        if judged.decision != "match" and self.on_unknown == "empty":
+            return []
+        pairs = zip(documents, judged.facts, strict=True)
+        return [found.model_copy(update={"metadata": found.metadata | {"lam": fact}}) for found, fact in pairs]

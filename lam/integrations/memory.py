@@ -1,0 +1,101 @@
+"""Records with vectors in memory, by id, searched exactly by cosine."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lam.utils.checks import unit_rows
+
+Record = TypeVar("Record")
+
+
+class VectorMemory(Generic[Record]):
+    """Records by id. Threads may share it: a search sees the records before or after a change."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[Record, Tensor]] = {}
+        self._stacked: tuple[object, Tensor] = None, torch.empty(0)
+        self._changing = threading.Lock()
+
+    def put(self, ids: Sequence[str], records: Sequence[Record], vectors: Float[Tensor, "N D"]) -> None:
+        """Add N records; each replaces the record of its id.
+
+        Raises:
+            ValueError: for a vector that is not finite or all zero, or of another dimension; nothing is stored.
+        """
+        unit = unit_rows("embeddings", vectors).float()
+        with self._changing:
+            for _, row in self._rows.values():
+                if len(row) != unit.shape[1]:
+                    raise ValueError(
+                        f"embeddings must have the dimension of the others, {len(row)}, got {unit.shape[1]}"
+                    )
+                break
+            self._rows = self._rows | dict(zip(ids, zip(records, unit, strict=True), strict=True))
+
+    def delete(self, ids: Iterable[str] | None) -> None:
+        """Delete records; all of them for None. An unknown id has no effect."""
+        with self._changing:
+            gone = set(self._rows if ids is None else ids)
+            self._rows = {name: row for name, row in self._rows.items() if name not in gone}
+
+    def get(self, ids: Iterable[str]) -> list[Record]:
+        """The records of the ids that exist, in the order of the ids."""
+        rows = self._rows
+        return [rows[name][0] for name in ids if name in rows]
+
+    def ranked(
+        self, query: Float[Tensor, " D"], keep: Callable[[Record], bool] | None = None
+    ) -> tuple[list[Record], Float[Tensor, " N"], Float[Tensor, "N D"]]:
+        """All records, or those that `keep` accepts, by falling cosine, with their cosines and unit vectors.
+
+        Raises:
+            ValueError: for a query that is not finite or all zero.
+        """
+        rows, (of, vectors) = self._rows, self._stacked
+        if of is not rows:
+            vectors = torch.stack([row[1] for row in rows.values()]) if rows else torch.empty(0, len(query))
+            self._stacked = rows, vectors
+        records = [record for record, _ in rows.values()]
+        kept = [place for place, record in enumerate(records) if keep is None or keep(record)]
+        cosines = (vectors[kept] @ unit_rows("query", query[None])[0].float()).clamp(-1, 1)
+        cosines, order = cosines.sort(descending=True, stable=True)
+        places = [kept[place] for place in order.tolist()]
+        return [records[place] for place in places], cosines, vectors[places]
+
+    def diverse(
+        self,
+        query: Float[Tensor, " D"],
+        *,
+        k: int,
+        among: int,
+        towards_query: float,
+        keep: Callable[[Record], bool] | None = None,
+    ) -> list[Record]:
+        """k records that are near the query and far from one another: maximal marginal relevance.
+
+        The next record has the largest λ cos(record, query) − (1 − λ) max cos(record, chosen).
+
+        Source: Carbonell and Goldstein (1998).
+
+        Args:
+            query: (D,) direction.
+            k: number of records.
+            among: number of nearest records to choose from.
+            towards_query: λ in [0, 1]; 1 ignores the other records.
+            keep: as in `ranked`.
+        """
+        records, cosines, vectors = self.ranked(query, keep)
+        cosines, vectors, chosen = cosines[:among], vectors[:among], list[int]()
+        among_themselves, nearest = vectors @ vectors.T, torch.full_like(cosines, -torch.inf)
+        while len(chosen) < min(k, len(cosines)):
+            repeats = nearest if chosen else torch.zeros_like(cosines)
+            gain = towards_query * cosines - (1 - towards_query) * repeats
+            gain[chosen] = -torch.inf
+            chosen.append(int(gain.argmax()))
+            nearest = torch.maximum(nearest, among_themselves[chosen[-1]])
+        return [records[place] for place in chosen]

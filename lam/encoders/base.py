@@ -266,7 +266,7 @@ class Encoder(ABC):
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
-            reference: further batches of known items, also training items; p_known searches them for neighbours.
+            reference: further batches of known items, also training items, which are searched for neighbours.
             kappa_head: a κ head trained beside the same network; it gives κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
@@ -284,11 +284,12 @@ class Encoder(ABC):
                 "large for other items: give items that the network was not trained on",
                 stacklevel=2,
             )
+        known = None if reference is None else self.predict(reference, n_samples=2, progress=progress)
         self.ambiguity = learn(
             prediction.features,
             prediction.embeddings.mean,
             held_out.relevance(self.relation, labels),
-            reference=None if reference is None else self.predict(reference, n_samples=2, progress=progress).features,
+            reference=None if known is None else (known.features, known.embeddings.mean),
             kappa_head=kappa_head,
             seed=seed,
         )

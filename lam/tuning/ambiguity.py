@@ -1,9 +1,9 @@
 """`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that its kind is known.
 
 The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely its matches lie
-around it; held-out matches or a trained head give it. One κ joins ambiguity and strangeness. An item follows its von
-Mises-Fisher distribution with probability p_known, and otherwise the uniform one on the sphere. This mixture has the
-mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
+around it; the known items around it or a trained head give it. One κ joins ambiguity and strangeness. An item follows
+its von Mises-Fisher distribution with probability p_known, and otherwise the uniform one on the sphere. This mixture
+has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from lam.pairs.relevance import Relevance
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.tuning.tensors import TensorRecord
-from lam.tuning.typicality import Components, Typicality, learn_typicality, p_known, shape_of
+from lam.tuning.typicality import Typicality, learn_typicality, p_known
 from lam.utils.autocast import without_autocast
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_at_least, check_finite
@@ -37,43 +37,40 @@ UNSEEN: Doubt = "I have not seen such a thing"
 SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
-_DIRECTIONS, _COMPONENTS, _HIDDEN = 16, 16, 128
-_STEPS, _EVERY, _BATCH = 300, 10, 512
-_RATE, _DECAY = 0.02, 0.01
-_AMBIGUOUS, _DRAWS = 0.1, 50
-_BLOCK_ELEMENTS = 1 << 24
+SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
+"""Candidates for the sharpness of the weights of neighbours."""
+_AMBIGUOUS, _LEVEL, _DRAWS = 0.1, 0.05, 50
+_LARGEST_COSINE = 1 - 1e-9
+_BLOCK, _BLOCK_ELEMENTS = 512, 1 << 24
 
 
 @dataclass(frozen=True)
-class ConcentrationHead(TensorRecord):
-    """κ_a of features and direction: the geometric mean over M small networks with one hidden layer.
+class NeighbourConcentration(TensorRecord):
+    """κ_a of a direction n by the known items around it: A_D⁻¹(a + b Σ_j w_j n·n_j) with w_j ∝ exp(s n·n_j).
+
+    The weighted mean cosine is small between two classes, whose items share the weights, and far from all items. a and
+    b map it to the mean cosine of an item to its matches.
+
+    Source: Nadaraya (1964) and Watson (1964) for the mean over neighbours.
 
     Attributes:
-        centre, axes: of the components of unit features.
-        direction_centre, direction_axes: of the components of directions.
-        input_mean, input_scale: (I,) over known items; the scale of constant inputs is infinite.
-        hidden_weight, hidden_bias: (M, I, U) and (M, U).
-        output_weight, output_bias: (M, U) and (M,), which give log κ_a.
+        known: (O, D) directions n_j.
+        sharpness: () s.
+        offset, slope: () a and b.
     """
 
-    centre: Float[Tensor, " P"]
-    axes: Float[Tensor, "q P"]
-    direction_centre: Float[Tensor, " D"]
-    direction_axes: Float[Tensor, "J D"]
-    input_mean: Float[Tensor, " I"]
-    input_scale: Float[Tensor, " I"]
-    hidden_weight: Float[Tensor, "M I U"]
-    hidden_bias: Float[Tensor, "M U"]
-    output_weight: Float[Tensor, "M U"]
-    output_bias: Float[Tensor, " M"]
+    known: Float[Tensor, "O D"]
+    sharpness: Float[Tensor, ""]
+    offset: Float[Tensor, ""]
+    slope: Float[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a, float64, within the range of concentrations."""
-        own = Components(self.centre, self.axes)
-        directions = Components(self.direction_centre, self.direction_axes)
-        inputs = (head_inputs(own, directions, features, mean) - self.input_mean) / self.input_scale
-        weights = self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
-        return _clamp(log_kappa(inputs.expand(len(self.output_bias), -1, -1), *weights).mean(0))
+        """κ_a of directions alone, float64, within the range of concentrations."""
+        if not torch.compiler.is_exporting() and len(mean) > _BLOCK:  # blocks limit the memory of cosines
+            parts = zip(features.split(_BLOCK), mean.split(_BLOCK), strict=True)
+            return torch.cat([self(*part) for part in parts])
+        cosines = (mean.to(self.known) @ self.known.T).double()
+        return _concentration(self.offset + self.slope * _neighbour_cosine(cosines, self.sharpness), mean.shape[1])
 
 
 @dataclass(frozen=True)
@@ -123,10 +120,11 @@ class Ambiguity:
     Attributes:
         head: κ_a, learnt from matches or by a trained head.
         typicality: p_known.
-        ambiguous_below: () an item of smaller κ_a could be several things; 10 % of known items are.
+        ambiguous_below: () an item of smaller κ_a could be several things: 10 % of known items; 0 unless held-out items
+            below it had more wrong first hits than others.
     """
 
-    head: ConcentrationHead | TrainedHead
+    head: NeighbourConcentration | TrainedHead
     typicality: Typicality
     ambiguous_below: Float[Tensor, ""]
 
@@ -177,7 +175,7 @@ class Ambiguity:
         for path, tensor in tensors.items():
             part, _, name = path.partition(".")
             parts[part][name] = tensor
-        kind = TrainedHead if "form" in parts["head"] else ConcentrationHead
+        kind = TrainedHead if "form" in parts["head"] else NeighbourConcentration
         typicality = Typicality.restored(parts["typicality"])
         return Ambiguity(kind.restored(parts["head"]), typicality, tensors["ambiguous_below"])
 
@@ -239,21 +237,21 @@ def learn(
     mean: Float[Tensor, "N D"],
     relevance: Relevance,
     *,
-    reference: Float[Tensor, "O P"] | None = None,
+    reference: tuple[Float[Tensor, "O P"], Float[Tensor, "O D"]] | None = None,
     kappa_head: KappaHead | None = None,
     seed: int = 0,
 ) -> Ambiguity:
-    """Learn κ_a and p_known from known items that the network was not trained on, in five folds.
+    """Learn κ_a and p_known from known items that the network was not trained on.
 
-    Each of five small networks learns from four folds, and stops at the best likelihood of the matches in the fifth.
-    p_known takes its thresholds from scores that were learnt on other folds.
+    κ_a of each item is fitted on its neighbours without itself. p_known takes its thresholds from scores that were
+    learnt on other folds.
 
     Args:
         features, mean: (N, P) features and (N, D) retrieved directions.
         relevance: which items match; its queries are learnt from.
-        reference: (O, P) further known features, for the distance to the nearest.
+        reference: features and directions of O further known items, which are searched for neighbours.
         kappa_head: trained head that gives κ_a, which is then not learnt.
-        seed: of the folds and the initial weights.
+        seed: of the folds.
 
     Raises:
         ValueError: for features or directions that are not finite, fewer than 20 items with a match, D below 2, or a
@@ -282,19 +280,19 @@ def learn(
     generator = torch.Generator().manual_seed(seed)
     folds = (torch.randperm(len(queries), generator=generator) % FOLDS).to(features.device)
     if kappa_head is None:
-        head, kappa = _learn_head(features[queries], mean[queries], cosine, count, folds, generator)
+        head, kappa = _learn_concentration(mean, queries, cosine, count, None if reference is None else reference[1])
     else:
         head = TrainedHead.of(kappa_head).to(features.device)
         kappa = head(features[queries], mean[queries])
     apart = torch.ones(len(features), dtype=torch.bool, device=features.device)
     apart[queries] = False  # the others are known too: gallery items, and queries without a match
-    known = torch.cat([features[apart], features[:0] if reference is None else reference.to(features)])
+    known = torch.cat([features[apart], features[:0] if reference is None else reference[0].to(features)])
     typicalities, scores = learn_typicality(features[queries], folds, reference=known, seed=seed)
     unit = F.normalize(mean)
     hits, _ = rank(unit[relevance.queries], None if relevance.gallery is None else unit[relevance.gallery], k=1)
     correct = relevance.of_hits(hits)[:, 0][has_match]
     chosen = _widest(typicalities, scores, bessel_ratio(mean.shape[1], kappa), correct, generator)
-    learnt = Ambiguity(head, typicalities[chosen], kappa.quantile(_AMBIGUOUS)).tensors()
+    learnt = Ambiguity(head, typicalities[chosen], _ambiguous_below(kappa, correct)).tensors()
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in learnt.items()}
     return Ambiguity.restored(own)  # copies, as views of shared memory cannot be saved or exported well
 
@@ -316,82 +314,50 @@ def _widest(
     return int((areas >= areas[best] - errors).nonzero()[-1])
 
 
-def head_inputs(
-    own: Components, directions: Components, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]
-) -> Float[Tensor, "N I"]:
-    """Components of directions and of features, and the features' shape, float64, not standardised."""
-    return torch.cat([directions(mean)[0].double(), own(features)[0].double(), shape_of(features)], 1)
+def _concentration(cosine: Tensor, dimension: int) -> Tensor:
+    """κ of a mean cosine, within the range of concentrations; a cosine below 0 counts as 0."""
+    least, most = KAPPA_RANGE
+    return kappa_from_resultant(cosine.clamp(0, _LARGEST_COSINE), dimension, max_kappa=most).clamp(min=least)
 
 
-def log_kappa(
-    inputs: Float[Tensor, "M N I"],
-    hidden_weight: Float[Tensor, "M I U"],
-    hidden_bias: Float[Tensor, "M U"],
-    output_weight: Float[Tensor, "M U"],
-    output_bias: Float[Tensor, " M"],
-) -> Float[Tensor, "M N"]:
-    """log κ_a of N items by each of M networks."""
-    hidden = (inputs @ hidden_weight + hidden_bias[:, None]).relu()
-    return (hidden @ output_weight[..., None])[..., 0] + output_bias[:, None]
+def _neighbour_cosine(cosines: Float[Tensor, "N O"], sharpness: Tensor | float) -> Float[Tensor, " N"]:
+    """Mean cosine to known items with weights ∝ exp(s cos); a cosine of −∞ leaves an item out."""
+    weights = (sharpness * cosines).softmax(1)
+    return (weights * cosines.clamp(min=-1)).sum(1)
 
 
-def _clamp(logs: Tensor) -> Tensor:
-    return logs.exp().clamp(*KAPPA_RANGE)
+def _learn_concentration(
+    mean: Tensor, queries: Tensor, cosine: Tensor, count: Tensor, reference: Tensor | None
+) -> tuple[NeighbourConcentration, Tensor]:
+    """κ_a by neighbours, and κ_a of each query by its neighbours without itself.
 
-
-def _learn_head(
-    features: Tensor, mean: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, generator: torch.Generator
-) -> tuple[ConcentrationHead, Tensor]:
-    """The head, and κ_a of each item by the network that did not learn from it."""
-    seed = generator.initial_seed()
-    own, directions = (
-        Components.of(rows, most, seed=seed) for rows, most in ((features, _COMPONENTS), (mean, _DIRECTIONS))
-    )
-    inputs = head_inputs(own, directions, features, mean)
-    centre, scale = inputs.mean(0), inputs.std(0)
-    scale = torch.where(scale > 1e-9, scale, torch.inf)
-    inputs = (inputs - centre) / scale
-    weights = _train(inputs, cosine, count, folds, mean.shape[1], generator)
-    head = ConcentrationHead(own.centre, own.axes, directions.centre, directions.axes, centre, scale, *weights)
-    kappa = _clamp(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
-    return head, kappa[folds, torch.arange(len(folds), device=folds.device)]
-
-
-def _train(
-    inputs: Tensor, cosine: Tensor, count: Tensor, folds: Tensor, dimension: int, generator: torch.Generator
-) -> list[Tensor]:
-    """Train five networks at once, each on the other folds, and keep the weights of least loss on its own fold.
-
-    The initial weights give one κ to all items, so the result is never worse than that on its fold.
+    For each sharpness, a and b ≥ 0 are the weighted least squares of the matches' mean cosine. The sharpness has the
+    least `match_loss`.
     """
-    n_inputs, device = inputs.shape[1], inputs.device
-    start = kappa_from_resultant((cosine * count).sum() / count.sum(), dimension, max_kappa=KAPPA_RANGE[1])
-    hidden = torch.randn(FOLDS, n_inputs, _HIDDEN, generator=generator, dtype=torch.float64) / n_inputs**0.5
-    zeros = torch.zeros(FOLDS, _HIDDEN, dtype=torch.float64)
-    first = (hidden, zeros, zeros.clone(), start.cpu().clamp(min=1e-3).log().repeat(FOLDS))
-    weights = [tensor.to(device).requires_grad_() for tensor in first]
-    optimizer = torch.optim.AdamW(weights, _RATE, weight_decay=_DECAY)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _STEPS)
-    others = [(folds != fold).nonzero()[:, 0] for fold in range(FOLDS)]
-    size = min(_BATCH, *map(len, others))
-    own = torch.stack([folds == fold for fold in range(FOLDS)])
-    best = torch.full((FOLDS,), torch.inf, dtype=torch.float64, device=device)
-    kept = [weight.detach().clone() for weight in weights]
-    for step in range(_STEPS + 1):
-        if step % _EVERY == 0:
-            with torch.no_grad():
-                kappa = _clamp(log_kappa(inputs.expand(FOLDS, -1, -1), *weights))
-                losses = match_loss(kappa, cosine.expand(FOLDS, -1), count * own, dimension)
-            better = losses < best
-            best = torch.where(better, losses, best)
-            for kept_one, weight in zip(kept, weights, strict=True):
-                kept_one[better] = weight.detach()[better]
-        chosen = [part[torch.randperm(len(part), generator=generator)[:size].to(device)] for part in others]
-        rows = torch.stack(chosen)
-        kappa = _clamp(log_kappa(inputs[rows], *weights))
-        loss = match_loss(kappa, cosine[rows], count[rows], dimension).sum() / (dimension - 1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return kept
+    known = mean if reference is None else torch.cat([mean, reference.to(mean)])
+    found = torch.empty(len(SHARPNESS), len(queries), dtype=torch.float64, device=mean.device)
+    for rows in row_blocks(len(queries), len(known), elements=_BLOCK_ELEMENTS):
+        cosines = (mean[queries[rows]] @ known.T).double()
+        cosines.scatter_(1, queries[rows, None], -torch.inf)
+        for place, sharpness in enumerate(SHARPNESS):
+            found[place, rows] = _neighbour_cosine(cosines, sharpness)
+    share = count / count.sum()
+    centre, target = found @ share, cosine @ share
+    apart = found - centre[:, None]
+    spread = (apart.square() @ share).clamp(min=torch.finfo(torch.float64).tiny)
+    slope = ((apart * (cosine - target)) @ share / spread).clamp(min=0)
+    offset = target - slope * centre
+    kappa = _concentration(offset[:, None] + slope[:, None] * found, mean.shape[1])
+    best = int(match_loss(kappa, cosine.expand_as(kappa), count.expand_as(kappa), mean.shape[1]).argmin())
+    sharpness = kappa.new_tensor(SHARPNESS[best])
+    return NeighbourConcentration(known, sharpness, offset[best], slope[best]), kappa[best]
+
+
+def _ambiguous_below(kappa: Tensor, correct: Tensor) -> Tensor:
+    """The 0.1 quantile of κ_a; 0 unless first hits are more often wrong below it (hypergeometric test at 0.05)."""
+    from scipy.stats import hypergeom
+
+    limit = kappa.quantile(_AMBIGUOUS)
+    low = (kappa < limit).cpu()
+    n, wrong, n_low, wrong_low = len(low), int((~correct).sum()), int(low.sum()), int((low & ~correct).sum())
+    return limit if float(hypergeom.sf(wrong_low - 1, n, wrong, n_low)) <= _LEVEL else torch.zeros_like(limit)

@@ -17,7 +17,17 @@ from lam.models.kappa_head import KappaHead
 from lam.pairs.relation import Relation
 from lam.pairs.relevance import LabelRelevance, relevance_of
 from lam.tuning import typicality
-from lam.tuning.ambiguity import FORMS, SEVERAL, UNSEEN, Ambiguity, learn, match_cosines, match_loss
+from lam.tuning.ambiguity import (
+    FORMS,
+    SEVERAL,
+    UNSEEN,
+    Ambiguity,
+    NeighbourConcentration,
+    _ambiguous_below,
+    learn,
+    match_cosines,
+    match_loss,
+)
 from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
 from tests.encoders.small import WIDE
 
@@ -63,6 +73,45 @@ def test_loss_is_the_mean_of_log_densities_over_pairs(dimension: int) -> None:
     cosine, count = match_cosines(unit, LabelRelevance(labels))
     actual = match_loss(kappa, cosine, count, dimension)
     torch.testing.assert_close(float(actual), -sum(terms) / len(terms), rtol=1e-9, atol=1e-9)
+
+
+def test_kappa_a_is_that_of_the_weighted_cosine_to_known_items() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known, mean = (F.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64)) for n in (9, 5))
+    head = NeighbourConcentration(known, *torch.tensor([6.0, 0.1, 0.8], dtype=torch.float64))
+    expected = []
+    for n in mean.tolist():
+        cosines = [sum(map(math.prod, zip(n, other, strict=True))) for other in known.tolist()]
+        weights = [math.exp(6 * cosine) for cosine in cosines]
+        weighted = sum(map(math.prod, zip(weights, cosines, strict=True))) / sum(weights)
+        expected.append(kappa_from_resultant(torch.tensor(0.1 + 0.8 * weighted, dtype=torch.float64), 4))
+    torch.testing.assert_close(head(mean, mean), torch.stack(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_many_items_at_once_get_what_each_gets_alone() -> None:
+    known = F.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(1)).double())
+    head = NeighbourConcentration(known, *torch.tensor([6.0, 0.1, 0.8], dtype=torch.float64))
+    many = known.repeat(40, 1)
+    torch.testing.assert_close(head(many, many)[-30:], head(known, known))
+
+
+def test_an_item_between_two_classes_is_ambiguous() -> None:
+    labels, angle = torch.arange(120) % 2, torch.randn(120, generator=torch.Generator().manual_seed(2)) / 10 + torch.pi
+    angle = angle + torch.pi / 2 * labels
+    mean = torch.stack([angle.cos(), angle.sin()], 1)
+    ambiguity = learn(mean, mean, LabelRelevance(labels))
+    between = F.normalize(mean[labels == 0].mean(0) + mean[labels == 1].mean(0), dim=0)[None]
+    centre = F.normalize(mean[labels == 0].mean(0), dim=0)[None]
+    assert ambiguity.head(between, between) < ambiguity.head(mean, mean).quantile(0.05)
+    assert ambiguity.head(centre, centre) > ambiguity.head(mean, mean).quantile(0.3)
+
+
+@pytest.mark.parametrize(("wrong", "is_said"), [([0, 1, 2, 3, 4], True), ([0, 20, 40, 60, 80], False), ([], False)])
+def test_several_things_are_said_only_where_held_out_answers_show_it(wrong: list[int], is_said: bool) -> None:
+    correct = torch.ones(100, dtype=torch.bool)
+    correct[wrong] = False
+    limit = _ambiguous_below(torch.arange(1.0, 101.0).double(), correct)
+    assert limit == pytest.approx(10.9 if is_said else 0)
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 64, 4096])

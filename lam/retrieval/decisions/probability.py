@@ -173,6 +173,7 @@ class MonotoneRegression:
         bounds = [(0.0, None)] * len(scales) + [(None, None)]
         found: Any = minimize(loss, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds)
         *weights, intercept = map(float, found.x)
+        weights = (max(weight, 0.0) for weight in weights)  # rounding may leave the bound by 1e-19
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
+from scipy import optimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from lam.retrieval.decisions.probability import (
     MIN_PER_OUTCOME,
     Correctness,
+    MonotoneRegression,
     RankOdds,
     cross_validated,
     folds,
@@ -167,3 +169,11 @@ def test_what_is_refused() -> None:
         replace(model, knots=(1.0,))
     with pytest.raises(ValueError, match="values and odds must be finite"):
         RankOdds((), (), 1.0)
+
+
+def test_a_weight_that_rounding_takes_below_zero_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = {"a": torch.arange(20.0), "b": torch.arange(20.0).flip(0)}
+    is_known = torch.arange(20) < 10
+    found = optimize.OptimizeResult(x=np.array([1.0, -1e-19, 0.5]))
+    monkeypatch.setattr(optimize, "minimize", lambda *args, **options: found)
+    assert MonotoneRegression.fit(scores, is_known).weights == (1.0, 0.0)

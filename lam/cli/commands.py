@@ -145,7 +145,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
     """`lam embed`."""
     from lam.gallery.embed import embed_items
     from lam.gallery.shards import Shard, save_embeddings
-    from lam.runs.finished import Run, columns_of
+    from lam.runs.finished import Run
     from lam.runs.index import calibration_of
     from lam.utils.files import check_output
 
@@ -160,7 +160,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
     else:
         shard = Shard() if parsed.shard is None else Shard.parse(parsed.shard)
     run, quiet = Run(parsed.run), parsed.quiet
-    columns = columns_of(run, _columns(parsed.columns))
+    columns = run.columns(_columns(parsed.columns))
     embedded = embed_items(
         run.encoder,
         parsed.folder,

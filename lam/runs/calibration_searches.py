@@ -31,7 +31,7 @@ from lam.runs.calibration_gallery import (
 from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
-from lam.runs.finished import Run, columns_of
+from lam.runs.finished import Run
 from lam.runs.folder import changed_parts, left_out
 from lam.runs.live import live_queries
 from lam.utils.notes import Note
@@ -57,7 +57,7 @@ class Inputs:
         self.splits: Splits | None = None
         if options.folder is None or options.reference:
             self.splits = _splits(run.folder, self.config)
-        self.columns = columns_of(run, options.columns)
+        self.columns = run.columns(options.columns)
 
     def held_out(self) -> Dataset:
         """The labelled data for calibration."""

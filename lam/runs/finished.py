@@ -100,6 +100,13 @@ class Run:
         """The gallery, which only this process may search and change; see `lam.gallery.gallery.Gallery`."""
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
+    def columns(self, given: Columns | None = None) -> Columns | None:
+        """Columns of a table of texts: `given`, else the columns of the run's own table."""
+        data = self.config.data
+        if given is not None or data.name != "texts":
+            return given
+        return Columns(**{name: data.options.get(name) for name in ("text", "label", "question", "answer")})
+
     def lock(self) -> AbstractContextManager[None]:
         """Keep other processes from writing to the folder; the gallery has its own lock.
 
@@ -107,11 +114,3 @@ class Run:
             ValueError: if another process has locked the folder.
         """
         return locked(self.folder)
-
-
-def columns_of(run: Run, columns: Columns | None = None) -> Columns | None:
-    """Columns of a table of texts: `columns`, else the columns of the run's own table."""
-    data = run.config.data
-    if columns is not None or data.name != "texts":
-        return columns
-    return Columns(**{name: data.options.get(name) for name in ("text", "label", "question", "answer")})

@@ -17,7 +17,7 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.files import load_calibration
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.faiss_index import Index
-from lam.runs.finished import Run, columns_of
+from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings
 
@@ -72,7 +72,7 @@ def index_images(
                 encoder, read_list(source, repeated_ids=fuse), damaged=damaged, progress=progress
             )
         else:
-            columns = columns_of(opened, columns)
+            columns = opened.columns(columns)
             whole = embed_items(encoder, source, columns=columns, damaged=damaged, progress=progress)
             sources, embeddings = whole.sources, whole.embeddings
         enrolled = enrol(sources, embeddings, flag_below=flag_below, skip_uncertain=skip_uncertain, fuse=fuse)

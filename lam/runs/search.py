@@ -22,7 +22,7 @@ from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.calibration_report import answer_in_words
-from lam.runs.finished import Run, columns_of
+from lam.runs.finished import Run
 from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
@@ -139,7 +139,7 @@ class _Searcher:
         opened = Run(run)
         require_faiss()
         self._encoder, self._gallery, self._calibration = opened.encoder, opened.gallery, opened.calibration
-        self._columns, self._k = columns_of(opened), k
+        self._columns, self._k = opened.columns(), k
 
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles

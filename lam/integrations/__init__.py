@@ -3,4 +3,4 @@
 An adapter is imported by its module name, such as `lam.integrations.langchain`; importing this package imports none.
 """
 
-__all__ = ["langchain"]
+__all__ = ["langchain", "llama_index", "sentence_transformers"]

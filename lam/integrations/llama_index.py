@@ -1,0 +1,148 @@
+"""LlamaIndex: a postprocessor that scores nodes by P(right), and what an index of a run's texts needs."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lam.encoders.base import Encoder
+from lam.integrations.judging import UnknownQueryError, fields_of, judge_each, predict_texts, text_encoder
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.runs.finished import Run
+from lam.utils.extras import needs_extra
+
+with needs_extra("llama-index", "the adapter of LlamaIndex"):
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+    from pydantic import InstanceOf
+
+_TOLERANCE = 1e-4  # of a cosine in float32
+
+
+class LamEmbedding(BaseEmbedding):
+    """Mean directions of an encoder of texts, as `embed_model` of an index.
+
+    Args:
+        encoder: encoder with a `TextPreprocessing`.
+        n_samples: as in `Encoder.embed`.
+    """
+
+    encoder: InstanceOf[Encoder]
+    n_samples: int | None = None
+
+    def __init__(self, encoder: Encoder, **options: Any) -> None:
+        super().__init__(**{"encoder": text_encoder(encoder), **options})
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return predict_texts(self.encoder, texts, n_samples=self.n_samples).embeddings.mean.tolist()
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+
+class LamPostprocessor(BaseNodePostprocessor):
+    """The first nodes with P(right) as score, in the place of `SimilarityPostprocessor`.
+
+    The retriever must hand over 50 nodes (`similarity_top_k=50`) or all, with their cosines. Each returned node has
+    `metadata["lam"]`: decision, probability and the query's κ.
+
+    Args:
+        encoder: encoder of the index and the queries.
+        calibration: of the encoder and a gallery like the index.
+        probability_cutoff: nodes with a smaller P(right) are left out.
+        top_n: number of nodes to return at most.
+        gallery_size: number of nodes in the index; None if it is as at the calibration.
+        label: the metadata field with a node's label; a node without it is a class of its own.
+        on_unknown: for a query that is not answered `match`: return the nodes, none, or raise an `UnknownQueryError`.
+        n_samples: as in `Encoder.embed`.
+    """
+
+    encoder: InstanceOf[Encoder]
+    calibration: InstanceOf[Calibration]
+    probability_cutoff: float = 0.0
+    top_n: int = 4
+    gallery_size: int | None = None
+    label: str = "label"
+    on_unknown: Literal["return", "empty", "raise"] = "return"
+    n_samples: int | None = None
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "LamPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise ValueError("P(right) depends on the query: pass query_str or query_bundle")
+        size = self.calibration.gallery_size if self.gallery_size is None else self.gallery_size
+        cosines = _cosines_of(nodes, min(N_HITS, size))
+        asked = predict_texts(self.encoder, [query_bundle.query_str], n_samples=self.n_samples)
+        labels = [str(node.metadata.get(self.label) or "") for node in nodes]
+        judged = judge_each(self.calibration, asked, cosines, labels, k=self.top_n, gallery_size=size)
+        if judged.decision != "match" and self.on_unknown == "raise":
+            raise UnknownQueryError(f"the query is answered {judged.decision!r}: the index holds no sure answer to it")
+        if judged.decision != "match" and self.on_unknown == "empty":
+            return []
+        return [
+            NodeWithScore(node=_with_facts(found.node, facts), score=facts["probability"])
+            for found, facts in zip(nodes, judged.facts, strict=False)
+            if facts["probability"] >= self.probability_cutoff
+        ]
+
+
+def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmbedding, LamPostprocessor]:
+    """The texts of a run's gallery as nodes with embeddings, the `embed_model` of an index, and the postprocessor.
+
+    Args:
+        folder: folder of a calibrated run on texts.
+        options: of `LamPostprocessor`.
+
+    Raises:
+        ValueError: for a run without calibration, or on images.
+    """
+    run = Run(folder)
+    gallery, calibration = run.gallery, run.calibration
+    embedding = LamEmbedding(run.encoder, n_samples=gallery.mean_samples)
+    if calibration is None:
+        raise ValueError(f"{run.folder} has no calibration, which P(right) needs: run `lam calibrate {run.folder}`")
+    nodes = []
+    for item in gallery.items:
+        fields = fields_of(item)
+        node = TextNode(id_=item.id, text=item.text or "", metadata=fields, embedding=item.embedding.tolist())
+        node.excluded_embed_metadata_keys = list(fields)  # the run embedded the text alone
+        nodes.append(node)
+    own = {"encoder": run.encoder, "calibration": calibration, "n_samples": gallery.mean_samples}
+    return nodes, embedding, LamPostprocessor(**own, **options)
+
+
+def _cosines_of(nodes: list[NodeWithScore], least: int) -> torch.Tensor:
+    """(N,) scores of the nodes, which must be cosines, best first."""
+    if len(nodes) < least:
+        raise ValueError(
+            f"P(right) needs {least} nodes, got {len(nodes)}: set similarity_top_k={least} in the retriever"
+        )
+    if any(node.score is None for node in nodes):
+        raise ValueError("every node needs its cosine as score, got a node without a score")
+    cosines = torch.tensor([node.score for node in nodes], dtype=torch.float32)
+    if not (cosines.abs() <= 1 + _TOLERANCE).all() or (cosines.diff() > _TOLERANCE).any():
+        raise ValueError(
+            f"scores must be cosines, best first, got {cosines[:3].tolist()}...: put this before a reranker"
+        )
+    return cosines.clamp(-1, 1)
+
+
+def _with_facts(node: Any, facts: dict[str, Any]) -> Any:
+    """A copy of a node with `metadata["lam"]`, which neither embedding nor language model is shown."""
+    copy = node.model_copy(update={"metadata": {**node.metadata, "lam": facts}})
+    copy.excluded_embed_metadata_keys = [*node.excluded_embed_metadata_keys, "lam"]
+    copy.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, "lam"]
+    return copy

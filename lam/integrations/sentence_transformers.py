@@ -1,0 +1,135 @@
+"""sentence-transformers: a last module that adds κ to a model's features, and `load` for a model that has it."""
+
+import json
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders.load import load as load_encoder
+from lam.utils.extras import needs_extra
+from lam.utils.files import CorruptFileError
+
+with needs_extra("text", "the adapter of sentence-transformers"):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Module
+    from sentence_transformers.util import import_module_class
+
+EMBEDDING, KAPPA = "sentence_embedding", "kappa"
+_SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name")
+
+
+class KappaModule(Module):
+    """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
+
+    Args:
+        encoder: encoder of the embeddings that the modules before give: one of `lam.fit_features`, or one around this
+            model (`head="identity"`, or a head on its last layer).
+
+    Raises:
+        ValueError: for an encoder without a posterior over one last layer.
+    """
+
+    def __init__(self, encoder: BayesianEncoder) -> None:
+        super().__init__()
+        if type(encoder) is not BayesianEncoder:
+            raise ValueError(f"κ of embeddings needs a posterior over the last layer, got {type(encoder).__name__}")
+        common: dict[str, Any] = {"ood_score": encoder.ood_score, "n_samples": encoder.n_samples, "mean": encoder.mean}
+        common["trained_on"] = encoder.trained_on
+        self.encoder = BayesianEncoder(None, "", encoder.posterior, relation=encoder.relation, **common)
+        self.encoder.ambiguity = encoder.ambiguity
+
+    @property
+    def width(self) -> int:
+        """Number of dimensions P of an embedding."""
+        return self.encoder.posterior.weight.shape[1]
+
+    def forward(self, features: MutableMapping[str, Any], **_: Any) -> Any:
+        """The features with (N,) κ.
+
+        Raises:
+            ValueError: for embeddings of another width.
+        """
+        embedding: Tensor = features[EMBEDDING]
+        if embedding.shape[-1] != self.width:
+            raise ValueError(
+                f"the encoder takes embeddings of width {self.width}, the model gives {embedding.shape[-1]}"
+            )
+        with torch.no_grad():
+            if self.encoder.posterior.weight.device != embedding.device:
+                self.encoder.to(embedding.device)
+            features[KAPPA] = self.encoder.embed(embedding.detach()).kappa
+        return features
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Write the encoder's folder, with its manifest."""
+        self.encoder.save(output_path)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **options: Any) -> "KappaModule":
+        """The module of an encoder's folder.
+
+        Raises:
+            CorruptFileError: naming the file that is missing, truncated or altered.
+        """
+        encoder = load_encoder(Path(model_name_or_path) / subfolder)
+        if not isinstance(encoder, BayesianEncoder):
+            raise ValueError(f"{subfolder} holds a {type(encoder).__name__}: κ of embeddings needs a BayesianEncoder")
+        return cls(encoder)
+
+
+def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
+    """A model with the modules of another and κ: `encode` gives the same, `encode(output_value=None)` also κ.
+
+    Args:
+        model: a model; it stays as it is.
+        encoder: see `KappaModule`.
+
+    Raises:
+        ValueError: for an encoder of embeddings of another width, or as `KappaModule`.
+    """
+    module, width = KappaModule(encoder), model.get_embedding_dimension()
+    if module.width != width:
+        raise ValueError(f"the encoder takes embeddings of width {module.width}, the model gives {width}")
+    settings = {name: getattr(model, name) for name in _SETTINGS}
+    return SentenceTransformer(modules=[*model, module], device=str(model.device), **settings)
+
+
+def load(folder: str | Path, *, device: str | None = None) -> SentenceTransformer:
+    """A model that `SentenceTransformer.save` wrote, with modules of sentence-transformers and `KappaModule` alone.
+
+    No other code is imported, whatever the folder says, so `trust_remote_code` is not needed.
+
+    Args:
+        folder: folder of the model on this machine.
+        device: its device; by default sentence-transformers chooses.
+
+    Raises:
+        CorruptFileError: for files that are missing or altered.
+        ValueError: for a module of another package, or a path outside the folder.
+    """
+    folder = Path(folder)
+    listed, own = _read(folder / "modules.json"), f"{KappaModule.__module__}.{KappaModule.__name__}"
+    modules = []
+    for entry in listed:
+        kind, place = str(entry["type"]), str(entry["path"])
+        if not (folder / place).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{folder}: the path {place!r} of a module leads out of the folder")
+        if kind != own and not kind.startswith("sentence_transformers."):
+            raise ValueError(f"{folder} needs the module {kind}: allowed are sentence_transformers.* and {own}")
+        module = KappaModule if kind == own else import_module_class(kind, model_name_or_path=str(folder))
+        modules.append(module.load(str(folder), subfolder=place, local_files_only=True))
+    saved = _read(folder / "config_sentence_transformers.json")
+    settings = {name: saved[name] for name in _SETTINGS if name in saved}
+    return SentenceTransformer(modules=modules, device=device, **settings)
+
+
+def _read(file: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptFileError(f"{file} cannot be read: {error}") from None

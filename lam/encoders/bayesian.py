@@ -30,6 +30,7 @@ from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice
 from lam.utils.notes import Note
+from lam.vmf.bessel import tabulate_for_export
 from lam.vmf.embeddings import Embeddings, Mean
 
 _OPTIONS = {"calibration": ("n_samples", "least", "greatest", "refinements"), "marginal_likelihood": ("step",)}
@@ -321,6 +322,7 @@ class BayesianEncoder(Encoder):
         def predict(features: Tensor, output: Tensor | None) -> Embeddings:
             return self.with_ambiguity(features, embed(features, output))
 
+        tabulate_for_export(self.dimension)
         export_encoder(path, example, self.network, self.head, predict)
 
     def _posterior_input(self, inputs: Any, features: Tensor) -> Any:

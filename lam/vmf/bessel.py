@@ -24,6 +24,9 @@ _MINIMAL_ORDER = 20  # from this order on, twelve terms leave errors below round
 _HALLEY_STEPS = 2
 _LEAST = 1e-300  # below it, products underflow in float64, and kappa counts as 0
 _SLACK = 1e-4
+_INTERVALS = 256  # of R in a table for export
+_TABLES: dict[int, np.ndarray] = {}
+"""Tables for export by dimension, computed beforehand: while a graph is traced, tensors have no values."""
 
 
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -152,7 +155,18 @@ def kappa_from_resultant(
         adds_up = (one_minus_resultant - complement).abs() <= _SLACK
         check_all(adds_up, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
         complement = one_minus_resultant.detach().double()
-    return _solve(dimension, length.clamp(0, 1), complement.clamp(0, 1), max_kappa).to(resultant.dtype)
+    solve = _solve_by_table if torch.compiler.is_exporting() and dimension in _TABLES else _solve
+    return solve(dimension, length.clamp(0, 1), complement.clamp(0, 1), max_kappa).to(resultant.dtype)
+
+
+def tabulate_for_export(dimension: int) -> None:
+    """Make graphs exported later invert `bessel_ratio` by a table, to a relative 1e-8, if the exact way is long.
+
+    Below 42 dimensions, two steps of Halley's method unroll up to 20 steps of backward recursion each: hundreds of
+    nodes, whose export takes half a minute. The table takes fourteen.
+    """
+    if _recursion_steps(dimension) > 0:
+        _TABLES.setdefault(dimension, _corrections(dimension))
 
 
 def check_dimension(dimension: int) -> None:
@@ -201,7 +215,7 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
 
     and down from there A_mu = kappa / d with d = 2 (mu + 1) + kappa A_{mu+1}, so that log kappa drops out of log C_D.
     """
-    steps = max(0, _MINIMAL_ORDER + 1 - dimension // 2)
+    steps = _recursion_steps(dimension)
     order = dimension / 2 - 1 + steps
     hypotenuse = torch.hypot(kappa, kappa.new_tensor(order))
     total = order + hypotenuse
@@ -236,7 +250,7 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float)
 
     From A' = 1 - A^2 - (D - 1) A / kappa follows kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, the bend.
     """
-    kappa = length * (dimension - length.square()) / (complement * (1 + length))
+    kappa = _start(dimension, length, complement)
     for _ in range(_HALLEY_STEPS):
         kappa = kappa.clamp(_LEAST, max_kappa)
         bessel = _evaluate(dimension, kappa)
@@ -245,6 +259,35 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float)
         bend = (dimension - 1) * (bessel.ratio / slope - 1) - 2 * kappa * bessel.ratio
         kappa = kappa - kappa * step / (1 - 0.5 * step * bend).clamp(min=0.5)  # less only where R asks for far more
     return torch.where(length < _LEAST, 0.0, kappa).clamp(0, max_kappa)
+
+
+def _recursion_steps(dimension: int) -> int:
+    """Number of steps of backward recursion, down from an order of at least `_MINIMAL_ORDER`."""
+    return max(0, _MINIMAL_ORDER + 1 - dimension // 2)
+
+
+def _start(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
+    """Approximate concentration of a resultant length, exact in the limits of 0 and 1."""
+    return length * (dimension - length.square()) / (complement * (1 + length))
+
+
+def _corrections(dimension: int) -> np.ndarray:
+    """(_INTERVALS, 4) coefficients of kappa / start as a cubic in each interval of R, lowest power first."""
+    lengths = torch.linspace(0, 1, 3 * _INTERVALS + 1, dtype=torch.float64)
+    inner = lengths[1:-1]
+    ratio = torch.ones_like(lengths)
+    ratio[1:-1] = _solve(dimension, inner, 1 - inner, math.inf) / _start(dimension, inner, 1 - inner)
+    values = torch.stack([ratio[place : place + 3 * _INTERVALS : 3] for place in range(4)])
+    return np.linalg.solve(np.vander(np.arange(4) / 3, increasing=True), values.numpy()).T.copy()
+
+
+def _solve_by_table(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
+    """As `_solve`, from a smooth correction of the start, which is 1 for R = 0 and R = 1."""
+    table = torch.tensor(_TABLES[dimension], dtype=length.dtype, device=length.device)
+    place = (length * _INTERVALS).floor().clamp(0, _INTERVALS - 1)
+    t = length * _INTERVALS - place
+    c0, c1, c2, c3 = table[place.long()].unbind(-1)
+    return (_start(dimension, length, complement) * (((c3 * t + c2) * t + c1) * t + c0)).clamp(0, max_kappa)
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,98 @@
+"""A repository of the Hub, as a local folder: the encoder to the bit, its calibration, and a card with both tables."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lam
+from lam.integrations.hub import HubEncoder
+from lam.retrieval import Calibration
+from lam.utils.files import CorruptFileError
+from tests.conftest import FinishedRun
+from tests.retrieval.decisions.test_judge import calibration
+
+METRICS = {"recall@1": 0.9, "auroc": 0.8, "auroc_knn": 0.7, "auprc_knn": None, "seconds_training": 3.0}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def encoder() -> lam.BayesianEncoder:
+    return lam.fit(network(), [(torch.randn(32, 6), torch.arange(32) % 4)], margin=0.7, progress=False)
+
+
+def published(folder: Path, made: Calibration | None) -> HubEncoder:
+    hub = HubEncoder.of(encoder(), made, METRICS)
+    hub.save_pretrained(folder)
+    return hub
+
+
+def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
+    hub = published(tmp_path / "repository", calibration())
+    loaded = HubEncoder.from_pretrained(tmp_path / "repository", network=network())
+    inputs = torch.randn(5, 6)
+    assert torch.equal(loaded.encoder.embed(inputs).mean, hub.encoder.embed(inputs).mean)
+    assert torch.equal(loaded.encoder.embed(inputs).kappa, hub.encoder.embed(inputs).kappa)
+    assert loaded.calibration is not None
+    assert loaded.calibration.accept_above == calibration().accept_above
+    assert loaded.metrics == METRICS
+    files = [path.name for path in (tmp_path / "repository").rglob("*") if path.is_file()]
+    assert not [name for name in files if name.endswith((".bin", ".pkl", ".pt", ".pth"))]
+
+
+def test_a_download_of_links_is_read_and_saved_again(tmp_path: Path) -> None:
+    published(tmp_path / "blobs", calibration())
+    for path in (tmp_path / "blobs").rglob("*"):  # the cache of the Hub holds links to its files
+        link = tmp_path / "snapshot" / path.relative_to(tmp_path / "blobs")
+        if path.is_file():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+    loaded = HubEncoder.from_pretrained(tmp_path / "snapshot", network=network())
+    loaded.save_pretrained(tmp_path / "again")
+    assert HubEncoder.from_pretrained(tmp_path / "again", network=network()).calibration is not None
+
+
+def test_altered_files_other_networks_and_other_calibrations_are_an_error(tmp_path: Path) -> None:
+    published(tmp_path / "repository", calibration())
+    with pytest.raises(ValueError, match="network"):
+        HubEncoder.from_pretrained(tmp_path / "repository")
+    with pytest.raises(ValueError, match="the network differs from the saved one"):
+        HubEncoder.from_pretrained(tmp_path / "repository", network=nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 8)))
+    published(tmp_path / "other", calibration())
+    shutil.rmtree(tmp_path / "other" / "calibration")
+    shutil.copytree(tmp_path / "repository" / "calibration", tmp_path / "other" / "calibration")
+    with pytest.raises(ValueError, match="of another network"):
+        HubEncoder.from_pretrained(tmp_path / "other", network=network())
+    with pytest.raises(ValueError, match="holds the calibration of another encoder"):
+        published(tmp_path / "other", None)
+    weights = next((tmp_path / "repository" / "encoder").rglob("network*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CorruptFileError, match="network"):
+        HubEncoder.from_pretrained(tmp_path / "repository", network=network())
+
+
+def test_the_card_has_both_tables_promises_and_limits(tmp_path: Path) -> None:
+    published(tmp_path / "repository", calibration())
+    card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: lam\n")
+    assert "| 0.9 | ↑ higher is better |" in card
+    assert "## Metrics by score" in card
+    assert "| own score | " in card
+    assert "At most 0.05 of queries without a match are answered" in card
+    assert "## Limits\n\n- The rates assume" in card
+    published(tmp_path / "bare", None)
+    assert "None: this encoder has no calibration" in (tmp_path / "bare" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_run_is_published_with_its_own_numbers(finished_run: FinishedRun, tmp_path: Path) -> None:
+    hub = HubEncoder.from_run(finished_run.folder)
+    hub.save_pretrained(tmp_path / "repository")
+    loaded = HubEncoder.from_pretrained(tmp_path / "repository")
+    assert loaded.metrics == hub.metrics
+    card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
+    for part in ("## Metrics\n", "## Metrics by score", "| AUROC", "this encoder has no calibration"):
+        assert part in card

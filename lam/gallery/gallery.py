@@ -8,13 +8,18 @@ index has followed, and searches again; other searches do not wait for the disk.
 import logging
 import shutil
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from jaxtyping import Int64
+
 from lam.gallery.enrolment import Enrolment
+from lam.gallery.filters import Filter
 from lam.gallery.item import Item
 from lam.gallery.local_index import LocalIndex, build_index, factory_of
 from lam.gallery.refusal import Refusal, busy
@@ -25,11 +30,13 @@ from lam.gallery.store import (
     MEAN_SAMPLES,
     MISSING,
     Change,
+    DeleteWhere,
     HitInfo,
     ItemInfo,
     ItemStore,
     Operation,
 )
+from lam.retrieval.decisions.calibration import label_key
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.recall import Recall
@@ -40,6 +47,27 @@ if TYPE_CHECKING:
     from lam.gallery.remote_index import RemoteIndex
 
 _LOG = logging.getLogger(__name__)
+_KEPT = 16  # filters with their items in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """The items that pass a filter.
+
+    Attributes:
+        keys: (G,) their keys in the store, rising.
+        labels: (G,) the `label_key` of each; −1 without a label.
+        unknown: if no item passes, the fields of the filter that no item has.
+        version: number of the gallery's changes before the filter was applied.
+    """
+
+    keys: Int64[np.ndarray, " G"]
+    labels: Int64[np.ndarray, " G"]
+    unknown: tuple[str, ...]
+    version: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 @contextmanager
@@ -106,6 +134,8 @@ class Gallery:
         self.dimension = dimension
         self._cache = folder / CACHE
         self._writing = threading.Lock()  # held while the index may lag behind the store
+        self._version, self._matching = 0, OrderedDict[str, Matching]()
+        self._remembering = threading.Lock()
         with ExitStack() as resources:
             self._store = resources.enter_context(open_store(folder, make=False))
             for item_id in self._store.check(drop_corrupt=drop_corrupt):
@@ -133,28 +163,64 @@ class Gallery:
         """Why the index cannot be searched now, or None."""
         return self._index.complaint
 
-    def search(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo]]:
+    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, HitInfo]]:
         """Hits of the k nearest items of each query, before or after a concurrent write, and information by key.
+
+        Args:
+            queries: the queries.
+            k: number of hits.
+            among: the only items to search; None for all.
 
         Raises:
             Refusal: `busy`, if Milvus does not answer.
         """
-        hits, infos, gone = self._search_once(queries, k)
+        keys = None if among is None else among.keys
+        hits, infos, gone = self._search_once(queries, k, keys)
         if gone:
             with self._writing:
-                hits, infos, gone = self._search_once(queries, k)
+                hits, infos, gone = self._search_once(queries, k, keys)
                 while gone:  # from a write that failed between store and index
                     self._index.apply(gone, {})
-                    hits, infos, gone = self._search_once(queries, k)
+                    hits, infos, gone = self._search_once(queries, k, keys)
         return hits, infos
+
+    def nearest(self, queries: Embeddings, k: int, among: Matching) -> Hits:
+        """Hits of the k nearest of some items, also of items that were deleted meanwhile.
+
+        Raises:
+            Refusal: `busy`, if Milvus does not answer.
+        """
+        return self._index.search(queries, k, among.keys)
+
+    def matching(self, where: Filter) -> Matching:
+        """The items that pass a filter now; remembered until the gallery changes.
+
+        Raises:
+            Refusal: `busy`, for a filter that takes too long.
+        """
+        version = self._version  # read first: a change during the scan makes the result outdated, never too new
+        with self._remembering:
+            known = self._matching.get(where.text)
+        if known is not None and known.version == version:
+            return known
+        rows, unknown = self._store.where(where)
+        numbers = {label: label_key(label) if label else -1 for label in {label for _, label in rows}}
+        keys, labels = ([key for key, _ in rows], [numbers[label] for _, label in rows])
+        found = Matching(np.array(keys, dtype=np.int64), np.array(labels, dtype=np.int64), unknown, version)
+        with self._remembering:
+            self._matching[where.text] = found
+            self._matching.move_to_end(where.text)
+            while len(self._matching) > _KEPT:
+                self._matching.popitem(last=False)
+        return found
 
     def get(self, item_id: str) -> Item | None:
         """The item of an id, or None."""
         return self._store.get(item_id)
 
-    def page(self, *, after: str, limit: int) -> list[ItemInfo]:
+    def page(self, *, after: str, limit: int, where: Filter | None = None) -> list[ItemInfo]:
         """See `ItemStore.page`."""
-        return self._store.page(after=after, limit=limit)
+        return self._store.page(after=after, limit=limit, where=where)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
         """Put and delete items; on return, the changes are on disk and searches see them.
@@ -168,16 +234,19 @@ class Gallery:
         Raises:
             Refusal: `full`, if the change could not be stored; nothing was changed.
         """
-        deleted = [operation for operation in operations if isinstance(operation, str)]
+        deleted = [operation for operation in operations if isinstance(operation, str | DeleteWhere)]
         if deleted:
             shutil.rmtree(self._cache, ignore_errors=True)
         with self._writing:
-            changes = self._store.write(operations)
-            self._apply(changes)
+            try:
+                changes = self._store.write(operations)
+                self._apply(changes)
+            finally:
+                self._version += 1
         if not deleted or (unerased := self._unerased()) is None:
             return changes
         pairs = zip(operations, changes, strict=True)
-        return [unerased if isinstance(operation, str) else change for operation, change in pairs]
+        return [unerased if isinstance(operation, str | DeleteWhere) else change for operation, change in pairs]
 
     def close(self) -> None:
         """Write the index's cache, if its type needs one, and unlock the folder."""
@@ -204,9 +273,11 @@ class Gallery:
             return None
         return busy(f"the item is deleted and is not found again, but {where}", after=after)
 
-    def _search_once(self, queries: Embeddings, k: int) -> tuple[Hits, dict[int, HitInfo], set[int]]:
+    def _search_once(
+        self, queries: Embeddings, k: int, among: np.ndarray | None
+    ) -> tuple[Hits, dict[int, HitInfo], set[int]]:
         """Hits, information on them, and keys of hits that the store no longer holds."""
-        hits = self._index.search(queries, k)
+        hits = self._index.search(queries, k, among)
         keys = set(hits.ids.flatten().tolist())
         infos = self._store.hit_infos(keys)
         return hits, infos, keys - infos.keys()

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 
 from lam.gallery.item import Item
 from lam.gallery.store import ItemStore
@@ -62,10 +63,10 @@ class LocalIndex:
     def __len__(self) -> int:
         return len(self.index)
 
-    def search(self, queries: Embeddings, k: int) -> Hits:
-        """The k nearest items of each query; ids are keys of the store."""
+    def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
+        """The k nearest items of each query, of all or of some; ids are keys of the store."""
         with self._lock:
-            return self.index.search(queries, k)
+            return self.index.search(queries, k, among=among)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
         """Remove and add by key, idempotently. Searches continue while a type without removal is rebuilt."""

@@ -12,12 +12,15 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import closing
 
+import numpy as np
+from jaxtyping import Int64
+
 from lam.gallery.item import Item
 from lam.gallery.local_index import embeddings_of, require_dimension
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import ItemStore
 from lam.retrieval.index.hits import Hits
-from lam.retrieval.index.milvus_index import Address, MilvusIndex
+from lam.retrieval.index.milvus_index import MOST_HITS, Address, MilvusIndex
 from lam.vmf.embeddings import Embeddings
 
 TIMEOUT = 5.0
@@ -75,8 +78,8 @@ class RemoteIndex:
             return None
         return "the index does not answer, or is not up to date yet; changes are stored, and follow later"
 
-    def search(self, queries: Embeddings, k: int) -> Hits:
-        """The k nearest items of each query; ids are keys of the store.
+    def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
+        """The k nearest items of each query, of all or of some; ids are keys of the store.
 
         Raises:
             Refusal: `busy`, while the circuit is open.
@@ -85,7 +88,7 @@ class RemoteIndex:
         if index is None:
             raise self._refusal()
         try:
-            return index.search(queries, k)
+            return index.search(queries, min(k, MOST_HITS), among=among)
         except ConnectionError as error:
             self._open_circuit(index, error)
             raise self._refusal() from None

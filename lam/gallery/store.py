@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from operator import xor
 from pathlib import Path
 from typing import Any
 
+from lam.gallery.filters import Filter
 from lam.gallery.fusing import fuse
 from lam.gallery.item import INDEXED, Item, hash_of, metadata_json
 from lam.gallery.refusal import Refusal, busy, full
@@ -34,6 +36,8 @@ _PATIENCE = 5.0  # greatest wait for another process's lock, in seconds
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _FAILING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
 MAX_PAGE = 2**20  # characters of metadata in a page of items
+_FILTER_SECONDS = 5.0  # greatest time of a filter over all items
+_STEPS = 10_000  # SQLite's instructions between two looks at the clock
 _COLUMNS = (
     "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
 )
@@ -44,7 +48,7 @@ _THUMBNAIL, _ORIGIN = (_COLUMNS.split(", ").index(name) for name in ("thumbnail"
 _BY_ID = f"SELECT {_COLUMNS} FROM items WHERE id = ?"
 _INSERT = f"INSERT INTO items ({_COLUMNS}, sha256) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 2))})"
 _OF_HIT = "id, label, metadata, images, resultant, min(kappa, ifnull(least_kappa, kappa)), thumbnail IS NOT NULL"
-_PAGE_OF = f"SELECT {_OF_HIT}, kappa, sha256 FROM items WHERE id > ? ORDER BY id LIMIT ?"
+_PAGE_OF = f"SELECT {_OF_HIT}, kappa, sha256 FROM items WHERE id > ? AND {{}} ORDER BY id LIMIT ?"
 _SCHEMA = f"""
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, vector BLOB NOT NULL, kappa REAL NOT NULL,
@@ -116,8 +120,15 @@ class Replace:
         return replace(item, metadata=metadata_json(kept | json.loads(item.metadata)))
 
 
-Operation = Item | Replace | Fuse | str
-"""An item to put, an item that keeps fields of the old one, an item to fuse, or the id of an item to delete."""
+@dataclass(frozen=True)
+class DeleteWhere:
+    """The deletion of all items that pass a filter."""
+
+    where: Filter
+
+
+Operation = Item | Replace | Fuse | DeleteWhere | str
+"""An item to put, an item that keeps fields of the old one, an item to fuse, or a filter or id of items to delete."""
 
 
 @dataclass(frozen=True)
@@ -363,19 +374,46 @@ class ItemStore:
         with self._read() as reader:
             return reader.execute(query, known).fetchall()
 
-    def page(self, *, after: str, limit: int) -> list[ItemInfo]:
-        """Items after an id, by rising id; fewer than the limit if their metadata exceeds `MAX_PAGE`.
+    def page(self, *, after: str, limit: int, where: Filter | None = None) -> list[ItemInfo]:
+        """Items after an id that pass a filter, by rising id; fewer if their metadata exceeds `MAX_PAGE`.
 
         The page has its own connection, so searches do not wait for it.
+
+        Raises:
+            Refusal: `busy`, for a filter that takes too long.
         """
         items, size = list[ItemInfo](), 0
-        with self._listing, _refuse_locked(), closing(self._lister.execute(_PAGE_OF, (after, limit))) as rows:
+        text, parameters = ("1", ()) if where is None else (where.sql.text, where.sql.parameters)
+        query, bound = _PAGE_OF.format(text), (after, *parameters, limit)
+        with self._scan() as lister, closing(lister.execute(query, bound)) as rows:
             for *values, thumbnail, kappa, sha256 in rows:
                 items.append(ItemInfo(*values, has_thumbnail=bool(thumbnail), kappa=kappa, sha256=sha256))
                 size += len(items[-1].metadata)
                 if size >= MAX_PAGE:
                     break
         return items
+
+    def where(self, where: Filter) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
+        """Keys and labels of the items that pass, by rising key; if none passes, the fields that no item has.
+
+        Raises:
+            Refusal: `busy`, for a filter that takes too long.
+        """
+        with self._scan() as lister:
+            query = f"SELECT key, label FROM items WHERE {where.sql.text} ORDER BY key"
+            rows = lister.execute(query, where.sql.parameters).fetchall()
+            if rows or not where.fields:
+                return rows, ()
+            tests = ", ".join(f"max({field.text})" for field in where.fields.values())
+            names = [name for field in where.fields.values() for name in field.parameters]
+            known = lister.execute(f"SELECT {tests} FROM items", names).fetchone()
+        return rows, tuple(name for name, is_known in zip(where.fields, known, strict=True) if not is_known)
+
+    @contextmanager
+    def _scan(self) -> Iterator[sqlite3.Connection]:
+        """The connection of listings, which searches do not wait for; a long scan is refused."""
+        with self._listing, _refuse_locked(), _limited_time(self._lister):
+            yield self._lister
 
     def fact(self, name: str) -> str | None:
         """A value stored beside the items, or None."""
@@ -399,7 +437,8 @@ class ItemStore:
             The effect of each operation, or its refusal.
 
         Raises:
-            Refusal: `full`, if the change could not be stored; `busy`, while another process has the file locked.
+            Refusal: `full`, if the change could not be stored; `busy`, while another process has the file locked, or
+                for a filter that takes too long.
         """
         with self._storing(facts or {}):
             return [self._apply(operation) for operation in operations]
@@ -443,6 +482,8 @@ class ItemStore:
             return self._delete(operation)
         if isinstance(operation, Item):
             return self._put(operation)
+        if isinstance(operation, DeleteWhere):
+            return self._delete_where(operation.where)
         row = self._writer.execute(_BY_ID, (operation.item.id,)).fetchone()
         try:
             return self._put(operation.item if row is None else operation.over(Item.of_row(row)))
@@ -465,6 +506,17 @@ class ItemStore:
             return Change()
         self._update_ledger(-1, row[1])
         return Change((row[0],))
+
+    def _delete_where(self, where: Filter) -> Change | Refusal:
+        query = f"SELECT key, sha256 FROM items WHERE {where.sql.text}"
+        try:  # apart from the deletion: an interrupted change would undo the whole transaction
+            with _limited_time(self._writer):
+                rows = self._writer.execute(query, where.sql.parameters).fetchall()
+        except Refusal as refusal:
+            return refusal
+        self._writer.executemany("DELETE FROM items WHERE key = ?", [(key,) for key, _ in rows])
+        self._update_ledger(-len(rows), *(sha256 for _, sha256 in rows))
+        return Change(tuple(key for key, _ in rows))
 
     def _update_ledger(self, rows: int, *changed: bytes) -> None:
         """Add the change in rows to the ledger's count, and XOR their hashes into it."""
@@ -522,6 +574,21 @@ def _refuse_locked() -> Iterator[None]:
         if _code_of(error) in _LOCKED:
             raise _locked() from error
         raise
+
+
+@contextmanager
+def _limited_time(connection: sqlite3.Connection) -> Iterator[None]:
+    """Within the context, a statement that takes too long is interrupted and becomes a refusal, `busy`."""
+    until = time.monotonic() + _FILTER_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if _code_of(error) != sqlite3.SQLITE_INTERRUPT:
+            raise
+        raise busy(f"the filter took longer than {_FILTER_SECONDS:g} s: give fewer conditions") from None
+    finally:
+        connection.set_progress_handler(None, _STEPS)
 
 
 def _code_of(error: sqlite3.Error) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lam.datasets import Dataset
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
-from lam.retrieval.decisions.calibration import Calibration, Targets, label_key
+from lam.retrieval.decisions.calibration import Calibration, Targets, UnmatchedQueries, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -35,6 +35,8 @@ from lam.runs.finished import Run
 VALIDATION = "validation split"
 UNSEEN = 50_000
 """Greatest number of items in a gallery that is compared with itself, to detect new classes."""
+KEPT = 2000
+"""Greatest number of queries that are kept to bound false accepts of filtered searches, unless the rate needs more."""
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
@@ -83,6 +85,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             key=inputs.run.fingerprint,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
+            unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
             facts=_facts(inputs, known, strangers, mixture, targets),
         )
         _warn_of_constant_flag(calibration)
@@ -168,6 +171,26 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     hits = search_flat(items, items, 2)
     is_itself = hits.ids[:, 0] == torch.arange(len(items))  # False if another item has the same embedding
     return UnseenClasses(keys, torch.where(is_itself, hits.scores[:, 1], hits.scores[:, 0])[order].double())
+
+
+def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
+    """The queries whose false accepts are bounded, at most about `KEPT`; None for positions instead of labels."""
+    images = known.images
+    if images.targets.ndim > 1:
+        return None
+    if strangers.found is not None and strangers.can_bound(far):
+        mean, classes = strangers.found.embeddings.mean.cpu().float(), strangers.found.classes
+        labels = torch.full((len(mean),), -1)
+        if strangers.labels is not None:
+            labels = torch.tensor([label_key(label) for label in strangers.labels])
+        return UnmatchedQueries(mean, labels, classes if strangers.n_classes else None)
+    has_other = known.searches.non_mated.isfinite()
+    names = [images.classes[number] for number in images.labels[known.searchable.relevance.queries].tolist()]
+    mean, labels = known.queries.embeddings.mean.cpu().float(), torch.tensor([label_key(name) for name in names])
+    rows = has_other.nonzero().flatten()
+    kept = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[: max(KEPT, 2 * needed(far))]
+    rows = rows[kept.sort().values]
+    return UnmatchedQueries(mean[rows], labels[rows])
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:

@@ -111,10 +111,12 @@ class Strangers:
 
     Attributes:
         found: their hits; None without strangers.
+        labels: their labels; None for strangers from a folder.
         n_classes: number of held-out classes of the run among them; 0 for strangers from a folder.
     """
 
     found: OtherQueries | None
+    labels: tuple[str, ...] | None = None
     n_classes: int = 0
 
     def __len__(self) -> int:
@@ -180,7 +182,8 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
         return Strangers(None)
     queries = inputs.splits.strangers
     found, _ = _search_without_match(inputs, known, queries, are_held_out=True)
-    return Strangers(found, len(queries.labels.unique()))
+    labels = tuple(queries.classes[number] for number in queries.labels.tolist())
+    return Strangers(found, labels, len(queries.labels.unique()))
 
 
 def _search_without_match(

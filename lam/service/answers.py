@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lam.gallery.decide import decide
+from lam.gallery.gallery import Matching
 from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.abstention import SearchDecisions
@@ -24,6 +25,7 @@ from lam.service.models import (
     CalibrationResponse,
     FalseAcceptPoint,
     FalseFlagPoint,
+    FilterFields,
     HistogramFields,
     Hit,
     PairThresholds,
@@ -87,6 +89,32 @@ class Query:
         return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, images=images)
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of the gallery that passes a filter.
+
+    Attributes:
+        matching: its items.
+        base: calibration of the whole gallery, if any.
+        calibration: calibration of the part; None if false accepts cannot be bounded there.
+    """
+
+    matching: Matching
+    base: Calibration | None
+    calibration: Calibration | None
+
+    @property
+    def fields(self) -> FilterFields:
+        """What an answer says about the filter."""
+        calibration = self.calibration
+        return FilterFields(
+            items=len(self.matching),
+            unknown_fields=list(self.matching.unknown),
+            far=None if calibration is None else calibration.targets.far,
+            queries=0 if calibration is None else calibration.false_accepts.n_units,
+        )
+
+
 @dataclass(frozen=True)
 class Search:
     """A search of the gallery.
@@ -96,12 +124,14 @@ class Search:
         k: number of hits.
         min_probability: a match with a lower probability becomes `unknown`.
         without: id of an item to leave out of the hits, if the query is this item.
+        part: the only items to search; None for all.
     """
 
     query: Query | Callable[[], Query]
     k: int
     min_probability: float = 0.0
     without: str | None = None
+    part: Part | None = None
 
     def read(self) -> Query:
         """The query."""
@@ -143,7 +173,8 @@ class Responder:
             size: size of the gallery.
             judged: whether to decide; False for a query unlike the calibration queries.
         """
-        calibration, is_new = self.calibration if judged else None, search.without is None
+        part, is_new = search.part, search.without is None
+        calibration = None if not judged else self.calibration if part is None else part.calibration
         ranked = [infos[key] for key in hits.ids[0].tolist()]
         decisions, unseen, verdict = None, None, dict[str, Any]()
         if calibration is not None:
@@ -153,9 +184,12 @@ class Responder:
                 calibration, query.embedding, query.features, hits, found, gallery_size=len(ranked)
             )
             verdict = _verdict(decisions, search.min_probability)
+            if part is not None:  # learnt for the whole gallery
+                verdict |= {"probability": None, "known": None, "right_if_known": None}
         cap, first = self.credible_cosine(query.kappa), ranked[0].label if ranked else ""
         is_match, depth = verdict.get("decision") == "match", None if calibration is None else calibration.depth
         rows = zip(ranked[: search.k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False)
+        base = self.thresholds if part is None else None
         return SearchResponse(
             **verdict,
             kappa=query.kappa,
@@ -164,9 +198,10 @@ class Responder:
             text_cut=query.text_cut,
             credible_cosine=cap,
             unseen=UnseenFields(p_new=unseen[0], p_in_gallery=unseen[1]) if unseen and is_new else None,
-            threshold=self.thresholds if calibration is None else _thresholds(calibration, decisions),
-            calibration=self.state(size),
+            threshold=base if calibration is None else _thresholds(calibration, decisions),
+            calibration=self.state(size) if part is None else "none" if part.calibration is None else "current",
             gallery_size=size,
+            filter=None if part is None else part.fields,
             hits=[
                 Hit(
                     **self.about(hit),

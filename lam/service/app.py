@@ -15,9 +15,11 @@ from fastapi import Path as PathParameter
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
+from lam.gallery.filters import MAX_FILTER, Filter
+from lam.gallery.gallery import Matching
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
 from lam.gallery.refusal import busy
-from lam.gallery.store import Fuse, ItemInfo, Operation, Replace
+from lam.gallery.store import DeleteWhere, Fuse, ItemInfo, Operation, Replace
 from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder
@@ -48,6 +50,16 @@ Fusing = Annotated[
 Label = Annotated[
     str | None,
     Query(description=f"its class, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
+]
+
+
+Where = Annotated[
+    str | None,
+    Query(
+        max_length=MAX_FILTER,
+        description="only items that pass this filter: JSON with must, should and must_not, as docs/reference/http.md "
+        'says, such as `{"must": [{"key": "city", "match": {"value": "Rome"}}]}`',
+    ),
 ]
 
 
@@ -115,15 +127,20 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
         min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
+        filter: Where = None,
     ) -> Response:
         """Decide whether an image or a text is in the gallery, and return the nearest items."""
+        if filter is not None and min_probability > 0:
+            what = "a filtered search has no probability: it was learnt for the whole gallery"
+            raise ServiceError(422, what, allowed="filter without min_probability")
+        part = await _part(engine, filter)
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON and not engine.takes_texts:
             engine.admit(engine.searcher)
             query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, dimension)
         else:
             query = await embedded(body, kind)
-        answer = await engine.search(answers.Search(query, k, min_probability))
+        answer = await engine.search(answers.Search(query, k, min_probability, part=part))
         metrics.count_decision(answer.decision, answer.kappa)
         return _json(answer)
 
@@ -171,10 +188,27 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
     async def list_items(
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
+        filter: Where = None,
     ) -> Response:
         """List items by rising id, starting after an id; fewer than the limit, if they are large."""
         engine.admit(engine.lister)
-        return Response(await engine.list_items(partial(_page, engine, after, limit)), media_type=JSON)
+        return Response(await engine.list_items(partial(_page, engine, after, limit, filter)), media_type=JSON)
+
+    @app.delete("/v1/items", responses=responses_of(models.DeleteItemsResponse))
+    async def delete_items(
+        filter: Annotated[str, Query(max_length=MAX_FILTER, description="a filter with a condition, as for a search")],
+    ) -> Response:
+        """Erase all items that pass a filter, in one step: all of them, or none."""
+        engine.admit(engine.lister, engine.writer)
+        where, matching = await engine.list_items(partial(_matching, engine, filter))
+        if where.passes_all:
+            what = "the filter has no condition: it would delete every item"
+            raise ServiceError(422, what, allowed="a filter with a condition")
+        change = await engine.write(DeleteWhere(where))
+        deleted, unknown = len(change.removed), list(matching.unknown)
+        return _json(
+            models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
+        )
 
     @app.get("/v1/items/{id}", responses=responses_of(models.ItemResponse))
     async def get_item(id: str) -> Response:
@@ -182,15 +216,17 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
 
     @app.get("/v1/items/{id}/search", responses=responses_of(models.SearchResponse))
-    async def search_like_item(id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10) -> Response:
+    async def search_like_item(
+        id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
+    ) -> Response:
         """Search by an item's direction and κ, without the item itself: decide whether another item matches.
 
         There is no decision for an answer to questions: it is unlike the calibration queries.
         """
-        item = await stored(id)
+        item, part = await stored(id), await _part(engine, filter)
         engine.admit(engine.searcher)
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        return _json(await engine.search(answers.Search(query, k, without=id)))
+        return _json(await engine.search(answers.Search(query, k, without=id, part=part)))
 
     @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
@@ -215,6 +251,19 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         if item is None:
             raise _no_item()
         return item
+
+
+async def _part(engine: Engine, filter: str | None) -> answers.Part | None:
+    """The part of the gallery that a filter leaves; None without a filter."""
+    if filter is None:
+        return None
+    engine.admit(engine.filterer)
+    return await engine.part(filter)
+
+
+def _matching(engine: Engine, filter: str) -> tuple[Filter, Matching]:
+    where = Filter.parse(filter)
+    return where, engine.gallery.matching(where)
 
 
 def _picture(request: Request, image: bytes) -> Response:
@@ -359,13 +408,15 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _page(engine: Engine, after: str, limit: int) -> bytes:
+def _page(engine: Engine, after: str, limit: int, filter: str | None) -> bytes:
     """A page of items as JSON, and the id after which the next page begins."""
-    infos = engine.gallery.page(after=after, limit=limit)
-    is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1))
+    where, matching = (None, None) if filter is None else _matching(engine, filter)
+    infos = engine.gallery.page(after=after, limit=limit, where=where)
+    is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1, where=where))
     items = [models.ItemResponse(**_fields_of(info, engine.responder)) for info in infos]
     after_last = infos[-1].id if is_more else None
-    return models.ListResponse(items=items, after=after_last, total=len(engine.gallery)).to_json()
+    total, unknown = (len(engine.gallery), ()) if matching is None else (len(matching), matching.unknown)
+    return models.ListResponse(items=items, after=after_last, total=total, unknown_fields=list(unknown)).to_json()
 
 
 def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:

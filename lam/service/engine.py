@@ -1,7 +1,7 @@
 """The service without HTTP: from an image, a text or an embedding to an answer, through batching workers.
 
 Each kind of work has a thread, so it does not wait for another kind. The threads list the gallery, read JSON and single
-items, decode, run the network, search, and write.
+items, decode, run the network, apply filters, search, and write.
 """
 
 import asyncio
@@ -19,17 +19,20 @@ from torch import Tensor
 
 from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
+from lam.gallery.filters import Filter
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy
 from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
+from lam.retrieval.decisions.conformal import needed
+from lam.retrieval.decisions.filtered import false_accepts, of_part
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
 from lam.runs.live import LiveQueries
-from lam.service.answers import Query, Responder, Search
+from lam.service.answers import Part, Query, Responder, Search
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.models import SearchResponse
@@ -39,6 +42,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 Value = TypeVar("Value")
 _WARM_UPS = 3
+_KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)
 
 
@@ -80,6 +84,7 @@ class Engine:
         self.live: LiveQueries | None = None
         self.responder = self._responder()
         self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
+        self._known_parts: dict[str, Part] = {}
         self._start(threads)
         self._warm_up()
         if (keep := self.settings.keep_queries) is not None:
@@ -106,6 +111,7 @@ class Engine:
             queue=settings.queue,
             begin=several,
         )
+        self.filterer: Worker[str, Part] = Worker("filter", self._parts, queue=settings.queue, begin=one)
         self.searcher: Worker[Search, SearchResponse] = Worker(
             "search", self._search, batch=settings.batch, queue=settings.queue, begin=searching
         )
@@ -145,7 +151,7 @@ class Engine:
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The workers, in the order of a request."""
-        return (self.lister, self.reader, self.decoder, self.network, self.searcher, self.writer)
+        return (self.lister, self.reader, self.decoder, self.network, self.filterer, self.searcher, self.writer)
 
     @property
     def complaints(self) -> list[str]:
@@ -185,6 +191,14 @@ class Engine:
             ServiceError: from reading the query.
         """
         return await self._done(self.searcher.submit(search))
+
+    async def part(self, filter: str) -> Part:
+        """The part of the gallery that passes a filter in JSON, with its calibration.
+
+        Raises:
+            Refusal: `invalid`, for anything but a filter; `busy`, for one that takes too long.
+        """
+        return await self._done(self.filterer.submit(filter))
 
     async def write(self, operation: Operation) -> Change:
         """Put or delete an item; on return the change is durable.
@@ -265,6 +279,29 @@ class Engine:
             return busy("there is not enough memory for this batch")
         return error
 
+    def _parts(self, jobs: Sequence[str]) -> list[Part | Exception]:
+        return _results(partial(self._part, job) for job in jobs)
+
+    def _part(self, filter: str) -> Part:
+        where, calibration = Filter.parse(filter), self.responder.calibration
+        matching, known = self.gallery.matching(where), self._known_parts.get(where.text)
+        if known is not None and known.matching is matching and known.base is calibration:
+            return known
+        own = None
+        if calibration is not None:
+            scores = false_accepts(
+                calibration,
+                partial(self.gallery.nearest, among=matching),
+                lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
+                len(matching),
+            )
+            if scores is not None and scores.n_units >= needed(calibration.targets.far):
+                own = of_part(calibration, scores, len(matching))
+        self._known_parts[where.text] = part = Part(matching, calibration, own)
+        while len(self._known_parts) > _KEPT_PARTS:
+            del self._known_parts[next(iter(self._known_parts))]
+        return part
+
     def _search(self, jobs: Sequence[Search]) -> list[SearchResponse | Exception]:
         queries = _results(job.read for job in jobs)
         valid = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
@@ -275,11 +312,24 @@ class Engine:
         for query in queries:
             if self.live is not None and query.features is not None:
                 _logging_failure(partial(self.live.add, query.embedding, query.features))
+        parts = {id(job.part): job.part for job in jobs}
+        if len(parts) == 1:
+            return self._answers_in(jobs[0].part, jobs, queries)
+        answers: dict[int, SearchResponse | Exception] = {}
+        for key, part in parts.items():
+            rows = [row for row, job in enumerate(jobs) if id(job.part) == key]
+            chosen = [jobs[row] for row in rows], [queries[row] for row in rows]
+            answers |= zip(rows, self._answers_in(part, *chosen), strict=True)
+        return [answers[row] for row in range(len(jobs))]
+
+    def _answers_in(
+        self, part: Part | None, jobs: Sequence[Search], queries: Sequence[Query]
+    ) -> list[SearchResponse | Exception]:
         embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
         responder = self.responder  # a SIGHUP may replace it meanwhile by one that needs more hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
-        hits, infos = self.gallery.search(embeddings, most)
+        hits, infos = self.gallery.search(embeddings, most, None if part is None else part.matching)
         size = len(self.gallery)
         return _results(
             partial(

@@ -185,6 +185,18 @@ class UnseenFields(Answer):
     p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”; small for a new class")]
 
 
+class FilterFields(Answer):
+    """The part of the gallery that a filter leaves, and the promise that holds there."""
+
+    items: Annotated[Count, Field(description="items that pass")]
+    unknown_fields: Annotated[list[str], Field(description="if none passes, fields that no item has")]
+    far: Annotated[
+        Share | None,
+        Field(description="at most this share of queries without a match among them is a `match`; null: no promise"),
+    ]
+    queries: Annotated[Count, Field(description="calibration queries, or classes of strangers, that searched them")]
+
+
 class SearchResponse(Answer):
     """The answer to a search; fields of the decision are null without one."""
 
@@ -211,6 +223,7 @@ class SearchResponse(Answer):
     threshold: SearchThresholds | None
     calibration: State
     gallery_size: Count
+    filter: Annotated[FilterFields | None, Field(description="null without a filter")] = None
     hits: Sequence[Hit]
 
 
@@ -249,7 +262,8 @@ class ListResponse(Answer):
     spliced: ClassVar[str] = "items"
     items: Sequence[ItemResponse]
     after: str | None
-    total: Count
+    total: Annotated[Count, Field(description="items that pass the filter, or all")]
+    unknown_fields: Annotated[list[str], Field(description="if none passes, fields of the filter that no item has")]
 
 
 class SampleFields(Answer):
@@ -272,6 +286,14 @@ class DeleteResponse(Answer):
 
     id: str
     deleted: Literal[True] = True
+    gallery_size: Count
+
+
+class DeleteItemsResponse(Answer):
+    """The gallery after the deletion of all items that pass a filter."""
+
+    deleted: Count
+    unknown_fields: Annotated[list[str], Field(description="if none passes, fields of the filter that no item has")]
     gallery_size: Count
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
-from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, query_scores
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
 from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
@@ -200,6 +200,7 @@ def calibrate(
     key: str,
     verifier: Verifier | None = None,
     unseen: UnseenClasses | None = None,
+    unmatched: UnmatchedQueries | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
     """Learn thresholds and probabilities.
@@ -210,6 +211,7 @@ def calibrate(
         key: of the run; see `Calibration`.
         verifier: of pairs of images.
         unseen: of the gallery, with rising labels by `label_key`, to recognise items of new classes.
+        unmatched: the queries whose false accepts are bounded, for searches of a part of the gallery.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
@@ -261,6 +263,7 @@ def calibrate(
         reference=data.reference,
         verifier=verifier,
         unseen=unseen,
+        unmatched=unmatched,
         facts=facts,
     )
     _check_promises(calibration)

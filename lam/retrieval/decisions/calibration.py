@@ -81,6 +81,21 @@ class Histogram:
 
 
 @dataclass(frozen=True, eq=False)
+class UnmatchedQueries:
+    """Queries whose false accepts are bounded, to search a part of the gallery; see `lam.retrieval.decisions.filtered`.
+
+    Attributes:
+        mean: (R, D) their directions.
+        labels: (R,) the `label_key` of their matches; −1 if no item can match.
+        classes: (R,) of strangers, if the units of the promise are classes.
+    """
+
+    mean: Float[Tensor, "R D"]
+    labels: Int64[Tensor, " R"]
+    classes: Int64[Tensor, " R"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """Thresholds, probabilities and sets learnt on held-out data, for new queries.
 
@@ -101,6 +116,7 @@ class Calibration:
         reference: features of known items, if any.
         verifier: of pairs of images; None without pairs.
         unseen: p-values of new classes by the gallery itself, with rising labels by `label_key`; None if impossible.
+        unmatched: the queries behind `false_accepts`; None if the gallery has no labels to tell their matches.
         facts: further facts, as JSON.
     """
 
@@ -118,6 +134,7 @@ class Calibration:
     reference: Reference | None = None
     verifier: Verifier | None = None
     unseen: UnseenClasses | None = None
+    unmatched: UnmatchedQueries | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.match_probability import MatchProbability
@@ -23,7 +23,7 @@ from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 
 FOLDER = "calibration"
-FORMAT = FolderFormat(9, "calibration.json", ("tables.safetensors",))
+FORMAT = FolderFormat(10, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
 _REFERENCE_FIELDS = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
@@ -102,6 +102,9 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         reference=Reference(tables["reference"], **parts) if "reference" in tables else None,
         verifier=None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness),
         unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,
+        unmatched=None
+        if "unmatched" not in tables
+        else UnmatchedQueries(tables["unmatched"], _table(tables, "unmatched_labels"), tables.get("unmatched_classes")),
     )
 
 
@@ -118,6 +121,10 @@ def _tables(calibration: Calibration) -> dict[str, Tensor]:
         tables["impostors"] = calibration.verifier.impostors.scores
     if calibration.unseen is not None:
         tables |= {"unseen": calibration.unseen.left_out, "unseen_labels": calibration.unseen.labels}
+    if calibration.unmatched is not None:
+        tables |= {"unmatched": calibration.unmatched.mean, "unmatched_labels": calibration.unmatched.labels}
+        if calibration.unmatched.classes is not None:
+            tables["unmatched_classes"] = calibration.unmatched.classes
     if calibration.reference is not None:
         tables["reference"] = calibration.reference.unit
         rest = {name: getattr(calibration.reference, name) for name in _REFERENCE_FIELDS}

@@ -107,6 +107,22 @@ def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
         return index.search(vectors, k)[1]
 
 
+def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> np.ndarray | None:
+    """(Q, k) candidates among some slots, −1 for each that is not found; None for a type without a selector."""
+    import faiss
+
+    selector = faiss.IDSelectorBatch(slots)
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap2) else index
+    if isinstance(inner, faiss.IndexHNSW):
+        parameters = faiss.SearchParametersHNSW(sel=selector, efSearch=max(inner.hnsw.efSearch, 2 * k))
+    elif isinstance(inner, faiss.IndexIVF):
+        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=inner.nprobe)
+    else:
+        return None
+    with matrix_product(len(vectors)):
+        return index.search(vectors, k, params=parameters)[1]
+
+
 def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
     """(Q, k) rows of highest cosine among stored vectors, which FAISS reads in place, without an index."""
     import faiss

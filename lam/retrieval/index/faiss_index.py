@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 
+_FEW = 20_000  # items that are searched exactly among others: a graph of mostly hidden nodes finds few
+
+
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
@@ -179,7 +182,9 @@ class Index:
         """Whether there are enough tombstones for a sweep."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
-    def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
+    def search(
+        self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None, among: Ids | None = None
+    ) -> Hits:
         """The k items of highest cosine for each query; hits of equal cosine are in the order of adding.
 
         Types other than Flat may miss a neighbour, but every score is the exact cosine of the stored vectors.
@@ -188,6 +193,7 @@ class Index:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
             k: number of hits, at least 1.
             least_kappa: items of smaller κ are left out.
+            among: ids of the only items to search; ids that the index does not hold are ignored. None for all.
 
         Returns:
             min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries.
@@ -200,9 +206,13 @@ class Index:
             check_same_means(embeddings, self.mean_samples)
         check_at_least("least_kappa", least_kappa, 0.0)
         least_kappa = least_kappa or 0.0
+        vectors = unit_vectors(embeddings, self.dimension).numpy()
+        if among is not None:
+            searched = self._store.places(least_kappa, ids_tensor(among).sort().values.numpy())
+            k = min(positive_integer("k", k), len(searched))
+            return _hits(*(self._search_among(vectors, k, searched) if k else flat.no_hits(len(vectors))), embeddings)
         n_allowed = self._store.count(least_kappa)
         k = min(positive_integer("k", k), n_allowed)
-        vectors = unit_vectors(embeddings, self.dimension).numpy()
         found = self._search(vectors, k, least_kappa, n_allowed) if k else flat.no_hits(len(vectors))
         return _hits(*found, embeddings)
 
@@ -342,6 +352,29 @@ class Index:
             gallery = torch.from_numpy(self._store.take("vectors", searched))
             nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
             places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
+        return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
+
+    def _search_among(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found:
+        """The k best of the rows at these places, by FAISS's selector or, if they are few, exactly."""
+        candidates = None
+        if self._faiss is None:
+            among = np.sort(self._store.take("ids", searched))
+            return flat.search(self._store.chunks, vectors, k, 0.0, among)
+        if self.device == "cpu" and len(searched) > _FEW:
+            slots = self._store.take("slots", searched)
+            candidates = faiss_calls.search_among(self._faiss, vectors, min(2 * k, len(searched)), slots)
+        if candidates is not None:
+            places, scores = flat.score(
+                partial(self._store.take, "vectors"), vectors, self._store.places_of(candidates)
+            )
+            scores, places = flat.top(k, scores, places)
+        if candidates is None or (places[:, -1] < 0).any():
+            gallery = self._store.take("vectors", searched)
+            with faiss_calls.matrix_product(len(vectors)):
+                rows = faiss_calls.nearest(gallery, vectors, k)
+            rows, scores = flat.score(gallery.__getitem__, vectors, rows)
+            scores, rows = flat.top(k, scores, rows)
+            places = searched[rows]
         return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
 
     def _stored_ids(self, ids: Any) -> Tensor:

@@ -22,14 +22,21 @@ Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.n
 """Ids, cosines and κ, best first; hits of equal cosine in the order of adding."""
 
 
-def search(chunks: Sequence[Chunk], vectors: Float32[np.ndarray, "Q D"], k: int, least_kappa: float) -> Found:
+def search(
+    chunks: Sequence[Chunk],
+    vectors: Float32[np.ndarray, "Q D"],
+    k: int,
+    least_kappa: float,
+    among: Int64[np.ndarray, " G"] | None = None,
+) -> Found:
     """The k rows of highest cosine for each query among rows of sufficient κ.
 
     Args:
         chunks: of the rows.
         vectors: unit vectors.
-        k: from 1 to the number of rows of sufficient κ.
+        k: from 1 to the number of these rows.
         least_kappa: not negative.
+        among: rising ids of the only rows to search; None for all.
     """
     import faiss
 
@@ -38,7 +45,7 @@ def search(chunks: Sequence[Chunk], vectors: Float32[np.ndarray, "Q D"], k: int,
     ends = [total * number // threads for number in range(threads + 1)]
 
     def search_rows(start: int, end: int) -> list[Found]:
-        return [_search_chunk(*part, vectors, k, least_kappa) for part in _parts(chunks, start, end)]
+        return [_search_chunk(*part, vectors, k, least_kappa, among) for part in _parts(chunks, start, end)]
 
     with faiss_calls.matrix_product(len(vectors)):
         run = map if threads == 1 else _pool(threads).map
@@ -65,7 +72,9 @@ def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chun
         before += chunk.size
 
 
-def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float) -> Found:
+def _search_chunk(
+    chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray | None
+) -> Found:
     """The k best of some rows of a chunk.
 
     A removed row is a zero vector, which ranks above rows opposite to the query. If such rows are needed, the allowed
@@ -75,6 +84,13 @@ def _search_chunk(chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_
     allowed = kappa >= least_kappa if least_kappa or chunk.n_removed else None
     n_allowed = len(kappa) if allowed is None else int(allowed.sum())
     k, n_hidden = min(k, n_allowed), len(kappa) - n_allowed
+    if among is not None:
+        kept = np.flatnonzero(chunk.allowed(rows, least_kappa, among))
+        if len(kept) == 0:
+            return no_hits(len(vectors))
+        found = kept[faiss_calls.nearest(stored[kept], vectors, k)]
+        found, cosines = score(stored.__getitem__, vectors, found)
+        return chunk.ids[rows][found], cosines, kappa[found]
     if k == 0:
         return no_hits(len(vectors))
     found = faiss_calls.nearest(stored, vectors, k + min(k, n_hidden))

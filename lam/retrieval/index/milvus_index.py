@@ -192,7 +192,9 @@ class MilvusIndex:
         """
         self._delete(ids_tensor(ids).tolist())
 
-    def search(self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None) -> Hits:
+    def search(
+        self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None, among: Ids | None = None
+    ) -> Hits:
         """The k items of highest cosine for each query; arguments and errors as for `Index.search`, k to `MOST_HITS`.
 
         `HNSW` may miss a neighbour. If it finds fewer for one query, all queries get as few.
@@ -204,8 +206,11 @@ class MilvusIndex:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         options: dict[str, Any] = {"limit": k, "anns_field": "vector", "output_fields": ["kappa", "mean_samples"]}
         options["search_params"] = {"params": {"ef": max(64, 2 * k)}}  # an HNSW search needs ef ≥ k; wider finds more
-        if least_kappa:
-            options["filter"] = f"kappa >= {float(least_kappa)!r}"
+        conditions = [f"kappa >= {float(least_kappa)!r}"] if least_kappa else []
+        if among is not None:
+            conditions.append(f"id in {ids_tensor(among).tolist()}")
+        if conditions:
+            options["filter"] = " and ".join(conditions)
         hits: list[list[tuple[int, float, float]]] = []
         for block in _blocks(list(vectors), max(1, min(MOST_HITS, _MESSAGE_ELEMENTS // max(self.dimension, 2 * k)))):
             answers = self._call("search", data=block, **options)

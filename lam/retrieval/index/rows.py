@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
@@ -52,6 +52,13 @@ class Chunk:
         for name, rows in zip(_COLUMNS, columns, strict=True):
             getattr(self, name)[self.size : end] = rows
         self.size = end
+
+    def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
+        """Which of these rows have a κ of at least this, and one of these rising ids, if any are given."""
+        is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
+        if among is None or len(among) == 0:
+            return is_allowed if among is None else np.zeros_like(is_allowed)
+        return is_allowed & (among[among.searchsorted(ids).clip(max=len(among) - 1)] == ids)
 
     @property
     def needs_sweep(self) -> bool:
@@ -171,9 +178,9 @@ class Store:
             return len(self)
         return sum(int((chunk.kappa[: chunk.size] >= least_kappa).sum()) for chunk in self.chunks)
 
-    def places(self, least_kappa: float) -> Int64[np.ndarray, " N"]:
-        """Places of the rows with a κ of at least this, in the order of adding."""
-        rows = (np.flatnonzero(chunk.kappa[: chunk.size] >= least_kappa) for chunk in self.chunks)
+    def places(self, least_kappa: float, among: Int64[np.ndarray, " G"] | None = None) -> Int64[np.ndarray, " N"]:
+        """Places of the rows with a κ of at least this, of all or of some rising ids, in the order of adding."""
+        rows = (np.flatnonzero(chunk.allowed(slice(chunk.size), least_kappa, among)) for chunk in self.chunks)
         parts = [number * self._room + of_chunk for number, of_chunk in enumerate(rows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 

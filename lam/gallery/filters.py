@@ -1,0 +1,273 @@
+"""`Filter`: conditions on ids, labels and metadata of items, as Qdrant writes them, compiled to SQL.
+
+A filter is an object with lists of conditions: all of `must` hold, at least one of `should`, and none of `must_not`. A
+condition is another filter, or one of
+
+    {"key": FIELD, "match": {"value": V}}       equal to V: a text, a number or a boolean
+    {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of them
+    {"key": FIELD, "match": {"except": [V, ...]}}   there, and equal to none of them
+    {"key": FIELD, "range": {"gte": A, "lt": B}}  a number in the range: gt, gte, lt, lte
+    {"is_empty": {"key": FIELD}}                missing, null or []
+    {"is_null": {"key": FIELD}}                 null
+    {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
+
+A dot in FIELD leads into an object. A list matches if one of its elements does. Values match only values of their type.
+Names and values are parameters of the SQL, never parts of it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from lam.gallery.item import normalize_label
+from lam.gallery.refusal import Refusal
+
+MAX_FILTER, MAX_LEVELS, MAX_CONDITIONS, MAX_VALUES = 4096, 8, 64, 256
+_MAX_NESTED = 8  # names in a field
+_CLAUSES = ("must", "should", "must_not")
+_BOUNDS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_CONDITIONS = ("key", "is_empty", "is_null", "has_id", "has_label")
+ALLOWED = {
+    "clauses": list(_CLAUSES),
+    "conditions": ["key with match or range", *_CONDITIONS[1:]],
+    "match": ["value", "any", "except"],
+    "range": list(_BOUNDS),
+    "max_characters": MAX_FILTER,
+    "max_levels": MAX_LEVELS,
+    "max_conditions": MAX_CONDITIONS,
+    "max_values": MAX_VALUES,
+}
+
+
+@dataclass(frozen=True)
+class Sql:
+    """An SQL expression about a row of `items`, and its parameters."""
+
+    text: str
+    parameters: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter in canonical form.
+
+    Attributes:
+        text: the filter as JSON with sorted names; equal filters have equal texts.
+        sql: whether a row passes.
+        fields: for each field that the filter names, whether a row has it.
+
+    Example:
+        >>> filter = Filter.parse('{"must": [{"key": "year", "range": {"gte": 1900}}]}')
+        >>> list(filter.fields), filter.sql.parameters
+        (['year'], ('year', 1900, 1900))
+    """
+
+    text: str
+    sql: Sql
+    fields: Mapping[str, Sql]
+
+    @classmethod
+    def parse(cls, text: str) -> "Filter":
+        """Read and check a filter in JSON.
+
+        Raises:
+            Refusal: `invalid`, naming what is wrong, for anything but a filter within the limits.
+        """
+        if len(text) > MAX_FILTER:
+            _refuse(f"has {len(text)} characters")
+        try:
+            content = json.loads(text, object_pairs_hook=_once_each, parse_constant=_refuse_constant)
+            canonical = json.dumps(content, sort_keys=True)
+            canonical.encode()
+        except (ValueError, RecursionError):
+            _refuse("is no valid JSON")
+        compiler = _Compiler()
+        return cls(canonical, compiler.filter(content, 1), compiler.fields)
+
+    @property
+    def passes_all(self) -> bool:
+        """Whether it has no condition."""
+        return not self.sql.parameters
+
+
+class _Compiler:
+    """Compiles filters, and counts their conditions and values."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Sql] = {}
+        self._conditions = self._values = 0
+
+    def filter(self, content: Any, level: int) -> Sql:
+        if level > MAX_LEVELS:
+            _refuse(f"is nested more than {MAX_LEVELS} deep")
+        if not isinstance(content, dict):
+            _refuse("must be an object with must, should or must_not")
+        if unknown := content.keys() - set(_CLAUSES):
+            _refuse(f"has no clause {min(unknown)[:80]!r}")
+        parts: list[Sql] = []
+        for clause in _CLAUSES:
+            conditions = content.get(clause, [])
+            conditions = [conditions] if isinstance(conditions, dict) else conditions
+            if not isinstance(conditions, list):
+                _refuse(f"needs a list of conditions in {clause}")
+            compiled = [self._condition(condition, level) for condition in conditions]
+            if clause == "should":
+                parts += [_joined(" OR ", compiled)] if compiled else []
+            else:
+                parts += compiled if clause == "must" else [Sql(f"NOT {one.text}", one.parameters) for one in compiled]
+        return _joined(" AND ", parts) if parts else Sql("1")
+
+    def _condition(self, content: Any, level: int) -> Sql:
+        self._conditions += 1
+        if self._conditions > MAX_CONDITIONS:
+            _refuse(f"has more than {MAX_CONDITIONS} conditions")
+        if not isinstance(content, dict) or not content:
+            _refuse("has a condition that is no object, or an empty one")
+        if content.keys() & set(_CLAUSES):
+            return self.filter(content, level + 1)
+        kinds = content.keys() & set(_CONDITIONS)
+        if len(kinds) != 1:
+            _refuse(f"needs conditions with one of {', '.join(_CONDITIONS)}")
+        (kind,) = kinds
+        if kind != "key" and len(content) > 1:
+            _refuse(f"has more than {kind} in one condition")
+        value = content[kind]
+        match kind:
+            case "has_id":
+                return _in("id", self._texts(kind, value))
+            case "has_label":
+                return _in("label", [normalize_label(label) for label in self._texts(kind, value)])
+            case "is_null" | "is_empty":
+                if not isinstance(value, dict) or value.keys() != {"key"}:
+                    _refuse(f'needs {kind} as {{"key": FIELD}}')
+                tables, named = self._field(value["key"])
+                if kind == "is_null":
+                    return Sql(f"EXISTS ({tables} AND v.type = 'null')", named)
+                there = "v.type <> 'null' AND NOT (v.type = 'array' AND v.value = '[]')"
+                return Sql(f"NOT EXISTS ({tables} AND {there})", named)
+            case _:
+                return self._of_field(content)
+
+    def _of_field(self, content: dict[str, Any]) -> Sql:
+        tables, named = self._field(content["key"])
+        rest = content.keys() - {"key"}
+        if len(rest) != 1 or not rest <= {"match", "range"}:
+            _refuse(f"needs one of match and range for the field {content['key'][:80]!r}")
+        test = self._match if "match" in content else self._range
+        own, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
+        elements = "json_each(CASE WHEN v.type = 'array' THEN v.value ELSE '[]' END) AS e"
+        text = f"EXISTS ({tables} AND ({own.text} OR EXISTS (SELECT 1 FROM {elements} WHERE {element.text})))"
+        return Sql(text, (*named, *own.parameters, *element.parameters))
+
+    def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
+        """The start of a query for the value `v` of a field, and its parameters."""
+        names = key.split(".") if isinstance(key, str) else []
+        if not names or not all(names) or len(names) > _MAX_NESTED or "\0" in key:
+            _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
+        last = len(names) - 1
+        tables = ["json_each(items.metadata) AS " + ("v" if last == 0 else "p0")]
+        for place in range(1, len(names)):
+            within = f"p{place - 1}"
+            name = "v" if place == last else f"p{place}"
+            tables.append(
+                f"json_each(CASE WHEN {within}.type = 'object' THEN {within}.value ELSE '{{}}' END) AS {name}"
+            )
+        keys = " AND ".join(f"{'v' if place == last else f'p{place}'}.key = ?" for place in range(len(names)))
+        text = f"SELECT 1 FROM {', '.join(tables)} WHERE {keys}"
+        self.fields.setdefault(key, Sql(f"EXISTS ({text})", tuple(names)))
+        return text, tuple(names)
+
+    def _match(self, content: Any, name: str) -> Sql:
+        if not isinstance(content, dict) or len(content) != 1 or not content.keys() <= {"value", "any", "except"}:
+            _refuse("needs one of value, any and except in match")
+        ((kind, values),) = content.items()
+        if kind == "value":
+            values = [values]
+        if not isinstance(values, list) or not values:
+            _refuse(f"needs a list with a value in match: {kind}")
+        self._count(values)
+        texts = [_text(value) for value in values if isinstance(value, str)]
+        numbers = [_number(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        booleans = [str(value).lower() for value in values if isinstance(value, bool)]
+        if len(texts) + len(numbers) + len(booleans) < len(values):
+            _refuse("matches only texts, numbers and booleans; is_null and is_empty ask for the others")
+        parts: list[Sql] = []
+        if texts:
+            parts.append(_typed(f"{name}.type = 'text'", _in(f"{name}.atom", texts)))
+        if numbers:
+            parts.append(_typed(f"{name}.type IN ('integer', 'real')", _in(f"{name}.atom", numbers)))
+        if booleans:
+            parts.append(_in(f"{name}.type", booleans))
+        found = _joined(" OR ", parts)
+        if kind != "except":
+            return found
+        return Sql(f"({name}.type NOT IN ('null', 'array', 'object') AND NOT {found.text})", found.parameters)
+
+    def _range(self, content: Any, name: str) -> Sql:
+        if not isinstance(content, dict) or not content or not content.keys() <= _BOUNDS.keys():
+            _refuse(f"needs some of {', '.join(_BOUNDS)} in range")
+        if not all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in content.values()):
+            _refuse("needs numbers in range")
+        self._count(list(content))
+        tests = " AND ".join(f"{name}.atom {_BOUNDS[bound]} ?" for bound in content)
+        text = f"({name}.type IN ('integer', 'real') AND {tests})"
+        return Sql(text, tuple(map(_number, content.values())))
+
+    def _texts(self, kind: str, values: Any) -> list[str]:
+        if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
+            _refuse(f"needs a list of texts in {kind}")
+        self._count(2 * values)
+        return [_text(value) for value in values]
+
+    def _count(self, values: list[Any]) -> None:
+        self._values += len(values)
+        if self._values > 2 * MAX_VALUES:  # values of a field are compiled twice, for lists
+            _refuse(f"has more than {MAX_VALUES} values")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise Refusal("invalid", f"the filter {what}", allowed=ALLOWED)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        _refuse("has a name twice in one object")
+    return content
+
+
+def _text(value: str) -> str:
+    """A text that SQLite can compare: it ends texts at a zero character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse("holds a text that is no valid Unicode")
+    if "\0" in value:
+        _refuse("holds a zero character")
+    return value
+
+
+def _number(value: int | float) -> int | float:
+    """A number that SQLite can compare; JSON has integers beyond 64 bits."""
+    try:
+        return value if isinstance(value, float) or -(2**63) <= value < 2**63 else float(value)
+    except OverflowError:
+        _refuse("holds a number that is too large")
+
+
+def _in(column: str, values: list[Any]) -> Sql:
+    return Sql(f"{column} IN ({', '.join('?' * len(values))})", tuple(values))
+
+
+def _typed(test: str, values: Sql) -> Sql:
+    return Sql(f"({test} AND {values.text})", values.parameters)
+
+
+def _joined(word: str, parts: list[Sql]) -> Sql:
+    text = word.join(part.text for part in parts)
+    return Sql(f"({text})", tuple(value for part in parts for value in part.parameters))

@@ -1,0 +1,96 @@
+"""`UnmatchedQueries`: the queries whose false accepts a calibration bounds, to search a part of the gallery anew.
+
+A filter leaves a part of the gallery. The statistic of a query without a match there has another distribution than in
+the whole gallery, and a learnt probability was learnt for the whole. So a filtered search accepts by the cosine of the
+first hit alone. It depends on no calibration data. The same queries search the part, each without its matches. Their
+cosines and a new query's are exchangeable, so the threshold by counting keeps the target exactly
+(`lam.retrieval.decisions.conformal`), in any part that was chosen without regard to these queries.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.flags import substitute
+from lam.retrieval.index.hits import Hits
+from lam.vmf.embeddings import Embeddings
+
+_BLOCK = 16  # queries at once, so that other searches run in between
+_HITS = 64  # of each query at first; more if all of them match
+
+
+def false_accepts(
+    calibration: Calibration,
+    search: Callable[[Embeddings, int], Hits],
+    labels_of: Callable[[Int64[Tensor, "Q K"]], Int64[Tensor, "Q K"]],
+    size: int,
+) -> ConformalScores | None:
+    """Cosines of the best hit that does not match, of each unmatched query, −∞ without such a hit.
+
+    If an index returns only matches, the cosine of its last hit is an upper bound, which lowers the rate.
+
+    Args:
+        calibration: with unmatched queries, or None is returned.
+        search: the k nearest items of the part.
+        labels_of: the `label_key` of items by id, −1 for an item without label, which counts as no match.
+        size: number of items in the part.
+    """
+    unmatched = calibration.unmatched
+    if unmatched is None:
+        return None
+    best = torch.full((len(unmatched.mean),), -torch.inf, dtype=torch.float64)
+    left = torch.arange(len(best) if size else 0)
+    k = min(_HITS, size)
+    while len(left):
+        again: list[Tensor] = []
+        for rows in left.split(_BLOCK):
+            one = torch.ones(len(rows), dtype=torch.float64)
+            hits = search(Embeddings(unmatched.mean[rows], one, one, one), k)
+            if hits.ids.shape[1] == 0:
+                continue
+            labels, own = labels_of(hits.ids), unmatched.labels[rows][:, None]
+            other = (labels != own) | (own < 0)
+            place = other.to(torch.int8).argmax(1)
+            cosines = hits.scores.double()
+            found, n_hits = other.any(1), hits.ids.shape[1]
+            rest = cosines[:, -1] if n_hits < size else torch.full_like(cosines[:, -1], -torch.inf)
+            best[rows] = torch.where(found, cosines.gather(1, place[:, None])[:, 0], rest)
+            if n_hits == k < size:
+                again.append(rows[~found])
+        left, k = torch.cat(again) if again else left[:0], min(8 * k, size)
+    return ConformalScores.of(best.clamp(min=-1), unmatched.classes)
+
+
+def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
+    """The calibration for a part of the gallery: accept by the cosine above these scores, flag without hits.
+
+    The flag's promise stays, as it does not see the gallery. Probabilities, conformal sets and the share of wrong
+    answers were learnt for the whole gallery: they are not promised.
+    """
+    last = calibration.acceptances[-1]  # it needs the least evidence of a query
+    acceptance = replace(
+        last,
+        accept="cosine",
+        false_accepts=scores,
+        right_hits=last.right_hits[:0],
+        statistics=last.statistics[:0],
+        is_right=last.is_right[:0],
+    )
+    flag = calibration.for_hitless.flag
+    if substitute(flag, "input", calibration.detector.components(flag)) != flag:
+        flag = "kappa"  # an embedding from a client has no features
+    targets = replace(calibration.targets, wrong=None)
+    return replace(
+        calibration,
+        gallery_size=size,
+        targets=targets,
+        flag=flag,
+        acceptances=(acceptance,),
+        depth=None,
+        unseen=None,
+    )

@@ -1,0 +1,240 @@
+"""Filters over HTTP: on searches, lists and deletions, and the promise that holds in what a filter leaves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from lam.gallery.filters import MAX_FILTER, MAX_LEVELS
+from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries, label_key
+from lam.retrieval.decisions.filtered import false_accepts, of_part
+from lam.retrieval.index.hits import Hits
+from lam.service.engine import Engine
+from lam.vmf.embeddings import Embeddings
+from tests.service.asking import PNG, client_of, embedding, refused
+
+
+def where(**fields: Any) -> str:
+    """A filter on the equality of fields."""
+    return json.dumps({"must": [{"key": name, "match": {"value": value}} for name, value in fields.items()]})
+
+
+@pytest.fixture
+def filled(engine: Engine) -> tuple[TestClient, Engine]:
+    """Forty items with metadata beside those of the run."""
+    client, generator = client_of(engine), torch.Generator().manual_seed(0)
+    for n in range(40):
+        vector = torch.nn.functional.normalize(torch.randn(engine.gallery.dimension, generator=generator), dim=0)
+        item = {
+            "embedding": vector.tolist(),
+            "kappa": 90.0,
+            "label": f"own {n % 4}",
+            "metadata": {"n": n, "part": n % 2},
+        }
+        assert client.put(f"/v1/items/own{n}", json=item).status_code == 201
+    return client, engine
+
+
+def test_a_search_finds_only_what_passes_and_says_what_is_promised(
+    filled: tuple[TestClient, Engine], png: bytes
+) -> None:
+    client, engine = filled
+    found = client.post("/v1/search", params={"k": 100, "filter": where(part=1)}, content=png, headers=PNG).json()
+    assert {hit["metadata"]["part"] for hit in found["hits"]} == {1}
+    assert len(found["hits"]) == found["filter"]["items"] == 20
+    assert found["gallery_size"] == 100
+    calibration = engine.responder.calibration
+    assert calibration is not None
+    assert calibration.unmatched is not None
+    units = len(calibration.unmatched.mean)
+    assert found["filter"] == {"items": 20, "unknown_fields": [], "far": calibration.targets.far, "queries": units}
+    assert found["accept"] == found["threshold"]["accept"] == "cosine"
+    assert found["calibration"] == "current"
+    assert found["statistic"] == pytest.approx(found["hits"][0]["score"])
+    assert found["probability"] is found["known"] is found["right_if_known"] is found["threshold"]["wrong"] is None
+    whole = client.post("/v1/search", content=png, headers=PNG).json()
+    assert whole["filter"] is None
+    assert whole["probability"] is not None
+    assert whole["calibration"] == "stale"
+
+
+def test_the_threshold_is_the_quantile_of_the_calibration_queries_in_the_part(
+    filled: tuple[TestClient, Engine], png: bytes
+) -> None:
+    client, engine = filled
+    calibration = engine.responder.calibration
+    assert calibration is not None
+    assert calibration.unmatched is not None
+    for n, filter in enumerate(
+        (where(part=1), "{}", json.dumps({"must_not": [{"key": "part", "match": {"value": 0}}]}))
+    ):
+        found = client.post("/v1/search", params={"filter": filter}, content=png, headers=PNG).json()
+        items = [engine.gallery.get(info.id) for info in engine.gallery.page(after="", limit=1000)]
+        wanted = [{1}, {0, 1, None}, {1, None}][n]
+        kept = [item for item in items if item is not None and json.loads(item.metadata).get("part") in wanted]
+        mean = torch.tensor([item.embedding.tolist() for item in kept]).double()
+        keys = torch.tensor([label_key(item.label) for item in kept])
+        cosines = calibration.unmatched.mean.double() @ mean.T
+        best = cosines.masked_fill(calibration.unmatched.labels[:, None] == keys, -1).amax(1).sort().values
+        rank = -(-(len(best) + 1) * 9 // 10)  # ⌈(N + 1)(1 − 0.1)⌉
+        assert found["threshold"]["accept_above"] == pytest.approx(float(best[rank - 1]), abs=1e-6)
+        assert found["filter"]["items"] == len(kept)
+
+
+def test_each_query_of_a_batch_has_its_own_filter(filled: tuple[TestClient, Engine]) -> None:
+    client, engine = filled
+    axis = embedding(engine.gallery.dimension)
+    for part in (0, 1, None, 0):
+        params = {} if part is None else {"filter": where(part=part)}
+        found = client.post("/v1/search", params={"k": 100, **params}, json=axis).json()
+        kinds = {hit["metadata"].get("part") for hit in found["hits"]}
+        assert kinds == ({0, 1, None} if part is None else {part})
+
+
+def test_a_field_that_no_item_has_gives_an_empty_answer_that_says_so(
+    filled: tuple[TestClient, Engine], png: bytes
+) -> None:
+    client, _ = filled
+    found = client.post("/v1/search", params={"filter": where(colour="red")}, content=png, headers=PNG).json()
+    assert found["hits"] == []
+    assert found["decision"] in ("unknown", "abstain")
+    assert (found["filter"]["items"], found["filter"]["unknown_fields"]) == (0, ["colour"])
+    listed = client.get("/v1/items", params={"filter": where(colour="red")}).json()
+    assert listed == {"items": [], "after": None, "total": 0, "unknown_fields": ["colour"]}
+    deleted = client.delete("/v1/items", params={"filter": where(colour="red")}).json()
+    assert deleted == {"deleted": 0, "unknown_fields": ["colour"], "gallery_size": 100}
+
+
+def test_lists_hold_what_passes_in_pages(filled: tuple[TestClient, Engine]) -> None:
+    client, _ = filled
+    filter, seen, after = json.dumps({"must": [{"key": "n", "range": {"gte": 10, "lt": 30}}]}), [], ""
+    while after is not None:
+        page = client.get("/v1/items", params={"filter": filter, "limit": 7, "after": after}).json()
+        assert (page["total"], page["unknown_fields"]) == (20, [])
+        seen, after = seen + [item["metadata"]["n"] for item in page["items"]], page["after"]
+    assert sorted(seen) == list(range(10, 30))
+
+
+def test_a_filtered_deletion_deletes_what_passes_and_nothing_else(filled: tuple[TestClient, Engine]) -> None:
+    client, engine = filled
+    assert client.delete("/v1/items", params={"filter": where(part=1)}).json() == {
+        "deleted": 20,
+        "unknown_fields": [],
+        "gallery_size": 80,
+    }
+    assert client.get("/v1/items", params={"filter": where(part=1)}).json()["total"] == 0
+    assert client.get("/v1/items/own3").status_code == 404
+    assert client.get("/v1/items/own2").status_code == 200
+    hits = client.post("/v1/search?k=100", json=embedding(engine.gallery.dimension)).json()["hits"]
+    assert {hit["metadata"].get("part") for hit in hits} == {0, None}
+    for filter in ("{}", '{"must": []}', '{"must_not": [{"must": []}]}'):
+        assert "every item" in refused(client.delete("/v1/items", params={"filter": filter}), 422)
+    refused(client.delete("/v1/items"), 422)
+    assert len(engine.gallery) == 80
+
+
+def test_an_item_searches_a_part_without_itself(filled: tuple[TestClient, Engine]) -> None:
+    client, _ = filled
+    found = client.get("/v1/items/own2/search", params={"k": 100, "filter": where(part=0)}).json()
+    assert len(found["hits"]) == 19
+    assert "own2" not in {hit["id"] for hit in found["hits"]}
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        ("", "no valid JSON"),
+        ("x" * (MAX_FILTER + 1), "filter"),
+        ('{"must":[' * 9 + "1" + "]}" * 9, f"nested more than {MAX_LEVELS} deep"),
+        ('{"must": [{"key": "a", "match": {"like": "b"}}]}', "one of value, any and except"),
+    ],
+)
+def test_what_is_no_filter_is_refused_everywhere(client: TestClient, png: bytes, filter: str, message: str) -> None:
+    asked = {"params": {"filter": filter}}
+    for response in (
+        client.post("/v1/search", **asked, content=png, headers=PNG),
+        client.get("/v1/items", **asked),
+        client.delete("/v1/items", **asked),
+    ):
+        assert message in refused(response, 422)
+
+
+def test_a_filtered_search_has_no_probability_to_ask_for(client: TestClient, png: bytes) -> None:
+    asked = {"filter": where(part=1), "min_probability": 0.5}
+    assert "min_probability" in str(client.post("/v1/search", params=asked, content=png, headers=PNG).json())
+
+
+def test_without_calibration_a_filter_finds_and_promises_nothing(run_copy: Path, png: bytes) -> None:
+    engine = Engine(run_copy)
+    found = client_of(engine).post("/v1/search", params={"filter": "{}"}, content=png, headers=PNG).json()
+    engine.close()
+    assert (found["decision"], found["calibration"], found["filter"]["far"]) == (None, "none", None)
+    assert len(found["hits"]) == 10
+
+
+def sphere(n: int, classes: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Points near the directions of classes."""
+    centres = torch.randn(60, 8, generator=torch.Generator().manual_seed(7))
+    return torch.nn.functional.normalize(centres[classes] + 0.6 * torch.randn(n, 8, generator=generator), dim=1)
+
+
+def test_false_accepts_stay_within_the_target_in_each_of_twenty_random_filters(
+    shared_engine: Engine,
+) -> None:
+    base = shared_engine.responder.calibration
+    assert base is not None
+    alpha, generator = 0.05, torch.Generator().manual_seed(1)
+    labels = torch.arange(3000) % 60
+    items = sphere(3000, labels, generator)
+    shares = {"per calibration": [], "mean": []}
+    n_new = 4000
+    new_labels = torch.randint(60, (n_new,), generator=generator)
+    new = sphere(n_new, new_labels, generator)
+    for _ in range(20):
+        share = float(torch.rand(1, generator=generator)) ** 2
+        kept = (torch.rand(3000, generator=generator) < max(share, 0.002)).nonzero().flatten()
+        classes = torch.randperm(60, generator=generator)[: int(torch.randint(2, 60, (1,), generator=generator))]
+        kept = kept[torch.isin(labels[kept], classes)]
+        rates = []
+        for _ in range(30):
+            own = torch.randint(60, (99,), generator=generator)
+            unmatched = UnmatchedQueries(sphere(99, own, generator), own)
+            accept_above = threshold(base, unmatched, items[kept], labels[kept], alpha)
+            cosines = new @ items[kept].T
+            cosines[new_labels[:, None] == labels[kept]] = -torch.inf
+            best = cosines.amax(1) if len(kept) else torch.full((n_new,), -torch.inf)
+            rates.append(float((best.double() > accept_above).double().mean()))
+        shares["mean"].append(sum(rates) / len(rates))
+    # the mean over 30 calibrations of a Beta(5, 95) rate has a standard error of 0.004
+    assert max(shares["mean"]) <= alpha + 3.2 * 0.004
+    assert sum(shares["mean"]) / 20 <= alpha + 0.002
+
+
+def threshold(
+    base: Calibration, unmatched: UnmatchedQueries, items: torch.Tensor, labels: torch.Tensor, alpha: float
+) -> float:
+    """The accept threshold of a part of a gallery."""
+    from dataclasses import replace
+
+    def search(queries: Embeddings, k: int) -> Hits:
+        scores, ids = (queries.mean @ items.T).topk(k, dim=1)
+        return Hits(ids, scores, torch.ones_like(scores, dtype=torch.float64))
+
+    calibration = replace(base, unmatched=unmatched, targets=replace(base.targets, far=alpha))
+    scores = false_accepts(calibration, search, lambda ids: labels[ids], len(items))
+    assert scores is not None
+    return of_part(calibration, scores, len(items)).accept_above
+
+
+def test_more_hits_are_searched_where_all_first_ones_match(shared_engine: Engine) -> None:
+    base = shared_engine.responder.calibration
+    assert base is not None
+    labels = torch.zeros(700, dtype=torch.int64)
+    labels[650] = 1
+    items = torch.nn.functional.normalize(torch.randn(700, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    query = -items[650:651]  # the only item of another class is the last hit
+    found = threshold(base, UnmatchedQueries(query.repeat(19, 1), torch.zeros(19).long()), items, labels, 0.05)
+    assert found == pytest.approx(-1, abs=1e-6)

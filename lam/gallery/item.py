@@ -15,14 +15,19 @@ import numpy as np
 from lam.gallery.refusal import Refusal
 from lam.utils.files import sha256_of
 
-ID_RULE = "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no space at an end"
+ID_RULE = (
+    "1 to 128 letters, marks on them, digits, spaces or ._:@+=-, with no space at an end; or several such parts joined "
+    "by /, none of them . or .., the last neither search nor thumbnail"
+)
+_MAX_ID = 128
 MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # positions in a row
 _OF_ITEM = 7  # values of a row; the others are fields of `Images`
 _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
-_ID = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]{1,128}(?<! )")
+_PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]+(?<! )")
+_ENDS = ("search", "thumbnail")  # of addresses under an item's
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,9 @@ def check_id(item_id: str) -> str:
     """
     # `\w` does not match combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
-    if _ID.fullmatch(letters) is None:
+    *above, last = letters.split("/")
+    is_valid = len(letters) <= _MAX_ID and all(_PART.fullmatch(part) for part in (*above, last))
+    if not is_valid or (above and last in _ENDS):
         raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
     return item_id
 

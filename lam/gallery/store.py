@@ -121,14 +121,42 @@ class Replace:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """A change of an item's label and metadata; without an item of this id, nothing changes.
+
+    Attributes:
+        id: id of the item.
+        label: the new label; None keeps it.
+        metadata: new values by name; None as a value removes the name, other names stay.
+    """
+
+    id: str
+    label: str | None
+    metadata: Mapping[str, Any]
+
+    def over(self, old: Item) -> Item:
+        """The changed item.
+
+        Raises:
+            Refusal: for a change of the item's text, or metadata that are too long.
+        """
+        metadata = json.loads(old.metadata)
+        if "text" in self.metadata and old.text is not None:
+            raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
+        metadata |= self.metadata
+        kept = {name: value for name, value in metadata.items() if value is not None or name not in self.metadata}
+        return replace(old, label=old.label if self.label is None else self.label, metadata=metadata_json(kept))
+
+
+@dataclass(frozen=True)
 class DeleteWhere:
     """The deletion of all items that pass a filter."""
 
     where: Filter
 
 
-Operation = Item | Replace | Fuse | DeleteWhere | str
-"""An item to put, an item that keeps fields of the old one, an item to fuse, or a filter or id of items to delete."""
+Operation = Item | Replace | Fuse | Patch | DeleteWhere | str
+"""An item to put, replace or fuse, a change of its facts, or a filter or id of items to delete."""
 
 
 @dataclass(frozen=True)
@@ -484,8 +512,11 @@ class ItemStore:
             return self._put(operation)
         if isinstance(operation, DeleteWhere):
             return self._delete_where(operation.where)
-        row = self._writer.execute(_BY_ID, (operation.item.id,)).fetchone()
+        is_patch = isinstance(operation, Patch)
+        row = self._writer.execute(_BY_ID, (operation.id if is_patch else operation.item.id,)).fetchone()
         try:
+            if is_patch:
+                return Change() if row is None else self._put(operation.over(Item.of_row(row)))
             return self._put(operation.item if row is None else operation.over(Item.of_row(row)))
         except Refusal as refusal:
             return refusal

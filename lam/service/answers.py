@@ -226,7 +226,7 @@ class Responder:
             "images": info.images,
             "resultant": info.resultant,
             "uncertain": self.is_uncertain(info.least_kappa),
-            "thumbnail": f"/v1/items/{quote(info.id, safe=':@+=')}/thumbnail" if info.has_thumbnail else None,
+            "thumbnail": f"/v1/items/{quote(info.id, safe='/:@+=')}/thumbnail" if info.has_thumbnail else None,
             "metadata": info.metadata,
         }
 

@@ -19,11 +19,11 @@ from lam.gallery.filters import MAX_FILTER, Filter
 from lam.gallery.gallery import Matching
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
 from lam.gallery.refusal import busy
-from lam.gallery.store import DeleteWhere, Fuse, ItemInfo, Operation, Replace
+from lam.gallery.store import DeleteWhere, Fuse, ItemInfo, Operation, Patch, Replace
 from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
 from lam.service.answers import Responder
-from lam.service.bodies import ParsedItem, content_type, embedding_query_of, item_of, pair_of, query_of
+from lam.service.bodies import ParsedItem, content_type, embedding_query_of, item_of, pair_of, patch_of, query_of
 from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
@@ -165,7 +165,7 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return _json(answer)
 
 
-def _add_items(app: FastAPI, engine: Engine) -> None:
+def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item come first: ids may hold slashes
     @app.post("/v1/items", status_code=201, responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def add_item(
         request: Request,
@@ -177,7 +177,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
-    @app.put("/v1/items/{id}", responses=models.ENROLLED, openapi_extra=models.ITEM)
+    @app.put("/v1/items/{id:path}", responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
@@ -210,12 +210,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
         )
 
-    @app.get("/v1/items/{id}", responses=responses_of(models.ItemResponse))
-    async def get_item(id: str) -> Response:
-        """Look an item up."""
-        return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
-
-    @app.get("/v1/items/{id}/search", responses=responses_of(models.SearchResponse))
+    @app.get("/v1/items/{id:path}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(
         id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
     ) -> Response:
@@ -228,7 +223,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
         return _json(await engine.search(answers.Search(query, k, without=id, part=part)))
 
-    @app.get("/v1/items/{id}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
         item = await stored(id)
@@ -236,7 +231,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return _picture(request, item.thumbnail)
 
-    @app.delete("/v1/items/{id}", responses=responses_of(models.DeleteResponse))
+    @app.get("/v1/items/{id:path}", responses=responses_of(models.ItemResponse))
+    async def get_item(id: str) -> Response:
+        """Look an item up."""
+        return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
+
+    @app.delete("/v1/items/{id:path}", responses=responses_of(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
         """Erase an item: its vector, its picture, and every trace in the database."""
         engine.admit(engine.writer)
@@ -244,6 +244,17 @@ def _add_items(app: FastAPI, engine: Engine) -> None:
         if not change.removed:
             raise _no_item()
         return _json(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
+
+    @app.patch("/v1/items/{id:path}", responses=responses_of(models.ItemResponse), openapi_extra=models.PATCH)
+    async def patch_item(request: Request, id: str) -> Response:
+        """Change the label or the metadata of an item, and leave all else."""
+        content_type(request.headers, JSON)
+        engine.admit(engine.reader, engine.writer)
+        label, metadata = await engine.read(partial(patch_of, await request.body()))
+        change = await engine.write(Patch(check_id(id), label, metadata))
+        if change.item is None:
+            raise _no_item()
+        return _json(models.ItemResponse(**_fields_of(ItemInfo.of(change.item), engine.responder)))
 
     async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic_core import from_json
 
-from lam.gallery.item import metadata_json
+from lam.gallery.item import metadata_json, normalize_label
 from lam.service.answers import Query
 from lam.service.engine import embedding_of, no_texts
 from lam.service.errors import ServiceError
@@ -22,6 +22,7 @@ from lam.service.models import (
     ImageRequest,
     ItemRequest,
     PairRequest,
+    PatchRequest,
     TextItemRequest,
     TextRequest,
     kind_of,
@@ -121,6 +122,21 @@ def item_of(body: bytes, dimension: int) -> ParsedItem:
         raise ServiceError(422, "metadata: the body has a text of its own", allowed="metadata without text")
     kept = None if metadata is None else metadata_json(metadata)
     return ParsedItem(_text_or_query(item, dimension), item.get("id"), item.get("label"), kept)
+
+
+def patch_of(body: bytes) -> tuple[str | None, dict[str, Any]]:
+    """The new label, None to keep it, and the new metadata of a body in JSON.
+
+    Raises:
+        ServiceError: for any other body, or one without a change.
+        Refusal: for an invalid label or metadata.
+    """
+    patch = validate(_content(body), PatchRequest)
+    if not patch:
+        raise ServiceError(422, "the body changes nothing", allowed=schema_of(PatchRequest)["properties"])
+    label, metadata = patch.get("label"), patch.get("metadata", {})
+    metadata_json(metadata)
+    return None if label is None else normalize_label(label), metadata
 
 
 def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:

@@ -120,7 +120,7 @@ class Limits:
             await send.end()
         finally:
             self._hold(-len(body or b""))
-            route = getattr(scope.get("route"), "path", "other")
+            route = getattr(scope.get("route"), "path_format", "other")
             self._count(route, scope["method"], send.status, time.perf_counter() - started)
 
     def _pause(self, scope: Scope) -> float:

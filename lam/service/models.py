@@ -72,6 +72,15 @@ class TextItemRequest(TextRequest, _ItemFacts):
     """An item by its text, which is added to its metadata as `text`."""
 
 
+class PatchRequest(_Request):
+    """A change of an item's label or metadata."""
+
+    label: NotRequired[Annotated[str, Field(json_schema_extra={"maxLength": MAX_LABEL})]]
+    metadata: NotRequired[
+        Annotated[dict[str, Any], Field(description="new values by name; null removes a name, others stay")]
+    ]
+
+
 def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
     """The kind of a query in JSON, by its names."""
     names = part if isinstance(part, dict) else ()
@@ -464,7 +473,7 @@ SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "the key, if the service has one"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
-_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest)
+_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest, PatchRequest)
 
 
 def request_schemas() -> dict[str, Any]:
@@ -485,3 +494,4 @@ def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
 QUERY = _request(TextOrEmbedding, images=CONTENT_TYPES)
 ITEM = _request(TextOrEmbeddingItem, images=CONTENT_TYPES)
 PAIR = _request(PairRequest)
+PATCH = _request(PatchRequest)

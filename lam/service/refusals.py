@@ -72,7 +72,7 @@ def _answer(error: ServiceError) -> JSONResponse:
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:
     """The schema of each parameter in these places of a request's route."""
-    operations = request.app.openapi()["paths"][request.scope["route"].path]
+    operations = request.app.openapi()["paths"][request.scope["route"].path_format]
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     parameters = operation.get("parameters", ())
     return {each["name"]: each["schema"] for each in parameters if each["in"] in places}

@@ -1,5 +1,6 @@
 """A gallery over a Milvus collection: the same answers, and what an outage costs."""
 
+import json
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ import torch
 from starlette.testclient import TestClient
 
 from lam.gallery import remote_index
+from lam.gallery.filters import Filter
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
 from lam.gallery.refusal import Refusal
@@ -120,6 +122,23 @@ def test_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address
             assert torch.equal(got.ids, wanted.ids)
             torch.testing.assert_close(got.scores, wanted.scores, rtol=0, atol=1e-6)
             torch.testing.assert_close(got.kappa, wanted.kappa, rtol=0, atol=0)
+    own.close()
+    remote.close()
+
+
+def test_filtered_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address: str) -> None:
+    copy, queries = shutil.copytree(run_copy, tmp_path / "copy"), embeddings(8, seed=3)
+    own, remote = Gallery(run_copy / "gallery", D), Gallery(copy / "gallery", D, index=address)
+    labels = sorted({info.label for info in own.page(after="", limit=1000)})
+    for chosen in (labels[:1], labels[1:4], ["none"]):
+        where = Filter.parse(json.dumps({"must": [{"has_label": chosen}]}))
+        for k in (1, 7, 500):
+            parts = own.matching(where), remote.matching(where)
+            (wanted, named), (got, also_named) = own.search(queries, k, parts[0]), remote.search(queries, k, parts[1])
+            assert also_named == named
+            assert {info.label for info in named.values()} <= set(chosen)
+            assert torch.equal(got.ids, wanted.ids)
+            torch.testing.assert_close(got.scores, wanted.scores, rtol=0, atol=1e-6)
     own.close()
     remote.close()
 

@@ -111,12 +111,13 @@ def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> 
     """(Q, k) candidates among some slots, −1 for each that is not found; None for a type without a selector."""
     import faiss
 
+    options: Any = faiss  # its type stubs lack these records
     selector = faiss.IDSelectorBatch(slots)
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap2) else index
     if isinstance(inner, faiss.IndexHNSW):
-        parameters = faiss.SearchParametersHNSW(sel=selector, efSearch=max(inner.hnsw.efSearch, 2 * k))
+        parameters = options.SearchParametersHNSW(sel=selector, efSearch=max(inner.hnsw.efSearch, 2 * k))
     elif isinstance(inner, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=inner.nprobe)
+        parameters = options.SearchParametersIVF(sel=selector, nprobe=inner.nprobe)
     else:
         return None
     with matrix_product(len(vectors)):

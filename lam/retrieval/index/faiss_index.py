@@ -352,29 +352,27 @@ class Index:
             gallery = torch.from_numpy(self._store.take("vectors", searched))
             nearest, cosines = rank(torch.from_numpy(vectors[lacks_hits]), gallery, k=k)
             places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
-        return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
+        return self._found(scores, places)
 
     def _search_among(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found:
         """The k best of the rows at these places, by FAISS's selector or, if they are few, exactly."""
-        candidates = None
         if self._faiss is None:
             among = np.sort(self._store.take("ids", searched))
             return flat.search(self._store.chunks, vectors, k, 0.0, among)
         if self.device == "cpu" and len(searched) > _FEW:
             slots = self._store.take("slots", searched)
             candidates = faiss_calls.search_among(self._faiss, vectors, min(2 * k, len(searched)), slots)
-        if candidates is not None:
-            places, scores = flat.score(
-                partial(self._store.take, "vectors"), vectors, self._store.places_of(candidates)
-            )
-            scores, places = flat.top(k, scores, places)
-        if candidates is None or (places[:, -1] < 0).any():
-            gallery = self._store.take("vectors", searched)
-            with faiss_calls.matrix_product(len(vectors)):
-                rows = faiss_calls.nearest(gallery, vectors, k)
-            rows, scores = flat.score(gallery.__getitem__, vectors, rows)
-            scores, rows = flat.top(k, scores, rows)
-            places = searched[rows]
+            if candidates is not None and ((places := self._store.places_of(candidates)) >= 0).sum(1).min() >= k:
+                places, scores = flat.score(partial(self._store.take, "vectors"), vectors, places)
+                return self._found(*flat.top(k, scores, places))
+        gallery = self._store.take("vectors", searched)
+        with faiss_calls.matrix_product(len(vectors)):
+            rows = faiss_calls.nearest(gallery, vectors, k)
+        rows, scores = flat.score(gallery.__getitem__, vectors, rows)
+        scores, rows = flat.top(k, scores, rows)
+        return self._found(scores, searched[rows])
+
+    def _found(self, scores: np.ndarray, places: np.ndarray) -> flat.Found:
         return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
 
     def _stored_ids(self, ids: Any) -> Tensor:

@@ -40,6 +40,29 @@ def filled(factory: str, count: int = 200, **options) -> tuple[Index, Embeddings
     return index, items, ids
 
 
+@pytest.mark.parametrize("few", [0, 1000])
+@pytest.mark.parametrize("factory", EXACT + ROUGH)
+def test_a_search_among_some_ids_finds_the_best_of_these(
+    factory: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lam.retrieval.index.faiss_index._FEW", few)
+    index, items, ids = filled(factory)
+    index.remove(ids[:20])
+    among = torch.cat([ids[torch.arange(199, 5, -2)], torch.tensor([1, 10_000])])  # two unknown, some removed
+    hits = index.search(embeddings(30, seed=2), k=12, among=among)
+    rows = torch.arange(200)[torch.isin(ids, among) & (torch.arange(200) >= 20)]
+    nearest, cosines = rank(embeddings(30, seed=2).mean, items.mean[rows], k=12)
+    assert torch.isin(hits.ids, ids[rows]).all()
+    if factory in EXACT[:2] or few:
+        assert torch.equal(hits.ids, ids[rows[nearest]])
+        torch.testing.assert_close(hits.scores, cosines, rtol=0, atol=1e-6)
+    everything = index.search(embeddings(30, seed=2), k=1000, among=among)
+    assert everything.ids.shape == (30, len(rows))
+    assert index.search(embeddings(2), k=3, among=[]).ids.shape == (2, 0)
+    narrow = index.search(embeddings(30, seed=2), k=12, among=among, least_kappa=50.0)
+    assert (narrow.kappa >= 50).all()
+
+
 @pytest.mark.parametrize("factory", EXACT + ROUGH)
 def test_search_after_removal_and_addition(factory: str) -> None:
     """Ids, scores and κ belong together, whatever FAISS computes inside; what is removed never comes back."""

@@ -153,6 +153,20 @@ def _add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
 
+    @app.post("/v1/embed", responses=responses_of(models.EmbedResponse), openapi_extra=models.QUERY)
+    async def embed(request: Request) -> Response:
+        """Embed an image or a text, and store nothing."""
+        query = await embedded(await request.body(), content_type(request.headers, *CONTENT_TYPES, JSON))
+        return _json(
+            models.EmbedResponse(
+                embedding=torch.nn.functional.normalize(query.embedding.mean[0].double(), dim=0).tolist(),
+                kappa=query.kappa,
+                kappa_capped=query.capped,
+                uncertain=engine.responder.is_uncertain(query.kappa),
+                text_cut=query.text_cut,
+            )
+        )
+
     @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=models.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images in base64, texts or embeddings match."""

@@ -236,6 +236,16 @@ class SearchResponse(Answer):
     hits: Sequence[Hit]
 
 
+class EmbedResponse(Answer):
+    """The embedding of an image or a text, as a search by embedding takes it."""
+
+    embedding: Annotated[list[float], Field(description="a unit vector")]
+    kappa: Kappa
+    kappa_capped: bool
+    uncertain: Annotated[bool | None, Field(description="whether κ is below the flag; null without calibration")]
+    text_cut: Cut
+
+
 class VerifyResponse(Answer):
     """The answer to a comparison; fields of the decision are null without one."""
 

@@ -37,6 +37,24 @@ def test_ids_that_no_address_could_name_are_refused(client: TestClient, png: byt
     refused(client.post("/v1/items", params={"id": id}, content=png, headers=PNG), 422)
 
 
+def test_an_embedding_searches_and_is_stored_like_its_image(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    found = client.post("/v1/embed", content=png, headers=PNG).json()
+    assert sum(number**2 for number in found["embedding"]) == pytest.approx(1, abs=1e-9)
+    client.put("/v1/items/mine", content=png, headers=PNG)
+    item = engine.gallery.get("mine")
+    assert item is not None
+    assert found["embedding"] == pytest.approx(item.embedding.tolist(), abs=1e-6)
+    assert found["kappa"] == pytest.approx(item.kappa, rel=1e-6)
+    assert found["uncertain"] == client.get("/v1/items/mine").json()["uncertain"]
+    query = {name: found[name] for name in ("embedding", "kappa")}
+    assert client.post("/v1/embed", json=query).json()["embedding"] == pytest.approx(found["embedding"], abs=1e-6)
+    assert client.post("/v1/search?k=1", json=query).json()["hits"][0]["id"] == "mine"
+    assert len(engine.gallery) == 61
+    refused(client.post("/v1/embed", content=b"no image", headers=PNG), 415)
+    refused(client.post("/v1/embed", json={"text": "a"}), 422)
+
+
 def test_ids_of_one_part_may_be_any_word(engine: Engine, png: bytes) -> None:
     client = client_of(engine)
     for name in ("search", "thumbnail", "search/a"):

@@ -420,7 +420,7 @@ def test_what_was_acknowledged_survives_100_kills(tmp_path: Path) -> None:
     nothing_is_lost_by_kills(tmp_path, 100)
 
 
-@pytest.mark.parametrize("identity", ["", ".", "..", "a/b", "..\\", "x" * 129, " b", "é ", "a\n", "a%b", "a\0"])
+@pytest.mark.parametrize("identity", ["", ".", "..", "a//b", "..\\", "x" * 129, " b", "é ", "a\n", "a%b", "a\0"])
 def test_ids_that_could_mean_something_else_are_refused(identity: str) -> None:
     with pytest.raises(Refusal, match="not one that an item can have"):
         check_id(identity)

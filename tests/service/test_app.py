@@ -228,7 +228,7 @@ def test_of_every_parameter_it_is_published_what_it_may_be(client: TestClient) -
             said |= {one["name"]: one["schema"] for one in given}
     assert {"type": "integer", "minimum": 1, "maximum": 1000}.items() <= said["limit"].items()
     assert {"type": "string", "maxLength": 128}.items() <= said["after"].items()
-    assert set(said) == {"k", "min_probability", "id", "label", "uncertain", "fuse", "after", "limit"}
+    assert set(said) == {"k", "min_probability", "id", "label", "uncertain", "fuse", "after", "limit", "filter"}
 
 
 def test_unknown_parameters_are_refused_on_every_route(client: TestClient, shared_engine: Engine, png: bytes) -> None:
@@ -240,7 +240,7 @@ def test_unknown_parameters_are_refused_on_every_route(client: TestClient, share
             assert refused(response, 422) == "there is no query parameter 'lable' here", (method, path)
     response = client.post("/v1/search?K=3", content=png, headers=PNG)
     assert refused(response, 422) == "there is no query parameter 'K' here"
-    assert response.json()["allowed"] == ["k", "min_probability"]
+    assert response.json()["allowed"] == ["k", "min_probability", "filter"]
     assert client.get("/metrics?x").json()["allowed"] == "no query parameter"
     twice = client.post("/v1/search?k=3&k=4", content=png, headers=PNG)
     assert refused(twice, 422) == "the query parameter 'k' is given more than once"

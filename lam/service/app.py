@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
@@ -61,6 +62,21 @@ Where = Annotated[
         'says, such as `{"must": [{"key": "city", "match": {"value": "Rome"}}]}`',
     ),
 ]
+
+
+class _ItemId(Convertor[str]):
+    """The id of an item in an address: it may hold slashes, but ends in no address under an item."""
+
+    regex = r"(?!.*/(?:search|thumbnail)$).+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("item", _ItemId())
 
 
 class _App(FastAPI):
@@ -191,7 +207,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
         """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
-    @app.put("/v1/items/{id:path}", responses=models.ENROLLED, openapi_extra=models.ITEM)
+    @app.put("/v1/items/{id:item}", responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
@@ -224,7 +240,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
             models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
         )
 
-    @app.get("/v1/items/{id:path}/search", responses=responses_of(models.SearchResponse))
+    @app.get("/v1/items/{id:item}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(
         id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
     ) -> Response:
@@ -237,7 +253,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
         return _json(await engine.search(answers.Search(query, k, without=id, part=part)))
 
-    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    @app.get("/v1/items/{id:item}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
         item = await stored(id)
@@ -245,12 +261,12 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
             raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
         return _picture(request, item.thumbnail)
 
-    @app.get("/v1/items/{id:path}", responses=responses_of(models.ItemResponse))
+    @app.get("/v1/items/{id:item}", responses=responses_of(models.ItemResponse))
     async def get_item(id: str) -> Response:
         """Look an item up."""
         return _json(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
 
-    @app.delete("/v1/items/{id:path}", responses=responses_of(models.DeleteResponse))
+    @app.delete("/v1/items/{id:item}", responses=responses_of(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
         """Erase an item: its vector, its picture, and every trace in the database."""
         engine.admit(engine.writer)
@@ -259,7 +275,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
             raise _no_item()
         return _json(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
 
-    @app.patch("/v1/items/{id:path}", responses=responses_of(models.ItemResponse), openapi_extra=models.PATCH)
+    @app.patch("/v1/items/{id:item}", responses=responses_of(models.ItemResponse), openapi_extra=models.PATCH)
     async def patch_item(request: Request, id: str) -> Response:
         """Change the label or the metadata of an item, and leave all else."""
         content_type(request.headers, JSON)

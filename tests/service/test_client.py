@@ -79,7 +79,7 @@ def test_images_are_binary_and_refusals_have_a_model(schema: dict[str, Any]) -> 
         for status in ("401", "422", "503"):
             refused = operation["responses"][status]["content"][JSON_TYPE]["schema"]
             assert refused == {"$ref": "#/components/schemas/ErrorResponse"}
-    assert with_image == 3 * len(CONTENT_TYPES)
+    assert with_image == 4 * len(CONTENT_TYPES)
 
 
 @pytest.mark.long

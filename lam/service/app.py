@@ -240,7 +240,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
             models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
         )
 
-    @app.get("/v1/items/{id:item}/search", responses=responses_of(models.SearchResponse))
+    @app.get("/v1/items/{id:path}/search", responses=responses_of(models.SearchResponse))
     async def search_like_item(
         id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
     ) -> Response:
@@ -253,7 +253,7 @@ def _add_items(app: FastAPI, engine: Engine) -> None:  # addresses under an item
         query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
         return _json(await engine.search(answers.Search(query, k, without=id, part=part)))
 
-    @app.get("/v1/items/{id:item}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
         item = await stored(id)

@@ -25,6 +25,7 @@ from lam.service.images import FORMATS
 from tests.service.conftest import HOST, encoded
 
 pytestmark = pytest.mark.long
+_UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}")  # no random text is a filter, few bodies are a change
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 
@@ -129,15 +130,15 @@ def conforms(described: Any, examples: int, *, without: Collection[str] = ()) ->
 
 
 def test_whatever_is_asked_is_answered_as_the_schema_says(described: Any) -> None:
-    assert conforms(described, 30).requests > 400
+    assert conforms(described, 30, without=_UNLIKELY).requests > 400
 
 
 def test_a_run_on_texts_answers_as_the_schema_says(described_of_texts: Any) -> None:
-    found = conforms(described_of_texts, 10, without=_OF_IMAGES)
+    found = conforms(described_of_texts, 10, without=(*_OF_IMAGES, *_UNLIKELY))
     assert {404} <= found.statuses["GET /v1/items/{id}/thumbnail"] <= {404, 405, 422}  # texts have none
     assert found.requests > 100
 
 
 @pytest.mark.slow
 def test_whatever_is_asked_at_length_is_answered_as_the_schema_says(described: Any) -> None:
-    assert conforms(described, 2000).requests > 10_000
+    assert conforms(described, 2000, without=_UNLIKELY).requests > 10_000

@@ -49,12 +49,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
     metrics: Mapping[str, float | int | None] = {}
 
     @classmethod
-    def of(
-        cls,
-        encoder: Encoder,
-        calibration: Calibration | None = None,
-        metrics: Mapping[str, float | int | None] | None = None,
-    ) -> "HubEncoder":
+    def of(cls, encoder: Encoder, calibration: Calibration | None = None, metrics: Any = None) -> "HubEncoder":
         """An encoder to be published; arguments as the attributes."""
         hub = cls()
         hub.encoder, hub.calibration, hub.metrics = encoder, calibration, metrics or {}

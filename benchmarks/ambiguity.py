@@ -1,154 +1,152 @@
-"""κ of ambiguity and p_known beside their rivals: AUSC, AUROC of outsiders, and whether each falls under corruption.
+"""κ of ambiguity beside its rivals on real networks: wrong answers, strangers, blends of two items, and corruption.
 
-    python benchmarks/ambiguity.py NAME=RUN ... [--reference 20000] [--corrupted 200]
+    python benchmarks/ambiguity.py --data FOLDER [--cache build/real] [--only NETWORK__DATA ...] [--draws 3]
 
-RUN is the folder of a finished run of `suite.py`, of images or texts; runs of one NAME, such as several seeds, become
-mean and standard deviation. The encoder learns on the run's validation split, with training items among which the
-nearest is looked for; nothing is chosen on the test split. What is asked of a score: `ausc`, does it know which first
-hits are wrong; `auroc` by OOD set; `trend` by kind of corruption, the rank correlation of severity and certainty, where
-falling is right. `κ, by distance alone` and `κ, by shape alone` are the two ends between which p_known lies.
-results/ambiguity.json; what other calls wrote stays in it.
+The features are of `real.py features`, parted as in `real_scores.py`. Ambiguity is learnt on the calibration queries,
+with the gallery as further known items; nothing is chosen on test queries. 100 test queries are blended with a query of
+another class, in shares from 0 to ½: images pixel by pixel, texts by the other's last words in the place of their own.
+They are also cropped, and images get blur, noise and less contrast. Figures of each score: `ausc`; `auroc` of
+strangers; `blend`, the rank correlation of doubt with the share; and by kind of corruption the rank correlation of
+certainty with its severity, where falling is right. results/ambiguity.json; what other calls wrote stays in it.
 """
 
 import argparse
 import sys
-import time
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image, ImageEnhance, ImageFilter
+from real import name_of
+from real_data import Places, load
+from real_networks import NETWORKS
+from real_scores import Cell, part
 from timing import kept, write
 from torch import Tensor
 
-from lam.encoders.base import Encoder, Prediction
+from lam.pairs.relevance import LabelRelevance
+from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.reference import Reference, knn_distance
+from lam.retrieval.metrics.reference import Reference, relative_mahalanobis
 from lam.retrieval.metrics.uncertainty import ausc
-from lam.runs.config_files import load_config
-from lam.runs.corruption import CorruptionCurve, worse_inputs
-from lam.runs.data import load_data, loader_of
-from lam.runs.finished import Run
-from lam.tuning.ambiguity import Ambiguity
-from lam.vmf import bessel_ratio
+from lam.tuning.ambiguity import Ambiguity, learn
 
-BATCH, DEPTH = 500, 10
-FAR_BELOW = 1e9
+CELLS = (
+    *(("faces", "faces"), ("efficientnet_lite0", "faces"), ("efficientnet_lite0", "cifar10")),
+    *(("efficientnet_lite0", "omniglot"), ("minilm", "clinc150"), ("minilm", "banking77")),
+)
+SHARES, CROPS, BLURS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.8, 0.6, 0.4), (1, 2, 4)  # blurs in 60ths of the width
+NOISES, CONTRASTS = (15, 40, 80), (0.6, 0.3, 0.1)
+ITEMS, HITS = 100, 10
+
+
+def changed_images(image: Image.Image, other: Image.Image) -> dict[str, list[Image.Image]]:
+    """The variants of an image by kind, the least changed first; the first is the image itself."""
+    image, (width, height) = image.convert("RGB"), image.size
+    pixels, noise = np.asarray(image), np.random.default_rng(0).normal(size=(height, width, 3))
+    noisy = [Image.fromarray((pixels + std * noise).clip(0, 255).astype(np.uint8)) for std in NOISES]
+    edges = [((1 - crop) / 2, (1 + crop) / 2) for crop in CROPS]
+    boxes = [tuple(round(size * edge) for edge in pair for size in image.size) for pair in edges]
+    return {
+        "blend": [image, *(Image.blend(image, other.convert("RGB").resize(image.size), share) for share in SHARES)],
+        "crop": [image, *(image.crop(box).resize((width, height)) for box in boxes)],  # type: ignore
+        "blur": [image, *(image.filter(ImageFilter.GaussianBlur(blur * width / 60)) for blur in BLURS)],
+        "noise": [image, *noisy],
+        "contrast": [image, *(ImageEnhance.Contrast(image).enhance(contrast) for contrast in CONTRASTS)],
+    }
+
+
+def changed_texts(text: str, other: str) -> dict[str, list[str]]:
+    """The variants of a text by kind, as of images."""
+    words, others = text.split(), other.split()
+    blended = [
+        [*words[: round(len(words) * (1 - share))], *others[len(others) - round(len(others) * share) :]]
+        for share in SHARES
+    ]
+    cropped = [words[: max(1, round(len(words) * crop))] for crop in CROPS]
+    return {kind: [text, *map(" ".join, lists)] for kind, lists in (("blend", blended), ("crop", cropped))}
 
 
 def certainties(
-    seen: Prediction, cosines: Tensor, labels: Tensor | None, encoder: Encoder, reference: Reference
+    cell: Cell, posterior: Posterior, ambiguity: Ambiguity, reference: Reference, features: Tensor
 ) -> dict[str, Tensor]:
-    """Every score of some items, higher for what is more certain."""
-    ambiguity: Any = encoder.ambiguity
-    learnt: Ambiguity = ambiguity
-    embeddings: Any = seen.embeddings
-    typicality = learnt.typicality
-    scores = typicality.scores(seen.features)
-    length = bessel_ratio(embeddings.dimension, embeddings.kappa_aleatoric.double())
-
-    def end(column: int) -> Tensor:
-        alone = scores.clone()
-        alone[:, 1 - column] = -FAR_BELOW
-        beyond = F.softplus((alone - typicality.thresholds) / typicality.widths).square().sum(1)
-        return length / (1 + beyond / torch.log(torch.tensor(2.0)).square())
-
-    found = {
-        "κ, the one number": embeddings.resultant.double(),
-        "κ, by distance alone": end(0),
-        "κ, by shape alone": end(1),
-        "κ_a": embeddings.kappa_aleatoric,
-        "p_known": embeddings.p_known,
-        "κ_e of the posterior": embeddings.kappa_epistemic,
-        "k-NN": -knn_distance(seen.features, reference),
-        "norm of φ": seen.features.norm(dim=1),
-        "first cosine": cosines[:, 0],
-        "mean of 10 cosines": cosines.mean(1),
+    """Every score of some items, higher for more certain ones."""
+    (x, y), embeddings = cell.of("gallery"), posterior.predict(features)
+    seen: Any = ambiguity(features, embeddings)
+    places, cosines = rank(embeddings.mean, mean_of(cell, x), k=HITS)
+    return {
+        "kappa": seen.resultant.double(),
+        "kappa_aleatoric": seen.kappa_aleatoric,
+        "p_known": seen.p_known,
+        "kappa_epistemic": seen.kappa_epistemic,
+        "cosine": cosines[:, 0],
+        "votes": (y[places] == y[places[:, :1]]).double().mean(1),
+        "relative_mahalanobis": -relative_mahalanobis(features, reference),
     }
-    posterior: Any = getattr(encoder, "posterior", None)
-    if posterior is not None:
-        found["length of f"] = F.linear(seen.features, posterior.weight, posterior.bias).norm(dim=1)
-    if labels is not None:
-        found["votes of 10"] = (labels == labels[:, :1]).double().mean(1)
-    return found
 
 
-def measure(folder: str, parsed: argparse.Namespace) -> dict[str, Any]:
-    """All figures of the encoder of a finished run."""
-    config, encoder = load_config(folder), Run(folder).encoder
-    splits, ood = load_data(config.data)
-    test, labels = splits.test, splits.test.labels
-    known = loader_of(splits.train.limit(parsed.reference, seed=0), BATCH)
-    plain = encoder.predict(known, n_samples=2).features
-    start = time.perf_counter()
-    encoder.learn_ambiguity(loader_of(splits.validation, BATCH), reference=known)
-    seconds = time.perf_counter() - start
-    compared = torch.randperm(len(plain), generator=torch.Generator().manual_seed(0))[:5000]
-    reference = Reference.of(plain[compared])
-    seen = encoder.predict(loader_of(test, BATCH))
-    mean = seen.embeddings.mean
-    hits, cosines = rank(mean, k=DEPTH)
-    correct = labels[hits[:, 0]] == labels
-    inside = certainties(seen, cosines, labels[hits], encoder, reference)
-    embeddings: Any = seen.embeddings
+def mean_of(cell: Cell, features: Tensor) -> Tensor:
+    """Directions by the layer above the features."""
+    return F.normalize(F.linear(features, cell.weight, cell.bias))
+
+
+def measure(places: Places, file: Path, network: str, data: str, seed: int) -> dict[str, Any]:
+    """All figures of one draw."""
+    cell = part(file, data, seed)
+    (x, y), (asked, of_asked), (test, labels) = (cell.of(name) for name in ("gallery", "calibration", "test"))
+    is_asked = torch.arange(len(of_asked) + len(y)) < len(of_asked)
+    relevance, both = LabelRelevance(torch.cat([of_asked, y]), is_asked), torch.cat([asked, x])
+    ambiguity, reference = learn(both, mean_of(cell, both), relevance), Reference.of(x, y)
+    known = cell, cell.posterior(), ambiguity, reference
+    inside, outside = certainties(*known, test), certainties(*known, cell.of("strange")[0])
+    correct = y[rank(mean_of(cell, test), mean_of(cell, x), k=1)[0][:, 0]] == labels
     figures: dict[str, Any] = {
-        "seconds": round(seconds, 1),
-        "recall@1": float(correct.double().mean()),
-        "p_known below ½": float((embeddings.p_known < 0.5).double().mean()),
-        "width of shape": float(encoder.ambiguity.typicality.widths[1]) if encoder.ambiguity else None,
-        "scores": {name: {"ausc": ausc(correct, -values)} for name, values in inside.items()},
+        name: {"ausc": ausc(correct, -values), "auroc": auroc(-values, -outside[name])}
+        for name, values in inside.items()
     }
-    for name, items in ood.items():
-        other = encoder.predict(loader_of(items, BATCH))
-        theirs = certainties(other, rank(other.embeddings.mean, mean, k=DEPTH)[1], None, encoder, reference)
-        for score, values in theirs.items():
-            figures["scores"][score][f"auroc {name}"] = auroc(-inside[score], -values)
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randperm(len(test), generator=generator)[: parsed.corrupted].sort().values
-    is_itself = rows[:, None] == torch.arange(len(mean))
-    for kind, severities in worse_inputs(test, rows.tolist(), generator):
-        curve: dict[str, list[Tensor]] = {name: [] for name in inside}
-        recall = []
-        for inputs in severities:
-            query = encoder.predict(list(inputs.split(BATCH)))
-            cosine = (query.embeddings.mean @ mean.T).masked_fill(is_itself, -torch.inf)
-            top, places = cosine.topk(DEPTH)
-            recall.append(float((labels[places[:, 0]] == labels[rows]).double().mean()))
-            for name, values in certainties(query, top, labels[places], encoder, reference).items():
-                curve[name].append(values)
-        figures.setdefault("accuracy", {})[kind] = recall
-        for name, values in curve.items():
-            kappa = torch.stack([value.double() for value in values])
-            figures["scores"][name][f"trend {kind}"] = CorruptionCurve(kappa, kappa > 0).trend
-    return figures
+    rows = cell.rows["test"][torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))]
+    mates = [(int(one), int(other)) for one, other in pairwise(rows) if cell.labels[one] != cell.labels[other]]
+    items: list[Any] = load(data, places).items
+    change: Any = changed_texts if isinstance(items[0], str) else changed_images
+    variants = [change(items[one], items[other]) for one, other in mates[:ITEMS]]
+    embed = NETWORKS[network](places.packages)
+    for kind in variants[0]:
+        by_severity = zip(*(variant[kind] for variant in variants), strict=True)
+        curves = [certainties(*known, embed(list(one))["features"]) for one in by_severity]
+        severity = torch.arange(len(curves)).repeat_interleave(len(variants)).double()
+        for name, of_score in figures.items():
+            trend = rank_correlation(severity, torch.cat([curve[name].double() for curve in curves])) or 0.0
+            of_score[kind] = -trend if kind == "blend" else trend
+    return {"recall@1": float(correct.double().mean()), "scores": figures}
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean of every figure, and of several runs the standard deviation."""
-
-    def joined(values: list[Any]) -> Any:
-        if isinstance(values[0], dict):
-            return {name: joined([value[name] for value in values]) for name in values[0]}
-        tensor = torch.tensor(values, dtype=torch.float64)
-        mean = tensor.mean(0).tolist()
-        return mean if len(values) == 1 else {"mean": mean, "std": tensor.std(0).tolist()}
-
-    return {"runs": len(rows), **joined(rows)}
+def summary(values: list[Any]) -> Any:
+    """Mean and standard deviation of every figure."""
+    if isinstance(values[0], dict):
+        return {name: summary([value[name] for value in values]) for name in values[0]}
+    return {"mean": (of := torch.tensor(values).double()).mean().item(), "std": of.std().item()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--reference", type=int, default=20000)
-    parser.add_argument("--corrupted", type=int, default=200)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("build/real"))
+    parser.add_argument("--only", nargs="+", choices=[name_of(*cell) for cell in CELLS], metavar="NETWORK__DATA")
+    parser.add_argument("--draws", type=int, default=3)
     parsed = parser.parse_args()
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for given in parsed.runs:
-        name, folder = given.split("=", 1)
-        rows.setdefault(name, []).append(measure(folder, parsed))
-        print(given, rows[name][-1], file=sys.stderr, flush=True)
-    found = {name: summary(of) for name, of in rows.items()}
-    write("ambiguity", {**kept("ambiguity"), "reference": parsed.reference, **found})
+    for network, data in CELLS:
+        name = name_of(network, data)
+        if parsed.only and name not in parsed.only:
+            continue
+        file, places = parsed.cache / f"{name}.safetensors", Places(parsed.data, parsed.cache)
+        drawn = [measure(places, file, network, data, seed) for seed in range(parsed.draws)]
+        write("ambiguity", {**kept("ambiguity"), name: {"draws": parsed.draws, **summary(drawn)}})
+        print(name, flush=True)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,10 @@ def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> 
         parameters = options.SearchParametersIVF(sel=selector, nprobe=inner.nprobe)
     else:
         return None
+    # after `import faiss.contrib.torch_utils`, as pytorch-metric-learning has it, `search` takes no parameters
+    search = getattr(index, "search_numpy", index.search)
     with matrix_product(len(vectors)):
-        return index.search(vectors, k, params=parameters)[1]
+        return search(vectors, k, params=parameters)[1]
 
 
 def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:

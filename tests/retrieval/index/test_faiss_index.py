@@ -1,6 +1,8 @@
 """The index over many FAISS types, held to exact ranking of what it should contain."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from inspect import unwrap  # past the shape checks of test runs, to what a user meets
@@ -38,6 +40,19 @@ def filled(factory: str, count: int = 200, **options) -> tuple[Index, Embeddings
         index.train(items)
     index.add(items, ids)
     return index, items, ids
+
+
+def test_searches_among_some_ids_go_on_when_faiss_learns_of_tensors() -> None:
+    script = (
+        "import faiss.contrib.torch_utils, torch, lam.retrieval.index.faiss_index as module\n"
+        "from lam.vmf import Embeddings\n"
+        "module._FEW, mean, ones = 0, torch.eye(60), torch.ones(60)\n"
+        "items = Embeddings(mean, ones, ones, ones)\n"
+        "index = module.Index(60, 'HNSW32')\n"
+        "index.add(items, range(60))\n"
+        "assert index.search(items[7:9], k=1, among=torch.arange(8, 50)).ids[1].tolist() == [8]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("few", [0, 1000])

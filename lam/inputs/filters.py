@@ -57,7 +57,7 @@ def convolve(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
 
 
 def identity_grid(images: Tensor) -> Float[Tensor, "N H W 2"]:
-    """The grid by which `sample` returns the images unchanged."""
+    """The identity grid: `sample` with it returns the images unchanged."""
     same = torch.eye(2, 3, device=images.device, dtype=images.dtype).expand(len(images), 2, 3)
     return F.affine_grid(same, list(images.shape), align_corners=False)
 

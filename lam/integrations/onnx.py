@@ -25,7 +25,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
     """Write an ONNX graph with the input `inputs` and the outputs features, mean, kappa and variance.
 
     The batch size is free. After `learn_ambiguity` the outputs kappa_epistemic, kappa_aleatoric and p_known follow. The
-    noise behind κ is part of the graph, so κ is that of `encoder.embed`, up to rounding.
+    noise behind κ is part of the graph, so κ equals `encoder.embed(...).kappa` up to rounding.
 
     Args:
         encoder: with a network of tensors; networks of texts tokenize in Python, which no graph does.

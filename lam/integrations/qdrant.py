@@ -81,7 +81,7 @@ class QdrantGallery:
         labels: Sequence[str],
         payloads: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add points, or replace those of the same ids; each payload gets the label and `kappa`."""
+        """Add points; a point replaces an older one with its id. Each payload gets the label and `kappa`."""
         payloads = [{} for _ in ids] if payloads is None else payloads
         if {len(embeddings), len(labels), len(payloads)} != {len(ids)}:
             lengths = f"{len(ids)}, {len(embeddings)}, {len(labels)} and {len(payloads)}"

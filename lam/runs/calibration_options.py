@@ -1,4 +1,4 @@
-"""`CalibrationOptions`, the choices of a calibration, and those of the last one."""
+"""`CalibrationOptions`: the choices of a calibration, and how to read the choices of the last one."""
 
 import warnings
 from collections.abc import Mapping

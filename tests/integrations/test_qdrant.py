@@ -1,4 +1,4 @@
-"""A collection of Qdrant as gallery: decisions are those of lam's own search, and other collections are an error."""
+"""A collection of Qdrant as gallery: it decides as lam's own search does, and rejects other collections."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -127,7 +127,7 @@ def _embeddings(queries: Queries) -> Embeddings:
 
 
 def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
-    """Embeddings of which only direction and κ count."""
+    """Embeddings with a direction and κ; their other fields are not used."""
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 

@@ -120,7 +120,7 @@ def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> 
         parameters = options.SearchParametersIVF(sel=selector, nprobe=inner.nprobe)
     else:
         return None
-    # after `import faiss.contrib.torch_utils`, as pytorch-metric-learning has it, `search` takes no parameters
+    # pytorch-metric-learning may import `faiss.contrib.torch_utils`; `search` then takes no parameters
     search = getattr(index, "search_numpy", index.search)
     with matrix_product(len(vectors)):
         return search(vectors, k, params=parameters)[1]

@@ -29,7 +29,7 @@ TARGETS = Targets(far=0.05, ood=0.1, conformal_miss=0.1)
 
 
 def _items(n: int, seed: int, *, classes: int = 6) -> tuple[Embeddings, torch.Tensor]:
-    """Points around six centres in R^8, those of small κ farther away."""
+    """Points around six centres in R^8; a small κ puts a point farther away."""
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(classes, 8, generator=torch.Generator().manual_seed(99))
     labels = torch.randint(0, classes, (n,), generator=generator)

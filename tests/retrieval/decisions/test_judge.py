@@ -18,7 +18,7 @@ CHOICES = Choices(Targets(far=0.05, ood=0.1, conformal_miss=0.1))
 
 
 def items(n: int, seed: int, *, classes: int = 6) -> tuple[Embeddings, list[str]]:
-    """Points around the centres of classes, those of small κ farther away."""
+    """Points around the centres of classes; a small κ puts a point farther away."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.nn.functional.normalize(torch.randn(10, D, generator=torch.Generator().manual_seed(99)))
     labels = torch.randint(0, classes, (n,), generator=generator)

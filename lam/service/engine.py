@@ -26,7 +26,7 @@ from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.decisions.conformal import needed
-from lam.retrieval.decisions.filtered import false_accepts, of_part
+from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS

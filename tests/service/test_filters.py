@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from lam.gallery.filters import MAX_FILTER, MAX_LEVELS
 from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries, label_key
-from lam.retrieval.decisions.filtered import false_accepts, of_part
+from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings

@@ -82,7 +82,7 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class UnmatchedQueries:
-    """Queries whose false accepts are bounded, to search a part of the gallery; see `lam.retrieval.decisions.filtered`.
+    """Queries whose false accepts are bounded, in parts of the gallery too; see `lam.retrieval.decisions.gallery_part`.
 
     Attributes:
         mean: (R, D) their directions.

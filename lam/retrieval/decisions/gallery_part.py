@@ -1,9 +1,9 @@
-"""`UnmatchedQueries`: the queries whose false accepts a calibration bounds, to search a part of the gallery anew.
+"""The calibration for a part of the gallery, such as a filter leaves: false accepts are bounded there anew.
 
-A filter leaves a part of the gallery. The statistic of a query without a match there has another distribution than in
-the whole gallery, and a learnt probability was learnt for the whole. So a filtered search accepts by the cosine of the
-first hit alone. It depends on no calibration data. The same queries search the part, each without its matches. Their
-cosines and a new query's are exchangeable, so the threshold by counting keeps the target exactly
+The statistic of a query without a match has another distribution in a part than in the whole gallery, and a learnt
+probability was learnt for the whole. So a filtered search accepts by the cosine of the first hit alone, which depends
+on no calibration data. The calibration's queries without a match (`UnmatchedQueries`) search the part, each without
+its matches. Their cosines and a new query's are exchangeable, so the threshold by counting keeps the target exactly
 (`lam.retrieval.decisions.conformal`), in any part that was chosen without regard to these queries.
 """
 

@@ -44,7 +44,7 @@ def test_versions_are_told_whichever_faiss_is_installed(client: TestClient, monk
             raise PackageNotFoundError(name)  # faiss-gpu in the place of faiss-cpu, or the reverse
         return version(name)
 
-    monkeypatch.setattr("lam.service.app.version", version_of)
+    monkeypatch.setattr("lam.service.routes.state.version", version_of)
     versions = client.get("/v1/model").json()["versions"]
     assert versions["faiss"] == faiss.__version__
     assert {"lam", "torch", "pillow", "uvicorn"} <= versions.keys()

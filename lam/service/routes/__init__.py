@@ -1,0 +1,1 @@
+"""Routes by what they serve. They raise a `ServiceError` for a refused request."""

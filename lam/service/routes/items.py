@@ -1,0 +1,239 @@
+"""The routes that add, look up, list, change and erase items."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from fastapi import FastAPI, Query, Request, Response
+from starlette.convertors import Convertor, register_url_convertor
+
+from lam.gallery.filters import MAX_FILTER, Filter
+from lam.gallery.gallery import Matching
+from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
+from lam.gallery.store import DeleteWhere, Fuse, ItemInfo, Operation, Patch, Replace
+from lam.service import answers, models
+from lam.service.answers import Responder
+from lam.service.bodies import ParsedItem, content_type, item_of, patch_of
+from lam.service.engine import Engine, embedding_of
+from lam.service.errors import ServiceError
+from lam.service.images import CONTENT_TYPES
+from lam.service.models import JSON, responses_of
+from lam.service.routes.parameters import Where, json_response, part_of, picture
+
+_PAGE_SIZE = 100
+
+Uncertain = Annotated[
+    Literal["keep", "refuse"],
+    Query(description="an item with a κ below the flag is added and reported as `uncertain`, or refused"),
+]
+Fusing = Annotated[
+    bool,
+    Query(
+        description="fuse it into the item of this id, weighted by κ. The same content twice counts once, another "
+        "label is refused. Without fuse it replaces the item"
+    ),
+]
+Label = Annotated[
+    str | None,
+    Query(description=f"its class, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
+]
+
+
+class _ItemId(Convertor[str]):
+    """The id of an item in an address: it may hold slashes, but ends in no address under an item."""
+
+    regex = r"(?!.*/(?:search|thumbnail)$).+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("item", _ItemId())
+
+
+def add_items(app: FastAPI, engine: Engine) -> None:
+    """Add the routes of items. Addresses under an item come first: ids may hold slashes."""
+
+    @app.post("/v1/items", status_code=201, responses=models.ENROLLED, openapi_extra=models.ITEM)
+    async def add_item(
+        request: Request,
+        id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
+        label: Label = None,
+        uncertain: Uncertain = "keep",
+        fuse: Fusing = False,
+    ) -> Response:
+        """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
+        return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
+
+    @app.put("/v1/items/{id:item}", responses=models.ENROLLED, openapi_extra=models.ITEM)
+    async def put_item(
+        request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
+    ) -> Response:
+        """Add an item under this id, replace it, or fuse an image into it."""
+        return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
+
+    @app.get("/v1/items", responses=responses_of(models.ListResponse))
+    async def list_items(
+        after: Annotated[str, Query(max_length=128)] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
+        filter: Where = None,
+    ) -> Response:
+        """List items by rising id, starting after an id; fewer than the limit, if they are large."""
+        engine.admit(engine.lister)
+        return Response(await engine.list_items(partial(_page, engine, after, limit, filter)), media_type=JSON)
+
+    @app.delete("/v1/items", responses=responses_of(models.DeleteItemsResponse))
+    async def delete_items(
+        filter: Annotated[str, Query(max_length=MAX_FILTER, description="a filter with a condition, as for a search")],
+    ) -> Response:
+        """Erase all items that pass a filter, in one step: all of them, or none."""
+        engine.admit(engine.lister, engine.writer)
+        where, matching = await engine.list_items(partial(_matching, engine, filter))
+        if where.passes_all:
+            what = "the filter has no condition: it would delete every item"
+            raise ServiceError(422, what, allowed="a filter with a condition")
+        change = await engine.write(DeleteWhere(where))
+        deleted, unknown = len(change.removed), list(matching.unknown)
+        return json_response(
+            models.DeleteItemsResponse(deleted=deleted, unknown_fields=unknown, gallery_size=len(engine.gallery))
+        )
+
+    @app.get("/v1/items/{id:path}/search", responses=responses_of(models.SearchResponse))
+    async def search_like_item(
+        id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
+    ) -> Response:
+        """Search by an item's direction and κ, without the item itself: decide whether another item matches.
+
+        There is no decision for an answer to questions: it is unlike the calibration queries.
+        """
+        item, part = await stored(id), await part_of(engine, filter)
+        engine.admit(engine.searcher)
+        query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
+        return json_response(await engine.search(answers.Search(query, k, without=id, part=part)))
+
+    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    async def get_thumbnail(request: Request, id: str) -> Response:
+        """Look up the small picture of an item."""
+        item = await stored(id)
+        if item.thumbnail is None:
+            raise ServiceError(404, "the item has no thumbnail", allowed="items that were added as images")
+        return picture(request, item.thumbnail)
+
+    @app.get("/v1/items/{id:item}", responses=responses_of(models.ItemResponse))
+    async def get_item(id: str) -> Response:
+        """Look an item up."""
+        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
+
+    @app.delete("/v1/items/{id:item}", responses=responses_of(models.DeleteResponse))
+    async def delete_item(id: str) -> Response:
+        """Erase an item: its vector, its picture, and every trace in the database."""
+        engine.admit(engine.writer)
+        change = await engine.write(check_id(id))
+        if not change.removed:
+            raise _no_item()
+        return json_response(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
+
+    @app.patch("/v1/items/{id:item}", responses=responses_of(models.ItemResponse), openapi_extra=models.PATCH)
+    async def patch_item(request: Request, id: str) -> Response:
+        """Change the label or the metadata of an item, and leave all else."""
+        content_type(request.headers, JSON)
+        engine.admit(engine.reader, engine.writer)
+        label, metadata = await engine.read(partial(patch_of, await request.body()))
+        change = await engine.write(Patch(check_id(id), label, metadata))
+        if change.item is None:
+            raise _no_item()
+        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(change.item), engine.responder)))
+
+    async def stored(item_id: str) -> Item:
+        engine.admit(engine.reader)
+        item = await engine.read(partial(engine.gallery.get, check_id(item_id)))
+        if item is None:
+            raise _no_item()
+        return item
+
+
+async def _enrol(
+    engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
+) -> Response:
+    """Put or fuse the item of a request."""
+    kind = content_type(request.headers, *CONTENT_TYPES, JSON)
+    body = await request.body()
+    parsed = ParsedItem(body)
+    if kind == JSON:
+        engine.admit(engine.reader, engine.writer)
+        parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
+        item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
+    fields = {"label": label, "metadata": parsed.metadata}
+    keeps = [name for name, value in fields.items() if value is None]
+    label, item_id = normalize_label(label or ""), None if item_id is None else check_id(item_id)
+    if fuse and item_id is None:
+        raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+    if not isinstance(parsed.content, answers.Query):
+        engine.admit(engine.decoder, engine.network, engine.writer)
+    query = await engine.embed(parsed.content, with_thumbnail=True)
+    file = parsed.content if isinstance(parsed.content, bytes) else None
+    item = query.to_item(item_id, label=label, metadata=parsed.metadata or "{}", file=file)
+    if uncertain == "refuse":
+        _refuse_uncertain(engine.responder, query)
+    operation: Operation = Fuse(item) if fuse else Replace(item, keeps) if keeps else item
+    change = await engine.write(operation)
+    answer = models.EnrolResponse(
+        **_fields_of(ItemInfo.of(change.item or item), engine.responder),
+        created=change.created,
+        kappa_capped=query.capped,
+        text_cut=query.text_cut,
+        calibration=engine.responder.state(len(engine.gallery)),
+        gallery_size=len(engine.gallery),
+    )
+    return json_response(answer, 201 if change.created else 200)
+
+
+def _page(engine: Engine, after: str, limit: int, filter: str | None) -> bytes:
+    """A page of items as JSON, and the id after which the next page begins."""
+    where, matching = (None, None) if filter is None else _matching(engine, filter)
+    infos = engine.gallery.page(after=after, limit=limit, where=where)
+    is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1, where=where))
+    items = [models.ItemResponse(**_fields_of(info, engine.responder)) for info in infos]
+    after_last = infos[-1].id if is_more else None
+    total, unknown = (len(engine.gallery), ()) if matching is None else (len(matching), matching.unknown)
+    return models.ListResponse(items=items, after=after_last, total=total, unknown_fields=list(unknown)).to_json()
+
+
+def _matching(engine: Engine, filter: str) -> tuple[Filter, Matching]:
+    where = Filter.parse(filter)
+    return where, engine.gallery.matching(where)
+
+
+def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:
+    return {**responder.about(info), "kappa": info.kappa, "sha256": info.sha256.hex()}
+
+
+def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
+    what, kappa = "image" if query.text is None else "text", query.kappa
+    if responder.calibration is None:
+        raise ServiceError(
+            409, f"the run is not calibrated: nothing says which {what}s are uncertain", allowed="uncertain=keep"
+        )
+    if responder.is_uncertain(kappa):
+        least = responder.calibration.kappa_below
+        raise ServiceError(
+            422,
+            f"the {what} is uncertain: its κ of {kappa:.6g} is below the flag at {least:.6g}; nothing was stored",
+            allowed={"kappa_at_least": least, "or": "uncertain=keep"},
+        )
+
+
+def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
+    """A field from the address, the body, or both if they agree."""
+    if None not in (in_address, in_body) and in_address != in_body:
+        raise ServiceError(
+            422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"
+        )
+    return in_address if in_body is None else in_body
+
+
+def _no_item() -> ServiceError:
+    return ServiceError(404, "there is no item of this id", allowed="the ids of GET /v1/items")

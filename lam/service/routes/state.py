@@ -1,0 +1,113 @@
+"""The routes that tell the state of the service: health, model, calibration, samples and metrics."""
+
+import asyncio
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import FastAPI, Request, Response
+from fastapi import Path as PathParameter
+
+from lam import __version__
+from lam.gallery.refusal import busy
+from lam.service import models
+from lam.service.engine import Engine
+from lam.service.errors import ServiceError
+from lam.service.metrics import Metrics
+from lam.service.routes.parameters import max_json_of, picture
+
+_VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
+
+
+def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+    """Add the routes of the state."""
+
+    @app.head("/v1/health", include_in_schema=False)
+    @app.get("/v1/health")
+    async def get_health() -> models.HealthResponse:
+        """The process answers."""
+        return models.HealthResponse()
+
+    @app.head("/v1/ready", include_in_schema=False)
+    @app.get("/v1/ready")
+    async def get_ready() -> models.ReadyResponse:
+        """Whether requests can be served now."""
+        if complaints := engine.complaints:
+            raise busy("; ".join(complaints))
+        return models.ReadyResponse(gallery_size=len(engine.gallery))
+
+    @app.get("/v1/model")
+    async def get_model() -> models.ModelResponse:
+        """The run that answers: hashes, calibration, limits and versions."""
+        import faiss
+
+        encoder, settings, recall = engine.encoder, engine.settings, engine.gallery.recall
+        return models.ModelResponse(
+            run=engine.run.folder.name,
+            kind=encoder.kind,
+            gallery=engine.run.gallery_kind,
+            answers=engine.run.has_answers,
+            sha256=engine.run.fingerprint,
+            dimension=encoder.dimension,
+            device=engine.device,
+            preprocessing=None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
+            calibration=engine.responder.state(len(engine.gallery)),
+            threshold=engine.responder.thresholds,
+            gallery_size=len(engine.gallery),
+            index=engine.gallery.index.factory,
+            index_recall=None
+            if recall is None
+            else models.RecallFields(
+                queries=recall.n_queries,
+                k=recall.k,
+                recall=recall.share,
+                hits=recall.depth,
+                unchanged=recall.unchanged,
+            ),
+            limits=models.LimitFields(
+                max_bytes=settings.max_body,
+                max_json_bytes=max_json_of(engine),
+                max_pixels=settings.max_pixels,
+                max_side=settings.max_side,
+                max_decoded_bytes=settings.max_decoded,
+                max_k=settings.max_k,
+            ),
+            # FAISS is installed by one of several packages
+            versions={"lam": __version__, "faiss": faiss.__version__, **{name: version(name) for name in _VERSIONS}},
+        )
+
+    @app.get("/v1/calibration")
+    async def get_calibration() -> models.CalibrationResponse:
+        """The promised rates of thresholds, and the κ of the calibration."""
+        if engine.responder.summary is None:
+            allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
+            raise ServiceError(404, "the run is not calibrated", allowed=allowed)
+        return engine.responder.summary
+
+    @app.get("/v1/samples")
+    async def list_samples() -> models.SamplesResponse:
+        """List a few inputs to try the run with: some of its classes, and a stranger."""
+        samples = [
+            models.SampleFields(
+                source=sample.source,
+                stranger=sample.stranger,
+                text=sample.text,
+                image=None if sample.image is None else f"/v1/samples/{number}",
+            )
+            for number, sample in enumerate(engine.samples)
+        ]
+        return models.SamplesResponse(samples=samples)
+
+    @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
+    async def get_sample(
+        request: Request, number: Annotated[int, PathParameter(ge=0, description="from 0 on")]
+    ) -> Response:
+        """Look up the file of a sample image, to send it as a query."""
+        image = engine.samples[number].image if number < len(engine.samples) else None
+        if image is None:
+            raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
+        return picture(request, image)
+
+    @app.get("/metrics", response_class=Response, responses=models.METRICS)
+    async def get_metrics() -> Response:
+        """Report metrics in the format of Prometheus."""
+        return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -339,6 +339,7 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
         parsed.run,
         host=parsed.host,
         port=parsed.port,
+        keys=parsed.keys,
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
         index=parsed.index[0] if parsed.index else None,

@@ -239,7 +239,12 @@ def command_parser() -> argparse.ArgumentParser:
         "run",
     )
     add("--port", type=int, default=8000, help="(default: 8000)")
-    add("--host", default="127.0.0.1", help="any other than this machine needs $LAM_API_KEY")
+    add("--host", default="127.0.0.1", help="any other than this machine needs a key")
+    add(
+        "--keys",
+        metavar="FILE",
+        help="lines such as `read KEY`, with the rights read, write and admin, beside $LAM_API_KEY, which has all",
+    )
     add("--device", default="cpu", help="where the network runs (default: cpu)")
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
     add(

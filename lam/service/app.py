@@ -12,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 from lam import __version__
 from lam.service import models
 from lam.service.engine import Engine
+from lam.service.keys import Keys, right_for
 from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
@@ -25,24 +26,25 @@ PAGE = Path(__file__).parent / "page"
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The schema, with bodies that routes read themselves, and with the key of `Limits`."""
+        """The schema, with bodies that routes read themselves, and with the right of each operation."""
         if self.openapi_schema is None:
             schema = super().openapi()
             schema["components"]["schemas"] |= models.request_schemas()
             schema["components"]["securitySchemes"] = models.SECURITY
             for path, operations in schema["paths"].items():
                 is_guarded = path.startswith(GUARDED) and path not in OPEN_PATHS
-                for operation in operations.values():
-                    operation["security"] = [{}, *({name: []} for name in models.SECURITY)] if is_guarded else []
+                for method, operation in operations.items():
+                    right = right_for(method.upper(), path)
+                    operation["security"] = [{}, *({name: [right]} for name in models.SECURITY)] if is_guarded else []
         return super().openapi()
 
 
-def create_app(engine: Engine, *, key: str | None = None) -> Limits:
+def create_app(engine: Engine, *, keys: Keys | None = None) -> Limits:
     """The application of an engine; it closes the engine when the server shuts down.
 
     Args:
         engine: an opened run.
-        key: see `lam.service.limits.Limits`.
+        keys: see `lam.service.limits.Limits`.
     """
     metrics = Metrics(engine)
 
@@ -68,4 +70,4 @@ def create_app(engine: Engine, *, key: str | None = None) -> Limits:
     add_items(app, engine)
     add_state(app, engine, metrics)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
-    return Limits(app, engine.settings, key=key, max_json=max_json_of(engine), count=metrics.count_request)
+    return Limits(app, engine.settings, keys=keys, max_json=max_json_of(engine), count=metrics.count_request)

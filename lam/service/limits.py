@@ -5,7 +5,6 @@ The whole body is read here, so routes never wait for a client: FastAPI limits n
 """
 
 import asyncio
-import hmac
 import json
 import logging
 import re
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
 from lam.service.errors import FAILED, ServiceError
+from lam.service.keys import RIGHTS, Keys, right_for
 from lam.service.settings import ServiceSettings
 
 Count = Callable[[str, str, int, float], None]
@@ -42,7 +42,7 @@ _CHEAP_A_SECOND = 30  # requests of a connection that need no worker; more are d
 _PAUSE = 0.05  # delay in seconds: workers run meanwhile
 _NEW_A_SECOND = 100  # connections of an address that need no worker; more are delayed
 _NEW_PAUSE = 0.02  # their delay in seconds: a health check from the same address is answered within 50 ms
-_PAUSED = (401, 503)  # statuses after which clients try again at once
+_PAUSED = (401, 403, 503)  # statuses after which clients try again at once
 _LOG = logging.getLogger(__name__)
 
 
@@ -52,17 +52,17 @@ class Limits:
     Args:
         app: any ASGI application.
         settings: the limits.
-        key: required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health checks.
-            Without a key, only requests that name this machine as their host are answered.
+        keys: one is required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health
+            checks. Without keys, only requests that name this machine as their host are answered.
         max_json: greatest bytes of a JSON body; a pair may be as large as any body.
         count: called for every answer with its route, method, status and seconds.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServiceSettings, *, key: str | None, max_json: int, count: Count
+        self, app: ASGIApp, settings: ServiceSettings, *, keys: Keys | None, max_json: int, count: Count
     ) -> None:
         self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
-        self._key = None if key is None else key.encode()
+        self._keys = keys
         self._held = 0
         self._joining = asyncio.Lock()
         self._make_room: Callable[[], object] = lambda: None
@@ -95,7 +95,7 @@ class Limits:
             if b"content-length" in headers and b"transfer-encoding" in headers:
                 raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
-            self._require_key(scope["path"], headers)
+            self._require_right(scope["method"], scope["path"], headers)
             if pause := self._pause(scope):
                 await asyncio.sleep(pause)
             if scope["path"] not in OPEN_PATHS:
@@ -143,23 +143,27 @@ class Limits:
         """Reject other host names without a key: by DNS rebinding, a page of another site could use its own name."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._key is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
+        if self._keys is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
             raise ServiceError(421, "without a key only requests to this machine are answered", allowed=LOCAL_HOSTS)
 
-    def _require_key(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        if self._key is None or path in OPEN_PATHS or not path.startswith(GUARDED):
+    def _require_right(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
+        if self._keys is None or path in OPEN_PATHS or not path.startswith(GUARDED):
             return
         key = headers.get(b"x-api-key", b"")
         kind, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer":
             key = bearer.strip()
-        if not hmac.compare_digest(key, self._key):
+        right, needed = self._keys.right_of(key), right_for(method, path)
+        if right is None:
             raise ServiceError(
                 401,
                 "the API key is missing or wrong",
                 allowed="Authorization: Bearer KEY, or X-API-Key: KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        if (least := RIGHTS.index(needed)) > RIGHTS.index(right):
+            what = f"the key has the right {right!r}, and this request needs {needed!r}"
+            raise ServiceError(403, what, allowed=RIGHTS[least:])
 
     def _require_memory(self) -> None:
         if self._held > self._settings.max_held:

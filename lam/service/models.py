@@ -477,10 +477,14 @@ SAMPLE: Responses = {**THUMBNAIL, 200: {**THUMBNAIL[200], "description": "the fi
 METRICS: Responses = {
     200: {"description": "metrics of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-_REFUSED = (400, 401, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
+_REFUSED = (400, 401, 403, 404, 405, 408, 409, 413, 415, 421, 422, 500, 503, 507)
 REFUSALS = responses_of(ErrorResponse, *_REFUSED)
 SECURITY = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "the key, if the service has one"},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "a key with the named right, if the service has keys",
+    },
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
 _BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest, PatchRequest)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import math
-import os
 import resource
 import signal
 import socket
@@ -24,11 +23,10 @@ from lam.service.app import create_app
 from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
+from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.settings import ServiceSettings
 
-KEY = "LAM_API_KEY"
-_MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # open files other than connections
@@ -45,6 +43,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    keys: str | Path | None = None,
     device: str = "cpu",
     drop_corrupt: bool = False,
     index: str | None = None,
@@ -54,8 +53,9 @@ def serve(
 
     Args:
         run: the run's folder.
-        host: the address; an address other than this machine needs a key in the environment.
+        host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
+        keys: a file of keys beside the one in the environment; see `Keys.read`.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         settings: limits.
@@ -65,7 +65,7 @@ def serve(
         CorruptFileError: as `Engine`.
         OSError: for an address that cannot be bound.
     """
-    key = _key(host)
+    checked = _keys(keys, host)
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
@@ -81,7 +81,9 @@ def serve(
             print(engine.gallery.recall, flush=True)
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
-        server = server_of(create_app(engine, key=key), settings, OpenConnections(most, settings.client_connections))
+        server = server_of(
+            create_app(engine, keys=checked), settings, OpenConnections(most, settings.client_connections)
+        )
         gc.freeze()  # garbage collection over all loaded objects would delay every request
         uvloop.run(_serve(server, listener, engine))
 
@@ -179,19 +181,11 @@ class _Sparing(logging.Filter):
         return True
 
 
-def _key(host: str) -> str | None:
-    key = os.environ.get(KEY)
-    if key is not None:
-        key = key.strip()  # secret files end with a line break
-        if not key:
-            raise ValueError(f"${KEY} is empty: unset it to serve only this machine, or set a key")
-        if not all("!" <= character <= "~" for character in key):
-            raise ValueError(f"${KEY} must have only ASCII letters, digits and signs, no spaces: it is a header")
-        if len(key) > _MAX_KEY:
-            raise ValueError(f"${KEY} has {len(key)} characters; at most {_MAX_KEY} fit into a header")
-    if key is None and host.lower() not in LOCAL_HOSTS:
-        raise ValueError(f"a host other than this machine needs a key, got host {host!r}: set ${KEY}")
-    return key
+def _keys(file: str | Path | None, host: str) -> Keys | None:
+    keys = Keys.read(file)
+    if keys is None and host.lower() not in LOCAL_HOSTS:
+        raise ValueError(f"a host other than this machine needs a key, got host {host!r}: set ${VARIABLE} or --keys")
+    return keys
 
 
 def _bound(host: str, port: int) -> socket.socket:

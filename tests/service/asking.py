@@ -6,14 +6,16 @@ from starlette.testclient import TestClient
 
 from lam.service.app import create_app
 from lam.service.engine import Engine
+from lam.service.keys import Keys
 from tests.service.conftest import HOST
 
 PNG = {"content-type": "image/png"}
 JSON = {"content-type": "application/json"}
 
 
-def client_of(engine: Engine, **options: Any) -> TestClient:
-    return TestClient(create_app(engine, **options), base_url=HOST, raise_server_exceptions=False)
+def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = None) -> TestClient:
+    keys = keys if key is None else Keys({key: "admin"})
+    return TestClient(create_app(engine, keys=keys), base_url=HOST, raise_server_exceptions=False)
 
 
 def embedding(dimension: int, axis: int = 0, kappa: float = 50.0, **fields: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Served:
         self.connections = OpenConnections(most, settings.client_connections)
         self.let, self.counted = asyncio.Event(), list[int]()
         limits = Limits(
-            self._app, settings, key=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
+            self._app, settings, keys=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
         )
         self.server, self.port = server_of(limits, settings, self.connections), 0
 

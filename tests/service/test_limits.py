@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lam.service.keys import Keys
 from lam.service.limits import HEADERS, Limits
 from lam.service.settings import ServiceSettings
 
@@ -52,7 +53,7 @@ def limits(key: str | None = None, settings: ServiceSettings = SETTINGS) -> Limi
     return Limits(
         echo,
         settings,
-        key=key,
+        keys=None if key is None else Keys({key: "admin"}),
         max_json=400,
         count=lambda route, method, status, _: counted.append((route, method, status)),
     )

@@ -1,0 +1,108 @@
+"""Keys with rights, and the right that each route needs."""
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+Right = Literal["read", "write", "admin"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
+"""Rights from the least to the greatest; each includes those before it."""
+
+VARIABLE = "LAM_API_KEY"
+_MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
+    (("POST",), "/v1/search", "read"),
+    (("POST",), "/v1/embed", "read"),
+    (("POST",), "/v1/verify", "read"),
+    (("GET", "HEAD"), "/", "read"),
+)
+"""Methods, the beginning of a path, and the right: the first that fits holds. All others need `write`."""
+
+
+def right_for(method: str, path: str) -> Right:
+    """The right that a request needs."""
+    fitting = (right for methods, start, right in _ROUTES if method in methods and path.startswith(start))
+    return next(fitting, "write")
+
+
+class Keys:
+    """Keys and their rights; only the hashes of keys are kept.
+
+    Args:
+        rights: the right of each key.
+
+    Raises:
+        ValueError: for a key that cannot be sent in a header; the message does not show it.
+    """
+
+    def __init__(self, rights: Mapping[str, Right]) -> None:
+        for key in rights:
+            _check(key, "a key")
+        self._rights = [(_hash(key.encode()), right) for key, right in rights.items()]
+
+    @classmethod
+    def read(cls, file: str | Path | None = None) -> "Keys | None":
+        """The key in $LAM_API_KEY, with the right `admin`, and the keys of a file; None without any.
+
+        Args:
+            file: lines such as `write KEY`. Empty lines and lines that start with # are skipped.
+
+        Raises:
+            ValueError: for an empty variable or file, another right, a key given twice, or a file that others may read.
+            OSError: for a file that cannot be read.
+        """
+        rights: dict[str, Right] = {}
+        if (key := os.environ.get(VARIABLE)) is not None:
+            key = key.strip()  # secret files end with a line break
+            if not key:
+                raise ValueError(f"${VARIABLE} is empty: unset it to serve only this machine, or set a key")
+            rights[_check(key, f"${VARIABLE}")] = "admin"
+        if file is not None:
+            _read_file(Path(file), rights)
+        return cls(rights) if rights else None
+
+    def right_of(self, key: bytes) -> Right | None:
+        """The right of a key; None for an unknown key. The time tells nothing about the keys."""
+        digest, found = _hash(key), None
+        for known, right in self._rights:  # no early end: its time would tell which key fits
+            if hmac.compare_digest(known, digest):
+                found = right
+        return found
+
+
+def _read_file(path: Path, rights: dict[str, Right]) -> None:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & _OTHERS:
+            raise ValueError(f"{path} holds keys, and other users may read or change it: `chmod 600 {path}`")
+        lines = file.read().splitlines()
+    before = len(rights)
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, key = line.strip().replace("\t", " ").partition(" ")
+        right = next((right for right in RIGHTS if right == name), None)
+        where = f"{path}, line {number}"
+        if right is None:
+            raise ValueError(f"{where} must be RIGHT KEY, where RIGHT is one of {', '.join(RIGHTS)}")
+        if _check(key.strip(), where) in rights:
+            raise ValueError(f"{where} repeats a key: give each key one right")
+        rights[key.strip()] = right
+    if len(rights) == before:
+        raise ValueError(f"{path} holds no key: give lines such as `read KEY`")
+
+
+def _check(key: str, where: str) -> str:
+    if not all("!" <= character <= "~" for character in key) or not key:
+        raise ValueError(f"{where} must have only ASCII letters, digits and signs, no spaces: it is a header")
+    if len(key) > _MAX_KEY:
+        raise ValueError(f"{where} has {len(key)} characters; at most {_MAX_KEY} fit into a header")
+    return key
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,112 @@
+"""Keys with rights: where they are read, and what each may do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lam.service.engine import Engine
+from lam.service.keys import RIGHTS, Keys, right_for
+from tests.service.asking import PNG, client_of, embedding, refused
+
+READ, WRITE, ADMIN = "r" * 20, "w" * 20, "a" * 20
+SECRETS: dict[str, Any] = {READ: "read", WRITE: "write", ADMIN: "admin"}
+
+
+def header(key: str) -> dict[str, str]:
+    return {"X-API-Key": key}
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key in the environment."""
+    monkeypatch.delenv("LAM_API_KEY", raising=False)
+
+
+def keys_in(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_every_operation_needs_at_least_the_right_that_its_method_says(shared_engine: Engine) -> None:
+    """The rights are named in the schema; what changes the gallery needs more than to read."""
+    paths = client_of(shared_engine).get("/openapi.json").json()["paths"]
+    rights = {
+        operation["operationId"]: (
+            method,
+            {name for way in operation["security"] for each in way.values() for name in each},
+        )
+        for path in paths.values()
+        for method, operation in path.items()
+    }
+    assert all(rights[name] == ("post", {"read"}) for name in ("search", "embed", "verify"))
+    assert all(rights[name] == ("get", set()) for name in ("get_health", "get_ready"))
+    assert rights["delete_item"][1] == rights["put_item"][1] == rights["add_item"][1] == {"write"}
+    for name, (method, needed) in rights.items():
+        if method == "get":
+            assert needed <= {"read"}, name
+        if method in ("put", "patch", "delete"):
+            assert needed <= {"write", "admin"}, name
+
+
+def test_a_key_may_do_what_its_right_includes(engine: Engine, png: bytes) -> None:
+    client, body = client_of(engine, keys=Keys(SECRETS)), embedding(engine.gallery.dimension)
+    for key in SECRETS:
+        assert client.post("/v1/search", json=body, headers=header(key)).status_code == 200
+        assert client.get("/v1/items", headers=header(key)).status_code == 200
+    size = len(engine.gallery)
+    for method, path in (("PUT", "/v1/items/new"), ("POST", "/v1/items"), ("DELETE", "/v1/items/new")):
+        response = client.request(method, path, content=png, headers={**PNG, **header(READ)})
+        assert "the right 'read', and this request needs 'write'" in refused(response, 403)
+        assert response.json()["allowed"] == ["write", "admin"]
+    assert len(engine.gallery) == size
+    assert client.put("/v1/items/new", content=png, headers={**PNG, **header(WRITE)}).status_code == 201
+    assert client.delete("/v1/items/new", headers=header(ADMIN)).status_code == 200
+    refused(client.get("/v1/items", headers=header(READ[:-1])), 401)
+
+
+def test_a_right_includes_those_below_it() -> None:
+    assert RIGHTS == ("read", "write", "admin")
+    assert [Keys(SECRETS).right_of(key.encode()) for key in (READ, WRITE, ADMIN, "x", "")] == [*RIGHTS, None, None]
+    assert right_for("POST", "/v1/whatever-comes") == right_for("PATCH", "/v1/items/a") == "write"
+
+
+def test_keys_are_read_from_a_file_and_the_environment(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Keys.read() is None
+    file = keys_in(tmp_path / "keys", f"# who searches\nread {READ}\n\n write\t {WRITE} \r\n")
+    monkeypatch.setenv("LAM_API_KEY", f"{ADMIN}\n")
+    keys = Keys.read(file)
+    assert keys is not None
+    assert [keys.right_of(key.encode()) for key in SECRETS] == list(RIGHTS)
+    assert not any(secret in repr(vars(keys)) for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no key"),
+        ("# none\n", "holds no key"),
+        (f"root {READ}", "line 1 must be RIGHT KEY"),
+        (READ, "line 1 must be RIGHT KEY"),
+        ("read", "line 1 must have only ASCII"),
+        ("\nread clé", "line 2 must have only ASCII"),
+        ("read a b", "no spaces"),
+        (f"read {'k' * 4097}", "at most 4096"),
+        (f"read {READ}\nwrite {READ}", "line 2 repeats a key"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_refused_without_showing_a_key(
+    tmp_path: Path, no_key: None, text: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as refusal:
+        Keys.read(keys_in(tmp_path / "keys", text))
+    assert READ not in str(refusal.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_of_keys_that_others_may_read_is_refused(tmp_path: Path, no_key: None, mode: int) -> None:
+    with pytest.raises(ValueError, match="chmod 600"):
+        Keys.read(keys_in(tmp_path / "keys", f"read {READ}", mode))

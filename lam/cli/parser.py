@@ -27,6 +27,7 @@ _EXAMPLES = """examples:
   lam search RUN --text "where is my card?"
   lam calibrate RUN --target-far 0.01          thresholds for "match", "unknown" and "abstain" at given error rates
   lam experiment posterior-recovery --dimension=10 --learning_rate=1e-4
+  lam experiment posterior-recovery --n_samples=[1,4,16] --seed=[0,1]      a curve, means over two seeds
   lam serve RUN --port 8000                    searches and decisions over HTTP; other machines need a key"""
 
 _SETTINGS = """\
@@ -221,7 +222,8 @@ def command_parser() -> argparse.ArgumentParser:
     add = command(
         "experiment",
         commands.experiment,
-        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page.",
+        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page. A list of values for "
+        "a setting runs each of them, and several seeds are averaged.",
     )
     add(
         "config",

@@ -5,17 +5,21 @@ outcome as JSON and as a page.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
+from typing import Any, get_origin
 
 from lam.experiments.aninfonce_latents import AnInfoNCELatents
 from lam.experiments.base import Experiment, Outcome, conduct
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
+from lam.experiments.sweep import Sweep
 from lam.experiments.varcon_accuracy import VarConAccuracy
 from lam.utils.files import read_yaml
 from lam.utils.settings import align, describe, parse_setting, validated
 
-__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "conduct", "describe_settings", "load_experiment"]
+__all__ = ["EXPERIMENTS", "Experiment", "Outcome", "Sweep", "conduct", "describe_settings", "load_experiment"]
 
 COMMAND = "lam experiment"
 EXPERIMENTS: dict[str, type[Experiment]] = {
@@ -24,8 +28,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 }
 
 
-def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
-    """An experiment with settings such as `--dimension=10`.
+def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sweep:
+    """An experiment with settings such as `--dimension=10`; a list of values, `--dimension=[2,10]`, makes a sweep.
 
     Args:
         name: an experiment, or a YAML file with `name` and settings.
@@ -51,7 +55,22 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
         )
     experiment = EXPERIMENTS[chosen]
     settings |= dict(parse_setting(override, experiment, COMMAND) for override in overrides)
-    return validated(experiment, settings, COMMAND)
+    swept = {name: values for name, values in settings.items() if _is_swept(experiment, name, values)}
+    if not swept:
+        return validated(experiment, settings, COMMAND)
+    for name, values in swept.items():
+        if any(value in values[:number] for number, value in enumerate(values)):
+            raise ValueError(f"{name} must be a value or a list of different values, got {values}")
+    combinations = [dict(zip(swept, values, strict=True)) for values in product(*swept.values())]
+    return Sweep(swept, [validated(experiment, settings | values, COMMAND) for values in combinations])
+
+
+def _is_swept(experiment: type[Experiment], name: str, values: Any) -> bool:
+    """Whether a setting has a list of values; the value of some settings is itself a list."""
+    kinds = {setting.name: get_origin(setting.type) for setting in fields(experiment)}
+    if not isinstance(values, list) or not values or name not in kinds:
+        return False
+    return kinds[name] is not tuple or all(isinstance(value, list) for value in values)
 
 
 def describe_settings() -> str:

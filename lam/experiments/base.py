@@ -1,11 +1,12 @@
 """`Experiment`, a frozen record of settings; `Outcome`, its tables and curves; and their files."""
 
 import io
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -63,6 +64,7 @@ class Experiment(ABC):
         accelerator: "cpu", "cuda", or "auto" for CUDA if it is available.
         name: key in `lam.experiments.EXPERIMENTS` and on the command line.
         title: title of the page.
+        conditions: columns that say what a row is about; the other columns are results.
     """
 
     seed: int = 0
@@ -72,6 +74,11 @@ class Experiment(ABC):
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
+    conditions: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings by name."""
+        return asdict(self)
 
     @abstractmethod
     def run(self, progress: Progress) -> Outcome:
@@ -82,9 +89,24 @@ class Experiment(ABC):
         return torch.Generator(resolve_accelerator(self.accelerator)).manual_seed(derive_seed(self.seed, *place))
 
 
-def conduct(experiment: Experiment, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
+@runtime_checkable
+class Conductable(Protocol):
+    """What `conduct` runs: an `Experiment`, or a `lam.experiments.sweep.Sweep` of several."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def settings(self) -> dict[str, Any]: ...
+
+    def run(self, progress: Progress) -> Outcome: ...
+
+
+def conduct(experiment: Conductable, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
     """Run an experiment and write `outcome.json` and `report.html` into a folder, new or not."""
-    folder, settings = Path(folder), asdict(experiment)
+    folder, settings = Path(folder), _storable(experiment.settings())
     folder.mkdir(parents=True, exist_ok=True)  # before the run: it may take hours, and this may fail
     outcome = experiment.run(progress)
     write_json(folder / "outcome.json", {"experiment": experiment.name, "settings": settings, **asdict(outcome)})
@@ -112,6 +134,15 @@ def check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> N
 def cell_text(value: str | float | None) -> str:
     """A cell of a table as text: numbers to four digits, a dash for None."""
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _storable(value: Any) -> Any:
+    """A setting as JSON can hold it: an infinite number becomes the text "inf", which is read as the number again."""
+    if isinstance(value, Mapping):
+        return {name: _storable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _picture(plot: Plot) -> bytes:

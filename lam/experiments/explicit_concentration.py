@@ -66,6 +66,7 @@ class ExplicitConcentration(ImageExperiment):
 
     name = "explicit-concentration"
     title = "Does an explicit concentration say how ambiguous an image is?"
+    conditions = ("base", "κ")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,6 +53,7 @@ class VarConAccuracy(ImageExperiment):
 
     name = "varcon-accuracy"
     title = "Is VarCon ahead of SupCon?"
+    conditions = ("loss", "batch", "images a class")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,33 @@
+"""`summary`: mean and standard deviation of metrics over seeds."""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+
+def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation (by n − 1) of every metric over seeds, and the number of seeds.
+
+    A metric that is undefined for a seed has neither, because the other seeds are the easier ones.
+
+    Args:
+        metrics: metrics by seed; only numbers and None count.
+
+    Returns:
+        `n`, `mean` and `std` by metric (`std` is empty for a single seed), and `undefined`, the seeds by metric.
+
+    Example:
+        >>> summary({0: {"ece": 0.1, "auroc": None}, 1: {"ece": 0.3, "auroc": 0.9}})
+        {'n': 2, 'mean': {'ece': 0.2}, 'std': {'ece': 0.141...}, 'undefined': {'auroc': [0]}}
+    """
+    names = dict.fromkeys(
+        name for row in metrics.values() for name, value in row.items() if isinstance(value, int | float | None)
+    )
+    undefined = {name: [seed for seed, row in metrics.items() if row.get(name) is None] for name in names}
+    known = {name: [row[name] for row in metrics.values()] for name in names if not undefined[name]}
+    return {
+        "n": len(metrics),
+        "mean": {name: statistics.fmean(values) for name, values in known.items()},
+        "std": {name: statistics.stdev(values) for name, values in known.items()} if len(metrics) > 1 else {},
+        "undefined": {name: seeds for name, seeds in undefined.items() if seeds},
+    }

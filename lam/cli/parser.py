@@ -37,7 +37,8 @@ settings continues.
 
 settings, their defaults (and allowed values):"""
 _EXPERIMENT_SETTINGS = """\
-Any setting can be an option, such as --dimension=10; it replaces the setting of the file.
+Any setting can be an option, such as --dimension=10; it replaces the setting of the file. A
+list of values, such as --dimension=[2,10], makes a row and a point of a curve for each; several seeds are averaged.
 
 settings, their defaults (and allowed values):"""
 
@@ -222,8 +223,7 @@ def command_parser() -> argparse.ArgumentParser:
     add = command(
         "experiment",
         commands.experiment,
-        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page. A list of values for "
-        "a setting runs each of them, and several seeds are averaged.",
+        "Compare losses where the truth is known, or repeat a table of a paper: a table and a page.",
     )
     add(
         "config",

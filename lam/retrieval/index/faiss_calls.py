@@ -126,11 +126,11 @@ def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> 
         return search(vectors, k, params=parameters)[1]
 
 
-def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) rows of highest cosine among stored vectors, which FAISS reads in place, without an index."""
+def nearest(stored: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(Q, k) highest cosines among stored vectors, and their rows. FAISS reads the vectors in place."""
     import faiss
 
-    return faiss.knn(vectors, stored, min(k, len(stored)), metric=faiss.METRIC_INNER_PRODUCT)[1]
+    return faiss.knn(vectors, stored, min(k, len(stored)), metric=faiss.METRIC_INNER_PRODUCT)
 
 
 def empty_copy(index: Any, device: str) -> Any:

@@ -208,9 +208,10 @@ class Index:
         least_kappa = least_kappa or 0.0
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if among is not None:
-            searched = self._store.places(least_kappa, ids_tensor(among).sort().values.numpy())
-            k = min(positive_integer("k", k), len(searched))
-            return _hits(*(self._search_among(vectors, k, searched) if k else flat.no_hits(len(vectors))), embeddings)
+            ids = ids_tensor(among).numpy()
+            if (ids[1:] < ids[:-1]).any():
+                ids = np.sort(ids)
+            return _hits(*self._search_among(vectors, positive_integer("k", k), least_kappa, ids), embeddings)
         n_allowed = self._store.count(least_kappa)
         k = min(positive_integer("k", k), n_allowed)
         found = self._search(vectors, k, least_kappa, n_allowed) if k else flat.no_hits(len(vectors))
@@ -354,23 +355,22 @@ class Index:
             places[lacks_hits], scores[lacks_hits] = searched[nearest.numpy()], cosines.numpy()
         return self._found(scores, places)
 
-    def _search_among(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found:
-        """The k best of the rows at these places, by FAISS's selector or, if they are few, exactly."""
-        if self._faiss is None:
-            among = np.sort(self._store.take("ids", searched))
-            return flat.search(self._store.chunks, vectors, k, 0.0, among)
-        if self.device == "cpu" and len(searched) > _FEW:
-            slots = self._store.take("slots", searched)
-            candidates = faiss_calls.search_among(self._faiss, vectors, min(2 * k, len(searched)), slots)
-            if candidates is not None and ((places := self._store.places_of(candidates)) >= 0).sum(1).min() >= k:
-                places, scores = flat.score(partial(self._store.take, "vectors"), vectors, places)
-                return self._found(*flat.top(k, scores, places))
-        gallery = self._store.take("vectors", searched)
-        with faiss_calls.matrix_product(len(vectors)):
-            rows = faiss_calls.nearest(gallery, vectors, k)
-        rows, scores = flat.score(gallery.__getitem__, vectors, rows)
-        scores, rows = flat.top(k, scores, rows)
-        return self._found(scores, searched[rows])
+    def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> flat.Found:
+        """The k best of the rows of these rising ids, by FAISS's selector if they are many, else exactly."""
+        if self._faiss is not None and self.device == "cpu" and len(among) > _FEW:
+            searched = self._store.places(least_kappa, among)
+            if len(searched) > _FEW and (found := self._select(vectors, min(k, len(searched)), searched)) is not None:
+                return found
+        return flat.search(self._store.chunks, vectors, k, least_kappa, among)
+
+    def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
+        """The k best of the rows at these places by FAISS's selector; None if it finds too few for a query."""
+        slots = self._store.take("slots", searched)
+        candidates = faiss_calls.search_among(self._faiss, vectors, min(2 * k, len(searched)), slots)
+        if candidates is None or ((places := self._store.places_of(candidates)) >= 0).sum(axis=1).min(initial=k) < k:
+            return None
+        places, scores = flat.score(partial(self._store.take, "vectors"), vectors, places)
+        return self._found(*flat.top(k, scores, places))
 
     def _found(self, scores: np.ndarray, places: np.ndarray) -> flat.Found:
         return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)
@@ -392,7 +392,7 @@ def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hit
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()
     with faiss_calls.matrix_product(len(vectors)):
-        rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)
+        rows = np.empty((0, k), np.int64) if len(vectors) == 0 else faiss_calls.nearest(stored, vectors, k)[1]
     rows, scores = flat.score(stored.__getitem__, vectors, rows)
     scores, rows = flat.top(k, scores, rows)
     return _hits(rows, scores.clip(-1, 1), items.kappa.numpy()[rows], queries)

@@ -56,9 +56,10 @@ class Chunk:
     def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
         """Which of these rows have a κ of at least this, and one of these rising ids, if any are given."""
         is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
-        if among is None or len(among) == 0:
-            return is_allowed if among is None else np.zeros_like(is_allowed)
-        return is_allowed & (among[among.searchsorted(ids).clip(max=len(among) - 1)] == ids)
+        if among is None or len(ids) == 0:
+            return is_allowed
+        within = slice(among.searchsorted(ids.min()), among.searchsorted(ids.max(), side="right"))
+        return is_allowed & np.isin(ids, among[within])
 
     @property
     def needs_sweep(self) -> bool:

@@ -334,12 +334,17 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
             f"give --index once, got {', '.join(parsed.index)}: flat and hnsw are structures of the service's own "
             "index; a Milvus collection keeps its structure"
         )
-    settings = ServiceSettings(keep_queries=parsed.keep_queries)
+    settings = ServiceSettings(
+        keys=parsed.keys,
+        access_log=parsed.access_log,
+        slow_seconds=parsed.slow,
+        cors_origins=tuple(parsed.cors_origin),
+        keep_queries=parsed.keep_queries,
+    )
     serve(
         parsed.run,
         host=parsed.host,
         port=parsed.port,
-        keys=parsed.keys,
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
         index=parsed.index[0] if parsed.index else None,

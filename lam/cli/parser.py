@@ -247,6 +247,20 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="lines such as `read KEY`, with the rights read, write and admin, beside $LAM_API_KEY, which has all",
     )
+    add("--access-log", metavar="FILE", help="a line of JSON for each request; - for standard error (default: none)")
+    add(
+        "--slow",
+        type=float,
+        metavar="SECONDS",
+        help="mark slower requests in the log, or log only these (default: none)",
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="pages of this origin may use the service, such as https://example.org; may be repeated",
+    )
     add("--device", default="cpu", help="where the network runs (default: cpu)")
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
     add(

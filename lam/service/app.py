@@ -16,6 +16,7 @@ from lam.service.keys import Keys, right_for
 from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
+from lam.service.request_log import RequestLog
 from lam.service.routes.items import add_items
 from lam.service.routes.parameters import max_json_of
 from lam.service.routes.searches import add_searches
@@ -39,12 +40,12 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(engine: Engine, *, keys: Keys | None = None) -> Limits:
+def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | None = None) -> Limits:
     """The application of an engine; it closes the engine when the server shuts down.
 
     Args:
         engine: an opened run.
-        keys: see `lam.service.limits.Limits`.
+        keys, log: see `lam.service.limits.Limits`.
     """
     metrics = Metrics(engine)
 
@@ -70,4 +71,4 @@ def create_app(engine: Engine, *, keys: Keys | None = None) -> Limits:
     add_items(app, engine)
     add_state(app, engine, metrics)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
-    return Limits(app, engine.settings, keys=keys, max_json=max_json_of(engine), count=metrics.count_request)
+    return Limits(app, engine.settings, keys=keys, max_json=max_json_of(engine), count=metrics.count_request, log=log)

@@ -7,7 +7,6 @@ items, decode, run the network, apply filters, search, and write.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,10 +36,11 @@ from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.models import SearchResponse
 from lam.service.settings import ServiceSettings
+from lam.service.tracing import stage
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-Value = TypeVar("Value")
+Job, Value = TypeVar("Job"), TypeVar("Value")
 _WARM_UPS = 3
 _KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)
@@ -165,11 +165,11 @@ class Engine:
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
         """Do a job over many items in the thread of listings, which blocks no other work."""
-        return await self._done(self.lister.submit(job))
+        return await self._done(self.lister, job)
 
     async def read(self, job: Callable[[], Value]) -> Value:
         """Do a job on JSON or on single items outside of the event loop, which it would block."""
-        return await self._done(self.reader.submit(job))
+        return await self._done(self.reader, job)
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
         """Embed a JPEG, PNG or WebP file or a text; an embedding is returned unchanged.
@@ -180,8 +180,8 @@ class Engine:
         """
         if isinstance(body, Query):
             return body
-        tensor, fields = await self._done(self.decoder.submit((body, with_thumbnail)))
-        return replace(await self._done(self.network.submit(tensor)), **fields)
+        tensor, fields = await self._done(self.decoder, (body, with_thumbnail))
+        return replace(await self._done(self.network, tensor), **fields)
 
     async def search(self, search: Search) -> SearchResponse:
         """Find the nearest items, and decide.
@@ -190,7 +190,7 @@ class Engine:
             Refusal: `busy`, if too many requests wait.
             ServiceError: from reading the query.
         """
-        return await self._done(self.searcher.submit(search))
+        return await self._done(self.searcher, search)
 
     async def part(self, filter: str) -> Part:
         """The part of the gallery that passes a filter in JSON, with its calibration.
@@ -198,7 +198,7 @@ class Engine:
         Raises:
             Refusal: `invalid`, for anything but a filter; `busy`, for one that takes too long.
         """
-        return await self._done(self.filterer.submit(filter))
+        return await self._done(self.filterer, filter)
 
     async def write(self, operation: Operation) -> Change:
         """Put or delete an item; on return the change is durable.
@@ -207,7 +207,7 @@ class Engine:
             Refusal: `full`, if the change could not be stored; `busy`, if too many requests wait.
         """
         # shielded: a client that goes away must not cancel a batch with changes of others
-        return await asyncio.shield(self._done(self.writer.submit(operation)))
+        return await asyncio.shield(self._done(self.writer, operation))
 
     def close(self) -> None:
         """Finish the waiting jobs, and release the folder."""
@@ -217,9 +217,10 @@ class Engine:
             _logging_failure(self.live.write)
         self.gallery.close()
 
-    async def _done(self, future: "Future[Value]") -> Value:
+    async def _done(self, worker: Worker[Job, Value], job: Job) -> Value:
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.answer_seconds)
+            with stage(worker.name):
+                return await asyncio.wait_for(asyncio.wrap_future(worker.submit(job)), self.settings.answer_seconds)
         except TimeoutError:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 

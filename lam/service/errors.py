@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lam.gallery.refusal import Kind, Refusal
+from lam.service.tracing import request_id
 
 STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507}
 
@@ -37,7 +38,7 @@ class ServiceError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """The body of the answer."""
-        return {"error": self.error, "allowed": self.allowed}
+        return {"error": self.error, "allowed": self.allowed, "request_id": request_id()}
 
 
 FAILED = ServiceError(500, "the service failed at this request; its log says why")

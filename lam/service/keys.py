@@ -6,10 +6,10 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 Right = Literal["read", "write", "admin"]
-RIGHTS: tuple[Right, ...] = get_args(Right)
+RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 """Rights from the least to the greatest; each includes those before it."""
 
 VARIABLE = "LAM_API_KEY"
@@ -46,7 +46,7 @@ class Keys:
         self._rights = [(_hash(key.encode()), right) for key, right in rights.items()]
 
     @classmethod
-    def read(cls, file: str | Path | None = None) -> "Keys | None":
+    def read(cls, file: str | None = None) -> "Keys | None":
         """The key in $LAM_API_KEY, with the right `admin`, and the keys of a file; None without any.
 
         Args:

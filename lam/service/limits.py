@@ -1,4 +1,4 @@
-"""Checks of every request before its route: host, key, size and deadline; and the headers of every answer.
+"""Checks of every request before its route: host, key, size and deadline; the headers of every answer, and its log.
 
 The whole body is read here, so routes never wait for a client: FastAPI limits neither its size nor its time.
 `lam.service.connections` has the deadlines of headers and of reading an answer.
@@ -12,14 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
+from lam.service.cors import cors_headers, preflight_headers
 from lam.service.errors import FAILED, ServiceError
 from lam.service.keys import RIGHTS, Keys, right_for
+from lam.service.request_log import RequestLog
 from lam.service.settings import ServiceSettings
+from lam.service.tracing import HEADER, Trace, traced
 
 Count = Callable[[str, str, int, float], None]
 
@@ -43,6 +47,7 @@ _PAUSE = 0.05  # delay in seconds: workers run meanwhile
 _NEW_A_SECOND = 100  # connections of an address that need no worker; more are delayed
 _NEW_PAUSE = 0.02  # their delay in seconds: a health check from the same address is answered within 50 ms
 _PAUSED = (401, 403, 503)  # statuses after which clients try again at once
+_METHOD = 16  # characters of a method in the log
 _LOG = logging.getLogger(__name__)
 
 
@@ -56,13 +61,21 @@ class Limits:
             checks. Without keys, only requests that name this machine as their host are answered.
         max_json: greatest bytes of a JSON body; a pair may be as large as any body.
         count: called for every answer with its route, method, status and seconds.
+        log: the log of requests; None for none.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServiceSettings, *, keys: Keys | None, max_json: int, count: Count
+        self,
+        app: ASGIApp,
+        settings: ServiceSettings,
+        *,
+        keys: Keys | None,
+        max_json: int,
+        count: Count,
+        log: RequestLog | None = None,
     ) -> None:
         self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
-        self._keys = keys
+        self._keys, self._log = keys, log
         self._held = 0
         self._joining = asyncio.Lock()
         self._make_room: Callable[[], object] = lambda: None
@@ -75,15 +88,23 @@ class Limits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] == "http":
-            await self._http(scope, receive, _Sender(send, self._hold))
+            await self._traced(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request on a surplus connection."""
-        await self._http(scope, receive, _Sender(send, self._hold), refused=busy("too many connections are open"))
+        await self._traced(scope, receive, send, refused=busy("too many connections are open"))
 
-    async def _http(self, scope: Scope, receive: Receive, send: "_Sender", *, refused: Refusal | None = None) -> None:
+    async def _traced(self, scope: Scope, receive: Receive, send: Send, *, refused: Refusal | None = None) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        with traced(headers) as trace:
+            added = {HEADER: trace.id, **cors_headers(self._settings.cors_origins, headers)}
+            await self._http(scope, receive, _Sender(send, self._hold, added), trace, refused=refused)
+
+    async def _http(
+        self, scope: Scope, receive: Receive, send: "_Sender", trace: Trace, *, refused: Refusal | None
+    ) -> None:
         body, started = None, time.perf_counter()
         try:
             if refused is not None:
@@ -95,9 +116,14 @@ class Limits:
             if b"content-length" in headers and b"transfer-encoding" in headers:
                 raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
-            self._require_right(scope["method"], scope["path"], headers)
-            if pause := self._pause(scope):
+            preflight = preflight_headers(scope["method"], headers, send.added)
+            if preflight is None:
+                self._require_right(scope["method"], scope["path"], headers)
+            if pause := self._pause(scope, is_cheap=preflight is not None):
                 await asyncio.sleep(pause)
+            if preflight is not None:
+                await send.answer(204, preflight)
+                return
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
             body = await self._body(self._limit(scope["path"], headers), headers, receive)
@@ -115,17 +141,31 @@ class Limits:
         except _GoneError:
             return
         except Exception:
-            _LOG.exception("a request failed")
+            _LOG.exception("the request %s failed", trace.id)
             await send.refuse(FAILED)
             await send.end()
         finally:
             self._hold(-len(body or b""))
             route = getattr(scope.get("route"), "path_format", "other")
-            self._count(route, scope["method"], send.status, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._count(route, scope["method"], send.status, seconds)
+            if self._log is not None:
+                self._log.note(
+                    seconds,
+                    time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    id=trace.id,
+                    client=next(iter(scope.get("client") or ()), None),
+                    method=scope["method"][:_METHOD],
+                    route=route,
+                    status=send.status,
+                    received=len(body or b""),
+                    sent=send.sent,
+                    stages={name: round(each, 6) for name, each in trace.stages.items()},
+                )
 
-    def _pause(self, scope: Scope) -> float:
+    def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
         """Delay in seconds, if a connection or an address has sent too many requests without work in this second."""
-        if scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
+        if not is_cheap and scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
             self._second, self._cheap = second, Counter()
@@ -224,24 +264,27 @@ class _Sender:
     Args:
         send: sends a message; waits until the client has read earlier ones.
         hold: counts bytes in memory until the client has read them.
+        added: headers of the answer to this request, whatever it is.
     """
 
-    def __init__(self, send: Send, hold: Callable[[int], None]) -> None:
-        self._send, self._hold = send, hold
-        self.status, self.begun, self.ended = 499, False, False
+    def __init__(self, send: Send, hold: Callable[[int], None], added: Mapping[str, str]) -> None:
+        self._send, self._hold, self.added = send, hold, added
+        self.status, self.begun, self.ended, self.sent = 499, False, False, 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             headers = list(message.get("headers", []))
             names = {name.lower() for name, _ in headers}
-            headers += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in names]
+            common = {**HEADERS, **self.added}
+            headers += [(k.encode(), v.encode()) for k, v in common.items() if k.lower().encode() not in names]
             await self._send({**message, "headers": headers})
         else:
             await self._body(message.get("body", b""), message.get("more_body", False))
 
     async def _body(self, body: bytes, more: bool) -> None:
         self._hold(len(body))
+        self.sent += len(body)
         try:
             for start in range(0, len(body) or 1, _PIECE):
                 self.ended = not more and start + _PIECE >= len(body)
@@ -260,6 +303,12 @@ class _Sender:
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
         await self({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def answer(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send an answer without a body."""
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": status, "headers": encoded})
+        await self.end()
 
     async def end(self) -> None:
         """End an answer."""

@@ -421,6 +421,7 @@ class ErrorResponse(Answer):
 
     error: str
     allowed: Any
+    request_id: Annotated[str | None, Field(description="as in the header X-Request-ID and in the log")]
 
 
 _adapter = cache(TypeAdapter)

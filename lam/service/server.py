@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
+from lam.service.request_log import RequestLog
 from lam.service.settings import ServiceSettings
 
 _THREADS = 2
@@ -43,7 +44,6 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    keys: str | Path | None = None,
     device: str = "cpu",
     drop_corrupt: bool = False,
     index: str | None = None,
@@ -55,22 +55,22 @@ def serve(
         run: the run's folder.
         host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
-        keys: a file of keys beside the one in the environment; see `Keys.read`.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
-        settings: limits.
+        settings: limits, keys and logs.
 
     Raises:
-        ValueError: for a host that needs a key, or as `Engine`.
+        ValueError: for a host that needs a key, or as `Engine` or `Keys.read`.
         CorruptFileError: as `Engine`.
-        OSError: for an address that cannot be bound.
+        OSError: for an address that cannot be bound, or a log that cannot be written.
     """
-    checked = _keys(keys, host)
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
+    keys = _keys(settings.keys, host)
     with block_hangups(), ExitStack() as resources:
         listener = resources.enter_context(_bound(host, port))
+        log = resources.enter_context(closing(RequestLog(settings.access_log, settings.slow_seconds)))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
         engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
         listener.listen()  # before the address is printed: a client that reads it can connect
@@ -81,9 +81,8 @@ def serve(
             print(engine.gallery.recall, flush=True)
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
-        server = server_of(
-            create_app(engine, keys=checked), settings, OpenConnections(most, settings.client_connections)
-        )
+        app = create_app(engine, keys=keys, log=log)
+        server = server_of(app, settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # garbage collection over all loaded objects would delay every request
         uvloop.run(_serve(server, listener, engine))
 
@@ -181,7 +180,7 @@ class _Sparing(logging.Filter):
         return True
 
 
-def _keys(file: str | Path | None, host: str) -> Keys | None:
+def _keys(file: str | None, host: str) -> Keys | None:
     keys = Keys.read(file)
     if keys is None and host.lower() not in LOCAL_HOSTS:
         raise ValueError(f"a host other than this machine needs a key, got host {host!r}: set ${VARIABLE} or --keys")

@@ -1,13 +1,15 @@
-"""`ServiceSettings`, the limits of the service."""
+"""`ServiceSettings`, the limits of the service, its keys and its logs."""
 
 from dataclasses import dataclass, fields
+
+from lam.service.cors import check_origin
 
 MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of the service; those in `_seconds` are times in seconds.
+    """Limits of the service, its keys and its logs; limits in `_seconds` are times in seconds.
 
     Attributes:
         max_body: bytes of a body.
@@ -28,11 +30,15 @@ class ServiceSettings:
         batch: requests in one batch.
         patience: seconds of work before a request, in all queues together.
         queue: waiting requests in one queue.
+        keys: file of keys beside the one in the environment; see `lam.service.keys.Keys.read`.
+        access_log: file of all requests, as JSON lines; `-` for standard error.
+        slow_seconds: requests that take longer are marked in the log; without one, these are logged on standard error.
+        cors_origins: origins of pages that may use the service, such as `https://example.org`.
         keep_queries: size of the random sample of searches that is kept as embeddings, for
             `lam calibrate --unlabelled live`; None keeps no sample.
 
     Raises:
-        ValueError: for a limit that is not positive.
+        ValueError: for a limit that is not positive, or an origin that is none.
     """
 
     max_body: int = 10 * MEBIBYTE
@@ -53,10 +59,16 @@ class ServiceSettings:
     batch: int = 32
     patience: float = 1.0
     queue: int = 256
+    keys: str | None = None
+    access_log: str | None = None
+    slow_seconds: float | None = None
+    cors_origins: tuple[str, ...] = ()
     keep_queries: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and value <= 0:
+            if isinstance(value, int | float) and value <= 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
+        for origin in self.cors_origins:
+            check_origin(origin)

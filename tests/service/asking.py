@@ -13,9 +13,9 @@ PNG = {"content-type": "image/png"}
 JSON = {"content-type": "application/json"}
 
 
-def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = None) -> TestClient:
+def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = None, log: Any = None) -> TestClient:
     keys = keys if key is None else Keys({key: "admin"})
-    return TestClient(create_app(engine, keys=keys), base_url=HOST, raise_server_exceptions=False)
+    return TestClient(create_app(engine, keys=keys, log=log), base_url=HOST, raise_server_exceptions=False)
 
 
 def embedding(dimension: int, axis: int = 0, kappa: float = 50.0, **fields: Any) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def refused(response: Any, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     found = response.json()
-    assert set(found) == {"error", "allowed"}
+    assert set(found) == {"error", "allowed", "request_id"}
+    assert found["request_id"] == response.headers["x-request-id"]
     assert "Traceback" not in response.text
     assert "site-packages" not in response.text
     return found["error"]

@@ -425,7 +425,7 @@ def test_the_schema_names_every_route_and_refusal(client: TestClient) -> None:
 
 def test_errors_of_the_engine_are_typed() -> None:
     error = ServiceError(418, "short and stout", allowed=["tea"])
-    assert error.to_json() == {"error": "short and stout", "allowed": ["tea"]}
+    assert error.to_json() == {"error": "short and stout", "allowed": ["tea"], "request_id": None}
 
 
 @pytest.mark.parametrize("file", ["index.html", "words.js"])

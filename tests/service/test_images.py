@@ -61,6 +61,7 @@ def test_other_formats_are_refused_and_nothing_is_leaked() -> None:
         assert error.to_json() == {
             "error": "the body is no image of an allowed format",
             "allowed": ["image/jpeg", "image/png", "image/webp"],
+            "request_id": None,
         }
 
 

@@ -23,10 +23,10 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAM_API_KEY", raising=False)
 
 
-def keys_in(path: Path, text: str, mode: int = 0o600) -> Path:
+def keys_in(path: Path, text: str, mode: int = 0o600) -> str:
     path.write_text(text)
     path.chmod(mode)
-    return path
+    return str(path)
 
 
 def test_every_operation_needs_at_least_the_right_that_its_method_says(shared_engine: Engine) -> None:

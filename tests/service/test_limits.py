@@ -31,7 +31,7 @@ class Reply:
     def error(self) -> str:
         """The sentence of a refusal."""
         found = json.loads(self.body)
-        assert set(found) == {"error", "allowed"}
+        assert set(found) == {"error", "allowed", "request_id"}
         return found["error"]
 
 
@@ -70,6 +70,7 @@ async def ask(
     read: asyncio.Event | None = None,
     client: tuple[str, int] | None = None,
     raw_path: bytes = b"",
+    method: str = "POST",
 ) -> Reply:
     """Send a body in chunks; the last is the end, unless the client is gone by then, or does not read before it may."""
     reply, left = Reply(), list(chunks)
@@ -95,7 +96,7 @@ async def ask(
             reply.body += message["body"]
             reply.ended += not message.get("more_body", False)
 
-    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "http_version": "1.1", "method": method, "path": path, "headers": list(headers)}
     scope |= {"client": client, "raw_path": raw_path}
     await app(scope, receive, send)
     return reply

@@ -1,0 +1,57 @@
+"""One request as it passes through the service: its id, and the seconds that it spends at each stage."""
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+HEADER = "X-Request-ID"
+_SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+@dataclass
+class Trace:
+    """A request.
+
+    Attributes:
+        id: its id, from the client or new.
+        stages: seconds of waiting and work at each worker, by its name.
+    """
+
+    id: str
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+_NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+@contextmanager
+def traced(headers: Mapping[bytes, bytes]) -> Iterator[Trace]:
+    """Within the context, a request. Its headers, with names in lower case, give its id, if that is short and plain."""
+    sent = headers.get(HEADER.lower().encode(), b"")
+    trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16))
+    token = _NOW.set(trace)
+    try:
+        yield trace
+    finally:
+        _NOW.reset(token)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Within the context, the present request is at a stage."""
+    trace, started = _NOW.get(), time.perf_counter()
+    try:
+        yield
+    finally:
+        if trace is not None:
+            trace.stages[name] = trace.stages.get(name, 0.0) + time.perf_counter() - started
+
+
+def request_id() -> str | None:
+    """Id of the present request; None outside of one."""
+    trace = _NOW.get()
+    return None if trace is None else trace.id

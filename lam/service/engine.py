@@ -40,7 +40,8 @@ from lam.service.tracing import stage
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
-Job, Value = TypeVar("Job"), TypeVar("Value")
+Job = TypeVar("Job")
+Value = TypeVar("Value")
 _WARM_UPS = 3
 _KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)

@@ -26,8 +26,10 @@ _ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
 
 def right_for(method: str, path: str) -> Right:
     """The right that a request needs."""
-    fitting = (right for methods, start, right in _ROUTES if method in methods and path.startswith(start))
-    return next(fitting, "write")
+    for methods, start, right in _ROUTES:
+        if method in methods and path.startswith(start):
+            return right
+    return "write"
 
 
 class Keys:
@@ -43,7 +45,7 @@ class Keys:
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:
             _check(key, "a key")
-        self._rights = [(_hash(key.encode()), right) for key, right in rights.items()]
+        self._rights: list[tuple[bytes, Right]] = [(_hash(key.encode()), right) for key, right in rights.items()]
 
     @classmethod
     def read(cls, file: str | None = None) -> "Keys | None":
@@ -68,7 +70,8 @@ class Keys:
 
     def right_of(self, key: bytes) -> Right | None:
         """The right of a key; None for an unknown key. The time tells nothing about the keys."""
-        digest, found = _hash(key), None
+        digest = _hash(key)
+        found: Right | None = None
         for known, right in self._rights:  # no early end: its time would tell which key fits
             if hmac.compare_digest(known, digest):
                 found = right
@@ -85,13 +88,12 @@ def _read_file(path: Path, rights: dict[str, Right]) -> None:
         if not line.strip() or line.startswith("#"):
             continue
         name, _, key = line.strip().replace("\t", " ").partition(" ")
-        right = next((right for right in RIGHTS if right == name), None)
         where = f"{path}, line {number}"
-        if right is None:
+        if name not in RIGHTS:
             raise ValueError(f"{where} must be RIGHT KEY, where RIGHT is one of {', '.join(RIGHTS)}")
         if _check(key.strip(), where) in rights:
             raise ValueError(f"{where} repeats a key: give each key one right")
-        rights[key.strip()] = right
+        rights[key.strip()] = RIGHTS[RIGHTS.index(name)]
     if len(rights) == before:
         raise ValueError(f"{path} holds no key: give lines such as `read KEY`")
 

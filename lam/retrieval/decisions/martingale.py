@@ -1,0 +1,128 @@
+"""Test martingales: wealth that only a change of the data can multiply, for alarms that may be read at any time.
+
+A gambler bets against a hypothesis. If it is true, no system of bets raises the expected wealth. By Ville's inequality
+a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. A test that is
+repeated, such as that of Kolmogorov and Smirnov, alarms sooner or later with certainty.
+
+`OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
+is compared with *all* earlier ones. A fixed calibration set would not do: its chance deviation from the truth is the
+same for every query, and bets on it win without end.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64
+
+_ODDS = (1.5, 3.0, 8.0)
+_LEVELS = np.repeat([0.01, 0.03, 0.1, 0.3], len(_ODDS))
+_RATE_ODDS = np.array([1.5, 2.0, 4.0, 10.0, 30.0, 100.0])
+_SCALE = 100.0  # queries in which most early accounts wake
+
+
+def asleep(n: int) -> float:
+    """Share of the wealth that has not bet in the first n rounds: 1/(2 + 2 log(1 + n/100)), and 1 before the first.
+
+    Half wakes at the first round, for a change before it. The share falls so slowly that a change after n rounds costs
+    log n + 2 log log n in log wealth, less than any constant rate of waking for late changes.
+    """
+    return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
+
+
+class Martingale:
+    """Wealth of accounts that wake one after another and then bet in every round.
+
+    M_n = asleep(n) + Σ_j W_nj with W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, for J bets b_nj. Under the
+    hypothesis each bet has a mean of at most 1, given the past, and so has M_n/M_(n−1). An account that wakes late has
+    not lost in the rounds before: a long good past does not hide a change. The sum over waking times is that of
+    Shiryaev and Roberts, with weights that sum to 1; theirs bounds only the mean time to a false alarm.
+
+    Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
+        rate of waking.
+
+    Args:
+        shape: (..., J), of S streams of J bets, or of one stream.
+        asleep: share of the wealth that has not bet in the first n rounds, falling from 1.
+
+    Attributes:
+        n: number of rounds.
+        log_accounts: log W.
+        log_peak: the greatest log wealth so far.
+
+    Example:
+        >>> martingale = Martingale((12,))
+        >>> for p in (0.002, 0.004, 0.001, 0.003):
+        ...     martingale.bet(step_bets(np.array(p)))
+        >>> round(float(martingale.log_value), 2)
+        5.5
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, asleep: Callable[[int], float] = asleep) -> None:
+        self.n = 0
+        self.log_accounts = np.full(shape, -np.inf)
+        self.log_peak = np.zeros(shape[:-1])
+        self._asleep = asleep
+
+    def bet(self, log_bets: Float[np.ndarray, "... J"]) -> None:
+        """Play a round, whose bets are given as logarithms of the factors that they paid."""
+        woken = (self._asleep(self.n) - self._asleep(self.n + 1)) / log_bets.shape[-1]
+        self.n += 1
+        self.log_accounts = np.logaddexp(self.log_accounts, np.log(woken)) + log_bets
+        self.log_peak = np.asarray(np.maximum(self.log_peak, self.log_value))
+
+    @property
+    def log_value(self) -> Float[np.ndarray, "..."]:
+        """Logarithm of the wealth."""
+        return np.asarray(np.logaddexp(np.logaddexp.reduce(self.log_accounts, axis=-1), np.log(self._asleep(self.n))))
+
+
+def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
+    """Logarithms of 12 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
+
+    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.5, 3 and 8 times those of a. A bet wins most if a
+    share b of the p-values is at most a.
+    """
+    odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)
+    return _two_valued(p[..., None] <= _LEVELS, _LEVELS, odds)
+
+
+def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, "... J"]:
+    """Logarithms of 6 bets that errors are more frequent than `rate`: b/rate for an error, else (1 − b)/(1 − rate).
+
+    The odds of b are 1.5 to 100 times those of the rate. A bet has a mean of at most 1 for every frequency of errors of
+    at most `rate`.
+
+    Source: Waudby-Smith and Ramdas (2024), section 4, for one-sided bets.
+    """
+    return _two_valued(error[..., None], rate, _RATE_ODDS * rate / (1 - rate))
+
+
+def _two_valued(won: np.ndarray, level: float | np.ndarray, odds: np.ndarray) -> np.ndarray:
+    share = odds / (1 + odds)
+    return np.where(won, np.log(share / level), np.log((1 - share) / (1 - level)))
+
+
+class OnlinePValues:
+    """Smoothed p-values of each score among itself and all earlier ones, in cells of a fixed grid.
+
+    p = (#{earlier above} + U · (1 + #{earlier equal}))/(n + 1) for n earlier scores and a uniform U. For exchangeable
+    scores of any distribution the p-values are independent and uniform, ties included. So scores in one cell of a grid
+    may count as equal, and the memory is bounded. The cells must not depend on the scores.
+
+    Source: Vovk, Gammerman and Shafer (2005), proposition 2.8.
+
+    Args:
+        counts: number of earlier scores in each cell, by rising doubt; changed in place.
+    """
+
+    def __init__(self, counts: Int64[np.ndarray, " B"]) -> None:
+        self.counts = counts
+        self._n = int(counts.sum())
+
+    def __call__(self, cell: int, uniform: float) -> float:
+        """p-value of a score, which then joins the earlier ones."""
+        above = int(self.counts[cell + 1 :].sum())
+        p = (above + uniform * (1 + int(self.counts[cell]))) / (self._n + 1)
+        self.counts[cell] += 1
+        self._n += 1
+        return p

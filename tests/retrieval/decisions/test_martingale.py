@@ -1,0 +1,111 @@
+"""Test martingales against another library, a double loop, and what they promise: few false alarms, and an alarm."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lam.retrieval.decisions.martingale import Martingale, OnlinePValues, asleep, rate_bets, step_bets
+
+LEVELS, ODDS = (0.01, 0.03, 0.1, 0.3), (1.5, 3.0, 8.0)
+
+
+def played(log_bets: np.ndarray, asleep: Callable[[int], float] = asleep) -> np.ndarray:
+    """The log wealth after each round, of one stream."""
+    martingale, values = Martingale(log_bets.shape[1:], asleep=asleep), []
+    for bets in log_bets:
+        martingale.bet(bets)
+        values.append(float(martingale.log_value))
+    assert martingale.log_peak == max(0.0, *values)
+    return np.array(values)
+
+
+def better(level: float) -> list[float]:
+    return [odds * level / (1 - level + odds * level) for odds in ODDS]
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.05])
+@pytest.mark.parametrize("power", [1.0, 1.5])
+def test_the_wealth_is_that_of_crepes(rate: float, power: float) -> None:
+    martingales = pytest.importorskip("crepes.martingales")
+    p = np.random.default_rng(0).random(2000) ** power  # a power of 1.5 makes small ones frequent
+    sleepers = [
+        martingales.SleeperStayer(rate, martingales.StepBettingFunction(Gs=better(level), A=level)) for level in LEVELS
+    ]
+    theirs = martingales.CompositeMartingale(sleepers).apply(p)
+    ours = played(step_bets(p), lambda n: (1 - rate) ** n)
+    np.testing.assert_allclose(ours, np.log(theirs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cells", [3, 50, 4000])
+def test_the_p_values_are_those_of_crepes(cells: int) -> None:
+    martingales = pytest.importorskip("crepes.martingales")
+    scores = np.random.default_rng(1).integers(0, cells, 400)
+    uniform = np.random.RandomState(5).rand(len(scores))  # as crepes draws them
+    ours = OnlinePValues(np.zeros(cells, dtype=np.int64))
+    p = [ours(int(score), u) for score, u in zip(scores, uniform, strict=True)]
+    np.testing.assert_allclose(p, martingales.semi_online_p_values(scores, seed=5), rtol=1e-12)
+
+
+def test_the_wealth_is_the_sum_over_waking_times() -> None:
+    """The slow twin: every account of every waking time, as a product of its bets."""
+    p = np.random.default_rng(2).random(60) ** 2
+    wealth = asleep(60)
+    for level in LEVELS:
+        for share in better(level):
+            factors = [share / level if each <= level else (1 - share) / (1 - level) for each in p]
+            wealth += sum((asleep(n) - asleep(n + 1)) / 12 * math.prod(factors[n:]) for n in range(60))
+    assert played(step_bets(p))[-1] == pytest.approx(math.log(wealth), abs=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.01, 0.03, 0.1, 0.3])
+def test_no_bet_on_uniform_p_values_is_favourable(level: float) -> None:
+    won, lost = np.exp(step_bets(np.array(level))), np.exp(step_bets(np.array(np.nextafter(level, 1))))
+    changed = won != lost
+    assert changed.sum() == len(ODDS)  # equal to a level wins
+    np.testing.assert_allclose(level * won[changed] + (1 - level) * lost[changed], 1)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.05, 0.5])
+def test_no_bet_on_a_lower_rate_of_errors_is_favourable(rate: float) -> None:
+    error, right = np.exp(rate_bets(np.array([True, False]), rate))
+    for frequency in (0.0, rate / 2, rate):
+        mean = frequency * error + (1 - frequency) * right
+        assert (mean <= 1 + 1e-12).all()
+    np.testing.assert_allclose(rate * error + (1 - rate) * right, 1)
+
+
+def test_wealth_that_no_float_holds_stays_finite() -> None:
+    assert 5000 < played(step_bets(np.full(5000, 1e-9)))[-1] < math.inf
+
+
+def test_shares_asleep_fall_from_one() -> None:
+    shares = np.array([asleep(n) for n in (*range(1000), 10**6, 10**9)])
+    assert shares[0] == 1
+    assert (np.diff(shares) < 0).all()
+    assert shares[-1] > 0
+
+
+def uniform_wealth(streams: int, rounds: int, seed: int, later: float = 1.0, change: int = 0) -> Martingale:
+    """Streams of online p-values of exchangeable scores; from `change` on, the scores grow by a power of `later`."""
+    generator, martingale = np.random.default_rng(seed), Martingale((streams, 12))
+    values = [OnlinePValues(np.bincount(generator.integers(0, 500, 100), minlength=500)) for _ in range(streams)]
+    for n in range(rounds):
+        scores = (500 * generator.random(streams) ** (later if n >= change else 1.0)).astype(int)
+        pairs = zip(values, scores, generator.random(streams), strict=True)
+        martingale.bet(step_bets(np.array([p(int(score), u) for p, score, u in pairs])))
+    return martingale
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    peaks = uniform_wealth(200, 300, seed=3).log_peak
+    for alpha in (0.5, 0.2, 0.1):
+        assert (peaks >= -math.log(alpha)).mean() <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / 200)
+
+
+def test_a_late_change_is_noticed() -> None:
+    before = uniform_wealth(50, 200, seed=4).log_peak
+    after = uniform_wealth(50, 300, seed=4, later=0.2, change=200).log_peak
+    assert (before < math.log(40)).mean() > 0.9
+    assert (after > math.log(40)).mean() > 0.9

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from lam.experiments.aninfonce_latents import AnInfoNCELatents
-from lam.experiments.base import Experiment, Outcome, conduct
+from lam.experiments.base import Experiment, Outcome
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
+from lam.experiments.report import conduct
 from lam.experiments.sweep import Sweep
 from lam.experiments.varcon_accuracy import VarConAccuracy
 from lam.utils.files import read_yaml

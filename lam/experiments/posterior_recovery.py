@@ -20,10 +20,12 @@ from lam.experiments.networks import layers
 from lam.losses import ELK, HIB, DistributionLoss, MCInfoNCE
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.aleatoric import rank_correlation
-from lam.utils.checks import check_at_least, check_positive
+from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.vmf.bessel import bessel_ratio_complement
 from lam.vmf.distribution import VonMisesFisher
 
-LossOfPosteriors = Literal["mc_infonce", "elk", "hib"]
+LossOfPosteriors = Literal["mc_infonce", "elk", "hib", "infonce"]
+Family = Literal["vmf", "gaussian", "laplace"]
 
 _PROBES = 1000  # inputs that set a network's range of κ
 _CANDIDATES = {"cpu": 1 << 11, "cuda": 1 << 16}  # candidates for positives at a time
@@ -31,6 +33,9 @@ _AHEAD = 16  # batches for which positives are drawn together
 _WIDTHS = 10, 50, 50, 50, 50, 50, 10  # hidden layers of the learning networks, in multiples of D
 _NEAR = 0.5  # radians between most latents and their means
 _STRAIGHTENING = 64, 1e-2  # inputs of a batch, and the learning rate
+_DRAWS = 256  # latents of each input that measure a spread without a closed form
+_DRAWN = 5  # posteriors in the picture
+_START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +48,20 @@ class PosteriorRecovery(Experiment):
     batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The loss does not
     determine a rotation of the latents, so cosines of pairs are compared.
 
+    Losses always assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
+    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). Their κ is not
+    comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x) itself.
+    `infonce` learns directions only.
+
     The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat for close latents:
     with any inputs as negatives, κ̂ is half of κ and loses its order.
 
     Attributes:
         dimension: D of inputs and latents.
-        ambiguity: the least and the greatest κ(x).
+        encoder_dimension: D of the learned latents; by default the same.
+        ambiguity: the least and the greatest κ(x), or twice infinity (`.inf`).
+        posterior: family of the process's posteriors.
+        shared: whether the network of κ follows the one of μ, in the process and in the encoder.
         losses: losses to compare.
         n_batches: number of training batches for each loss.
         batch_size: positive pairs in a batch.
@@ -64,8 +77,11 @@ class PosteriorRecovery(Experiment):
     """
 
     dimension: int = 2
+    encoder_dimension: int | None = None
     ambiguity: tuple[float, float] = (16.0, 32.0)
-    losses: tuple[LossOfPosteriors, ...] = get_args(LossOfPosteriors)
+    posterior: Family = "vmf"
+    shared: bool = False
+    losses: tuple[LossOfPosteriors, ...] = ("mc_infonce", "elk", "hib")
     n_batches: int = 4096
     batch_size: int = 256
     n_negatives: int = 256
@@ -81,39 +97,62 @@ class PosteriorRecovery(Experiment):
     def __post_init__(self) -> None:
         for name in ("dimension", "n_batches", "batch_size", "n_negatives"):
             check_at_least(name, getattr(self, name), 2)
-        for name, least in (("straightening", 0), ("n_samples", 1), ("n_test", 10)):
+        for name, least in (("straightening", 0), ("n_samples", 1), ("n_test", 10), ("encoder_dimension", 2)):
             check_at_least(name, getattr(self, name), least)
         check_positive("kappa_pos", self.kappa_pos)
         check_positive("learning_rate", self.learning_rate)
         low, high = self.ambiguity
-        if not 1 < low < high < math.inf:
-            raise ValueError(f"ambiguity must be two concentrations, 1 < least < largest, got {low} and {high}")
+        if not self.injective and not 1 < low < high < math.inf:
+            raise ValueError(
+                f"ambiguity must be two concentrations, 1 < least < largest, or twice .inf, got {low} and {high}"
+            )
+        check_choice("posterior", self.posterior, get_args(Family))
         check_choices("losses", self.losses, get_args(LossOfPosteriors))
 
+    @property
+    def injective(self) -> bool:
+        """Whether each input has a single latent."""
+        return self.ambiguity == (math.inf, math.inf)
+
+    @property
+    def learned_dimension(self) -> int:
+        """D of the learned latents."""
+        return self.encoder_dimension or self.dimension
+
     def run(self, progress: Progress) -> Outcome:
-        """Run the experiment: a table row for each loss, and a plot of κ̂ over κ."""
+        """Run the experiment: a table row for each loss, a plot of κ̂ over κ, and in two dimensions five posteriors."""
         process = Process(self)
         test = uniform(self.n_test, self.dimension, self.generator("test"))
-        rows, clouds = [], {}
+        rows, clouds, plots = [], {}, {}
         for name in self.losses:
             start = time.process_time()
             learned = self.learn(name, process, progress)
             seconds = time.process_time() - start
-            rows.append({"loss": name, **compared(process, learned, test), SECONDS: seconds})
-            few = test[:2000]
+            values, few = compared(process, learned, test), test[:2000]
+            if name == "infonce":
+                values |= {column: None for column in values if "μ" not in column}
+            rows.append({"loss": name, **values, SECONDS: seconds})
+            if name == "infonce" or self.injective:
+                continue
             clouds[name] = list(zip(process.kappa(few).tolist(), learned.kappa(few).tolist(), strict=True))
+            if self.dimension == self.learned_dimension == 2 and self.posterior == "vmf":
+                plots[f"Five posteriors of the process, and as {name} learned them"] = drawn(process, learned, few)
         notes = [f"κ of the process lies in {self.ambiguity[0]:g} to {self.ambiguity[1]:g}, D = {self.dimension}."]
-        return Outcome(rows, {"κ̂ over κ, an input a point": Plot("κ", "κ̂", clouds)}, notes)
+        if clouds:
+            plots = {"κ̂ over κ, an input a point": Plot("κ", "κ̂", clouds), **plots}
+        return Outcome(rows, plots, notes)
 
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":
         """Train μ̂ and κ̂ by one loss."""
         widths = [factor * self.dimension for factor in _WIDTHS]
-        learned = Posteriors(self.dimension, widths, widths, self.generator("encoder"))
-        learned.match_range(*self.ambiguity, self.generator("range"))
+        sizes = self.dimension, self.learned_dimension
+        learned = Posteriors(*sizes, widths, widths, self.generator("encoder"), shared=self.shared)
+        learned.match_range(*(_START if self.injective else self.ambiguity), self.generator("range"))
         losses: dict[LossOfPosteriors, DistributionLoss] = {
             "mc_infonce": MCInfoNCE(self.kappa_pos, self.n_samples),
             "elk": ELK(self.kappa_pos),
             "hib": HIB(self.n_samples),
+            "infonce": MCInfoNCE(self.kappa_pos, n_samples=1),  # at an infinite κ̂, see below
         }
         generator = self.generator(name)
         loss = losses[name].to(generator.device)
@@ -123,6 +162,8 @@ class PosteriorRecovery(Experiment):
         phases: list[tuple[nn.Module, int]] = [(learned, self.n_batches)]
         if name == "mc_infonce":
             phases = [(learned.of_mean, half), (learned.of_kappa, self.n_batches - half)]
+        if name == "infonce":
+            phases = [(learned.of_mean, self.n_batches)]
         done = 0
         for module, n_batches in phases:
             learned.requires_grad_(False)
@@ -132,7 +173,8 @@ class PosteriorRecovery(Experiment):
             for _ in range(n_batches):
                 inputs = next(batches)
                 optimizer.zero_grad()
-                loss(learned.mean(inputs), learned.kappa(inputs), pairs, generator=generator).backward()
+                kappa = torch.full_like(inputs[:, 0], math.inf) if name == "infonce" else learned.kappa(inputs)
+                loss(learned.mean(inputs), kappa, pairs, generator=generator).backward()
                 optimizer.step()
                 schedule.step()
                 done += 1
@@ -144,30 +186,42 @@ class Posteriors(nn.Module):
     """μ(x) and κ(x) = 1 + e^(a r(x) + b), each with a network of linear layers and leaky ReLUs.
 
     Args:
-        dimension: D of inputs and latents.
+        dimension: D of the inputs.
+        latent: D of the latents.
         of_mean: widths of the hidden layers for μ.
         of_kappa: widths of the hidden layers for κ.
         generator: draws the weights.
+        shared: whether r takes the output of μ's network, before it has unit length, instead of the inputs.
     """
 
     def __init__(
-        self, dimension: int, of_mean: Sequence[int], of_kappa: Sequence[int], generator: torch.Generator
+        self,
+        dimension: int,
+        latent: int,
+        of_mean: Sequence[int],
+        of_kappa: Sequence[int],
+        generator: torch.Generator,
+        *,
+        shared: bool = False,
     ) -> None:
         super().__init__()
-        self.dimension = dimension
-        self.of_mean = layers([dimension, *of_mean, dimension], generator)
-        self.of_kappa = layers([dimension, *of_kappa, 1], generator)
+        self.dimension, self.shared = dimension, shared
+        self.of_mean = layers([dimension, *of_mean, latent], generator)
+        self.of_kappa = layers([latent if shared else dimension, *of_kappa, 1], generator)
         self.register_buffer("slope", torch.ones((), device=generator.device))
         self.register_buffer("shift", torch.zeros((), device=generator.device))
 
-    def mean(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    def mean(self, inputs: Float[Tensor, "N I"]) -> Float[Tensor, "N D"]:
         """μ(x), unit rows."""
         return F.normalize(self.of_mean(inputs), dim=1)
 
-    def kappa(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+    def kappa(self, inputs: Float[Tensor, "N I"]) -> Float[Tensor, " N"]:
         """κ(x)."""
-        raw = self.get_buffer("slope") * self.of_kappa(inputs)[:, 0] + self.get_buffer("shift")
+        raw = self.get_buffer("slope") * self._raw(inputs) + self.get_buffer("shift")
         return 1 + raw.clamp(max=18.0).exp()  # the losses clip κ near e¹⁸ anyway
+
+    def _raw(self, inputs: Tensor) -> Tensor:
+        return self.of_kappa(self.of_mean(inputs) if self.shared else inputs)[:, 0]
 
     def straighten(self, n_steps: int, generator: torch.Generator) -> None:
         """Train μ to angles proportional to distances of inputs, π between opposite corners of the cube."""
@@ -183,7 +237,7 @@ class Posteriors(nn.Module):
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
         """Set a and b so that κ ranges from `low` to `high` on random inputs."""
-        raw = self.of_kappa(uniform(_PROBES, self.dimension, generator))
+        raw = self._raw(uniform(_PROBES, self.dimension, generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)
         self.get_buffer("slope").copy_(slope)
@@ -194,17 +248,46 @@ class Process:
     """The generative process: random posteriors, and positive pairs by rejection.
 
     Args:
-        settings: its dimension, range of κ, κ_pos and steps of straightening are used.
+        settings: its dimension, range of κ, family, κ_pos and steps of straightening are used.
     """
 
     def __init__(self, settings: PosteriorRecovery) -> None:
-        self.dimension, self.kappa_pos = settings.dimension, settings.kappa_pos
-        generator = settings.generator("process")
-        posteriors = Posteriors(self.dimension, [10, 10], [10], generator)
+        self.settings, self.dimension, self.kappa_pos = settings, settings.dimension, settings.kappa_pos
+        generator, sizes = settings.generator("process"), (settings.dimension, settings.dimension)
+        posteriors = Posteriors(*sizes, [10, 10], [10], generator, shared=settings.shared)
         posteriors.straighten(settings.straightening, generator)
-        posteriors.match_range(*settings.ambiguity, generator)
+        if not settings.injective:
+            posteriors.match_range(*settings.ambiguity, generator)
         self.posteriors = posteriors.requires_grad_(False)
-        self.mean, self.kappa = posteriors.mean, posteriors.kappa
+        self.mean = posteriors.mean
+
+    def kappa(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+        """κ(x)."""
+        return torch.full_like(inputs[:, 0], math.inf) if self.settings.injective else self.posteriors.kappa(inputs)
+
+    def latents(self, inputs: Float[Tensor, "N D"], generator: torch.Generator) -> Float[Tensor, "N D"]:
+        """A latent of each input."""
+        mean, kappa = self.mean(inputs), self.kappa(inputs)
+        if self.settings.injective:
+            return mean
+        if self.settings.posterior == "vmf":
+            return VonMisesFisher(mean, kappa, validate_args=False).sample(generator=generator)
+        if self.settings.posterior == "gaussian":
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device) / kappa.sqrt()[:, None]
+        else:  # a Laplace variable is the difference of two exponential ones
+            one, other = torch.empty(2, *mean.shape, device=mean.device).exponential_(generator=generator)
+            noise = (one - other) / kappa[:, None]
+        return F.normalize(mean + noise)
+
+    def spread(self, inputs: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
+        """Mean of 1 − z·μ(x) over the latents z of each input."""
+        if self.settings.injective:
+            return torch.zeros_like(inputs[:, 0])
+        if self.settings.posterior == "vmf":
+            return bessel_ratio_complement(self.dimension, self.kappa(inputs).double())
+        generator, mean = self.settings.generator("spread"), self.mean(inputs)
+        draws = ((1 - (self.latents(inputs, generator) * mean).sum(1)).double() for _ in range(_DRAWS))
+        return torch.stack(list(draws)).mean(0)
 
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
         """Endless batches of inputs: anchors, their positives, then negatives; several batches are drawn together."""
@@ -229,8 +312,7 @@ class Process:
 
     def _draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         inputs = uniform(n, self.dimension, generator)
-        posteriors = VonMisesFisher(self.mean(inputs), self.kappa(inputs), validate_args=False)
-        return inputs, posteriors.sample(generator=generator)
+        return inputs, self.latents(inputs, generator)
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
@@ -253,18 +335,45 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """RMSE and rank correlation of pair cosines and of κ; median ratios of κ and of small angles."""
+    """RMSE and rank correlation of pair cosines, of κ and of spreads; medians of κ̂, of its ratio and of small angles.
+
+    Values that need a finite κ are None without one.
+    """
     few = test[:2000]
     upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()
     cosines = [(mean @ mean.T)[upper] for mean in (process.mean(few), learned.mean(few))]
     kappas = [process.kappa(test), learned.kappa(test)]
+    dimension = process.settings.learned_dimension
+    spreads = [process.spread(test), bessel_ratio_complement(dimension, kappas[1].double())]
     values: dict[str, float | None] = {}
-    for what, (truth, estimate) in (("μ", cosines), ("κ", kappas)):
-        values[f"RMSE of {what}"] = float((truth.double() - estimate.double()).square().mean().sqrt())
-        values[f"rank correlation of {what}"] = rank_correlation(truth, estimate)
+    for what, (truth, estimate) in (("μ", cosines), ("κ", kappas), ("spread", spreads)):
+        finite = bool(truth.isfinite().all())
+        error = float((truth.double() - estimate.double()).square().mean().sqrt()) if finite else None
+        values[f"RMSE of {what}"] = error
+        values[f"rank correlation of {what}"] = rank_correlation(truth, estimate) if finite else None
     angles, learned_angles = (cosine.clamp(-1, 1).arccos() for cosine in cosines)
     near = (angles > 0) & (angles < _NEAR)
-    values["κ̂ over κ"] = float((kappas[1] / kappas[0]).median())
+    values["median of κ̂"] = float(kappas[1].median())
+    values["κ̂ over κ"] = None if process.settings.injective else float((kappas[1] / kappas[0]).median())
     ratio = learned_angles[near] / angles[near]
     values["angles of μ̂ over those of μ"] = float(ratio.median()) if len(ratio) else None
     return values
+
+
+@torch.no_grad()
+def drawn(process: Process, learned: Posteriors, inputs: Float[Tensor, "N 2"]) -> Plot:
+    """Densities over the angle of a few posteriors of the process, and of the learned ones rotated onto them."""
+    means = process.mean(inputs), learned.mean(inputs)
+    left, _, right = torch.linalg.svd(means[1].T @ means[0])
+    angle = torch.linspace(-math.pi, math.pi, 361, device=inputs.device)
+    points = torch.stack([angle.cos(), angle.sin()], 1)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for name, mean, kappas in (
+        ("true", means[0], process.kappa(inputs)),
+        ("learned", means[1] @ left @ right, learned.kappa(inputs)),
+    ):
+        posteriors = VonMisesFisher(mean[:_DRAWN], kappas[:_DRAWN], validate_args=False)
+        densities = posteriors.log_prob(points[:, None]).exp().T
+        for number, density in enumerate(densities, 1):
+            curves[f"{number}, {name}"] = list(zip(angle.tolist(), density.tolist(), strict=True))
+    return Plot("angle", "density", curves)

@@ -14,10 +14,11 @@ from lam.encoders.base import Prediction
 from lam.experiments import EXPERIMENTS, conduct, load_experiment
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
-from lam.experiments.base import SECONDS, Plot, _picture
+from lam.experiments.base import SECONDS, Plot
 from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
 from lam.experiments.images import NETWORKS
-from lam.experiments.posterior_recovery import PosteriorRecovery, Process, compared, pairs_of_batch
+from lam.experiments.posterior_recovery import PosteriorRecovery, Process, compared, drawn, pairs_of_batch
+from lam.experiments.report import _picture
 from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
 from lam.inputs.corruption import published_kinds
 from lam.losses import AnInfoNCE, MCInfoNCE
@@ -89,10 +90,13 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         ("posterior-recovery --depth=3", "there is no setting depth; `lam experiment --help` lists"),
         ("posterior-recovery --dimension", "dimension needs a value"),
         ("posterior-recovery --dimension=1", "dimension must be at least 2, got 1"),
-        ("posterior-recovery --losses=[nice]", "'elk' or 'hib', got 'nice'"),
+        ("posterior-recovery --losses=[nice]", "'elk', 'hib' or 'infonce', got 'nice'"),
         ("posterior-recovery --n_batches=abc", "a valid integer, .* got 'abc'"),
-        ("posterior-recovery --losses=[]", "losses must be at least one of mc_infonce, elk, hib, got none"),
-        ("posterior-recovery --ambiguity=[32,16]", "1 < least < largest, got 32.0 and 16.0"),
+        ("posterior-recovery --losses=[]", "losses must be at least one of mc_infonce, elk, hib, infonce, got none"),
+        ("posterior-recovery --ambiguity=[32,16]", "1 < least < largest, or twice .inf, got 32.0 and 16.0"),
+        ("posterior-recovery --ambiguity=[16,.inf]", "1 < least < largest, or twice .inf, got 16.0 and inf"),
+        ("posterior-recovery --posterior=cauchy", "'vmf', 'gaussian' or 'laplace', got 'cauchy'"),
+        ("posterior-recovery --encoder_dimension=1", "encoder_dimension must be at least 2, got 1"),
         ("aninfonce-latents --dimension=5", "dimension must be even, .* got 5"),
         ("aninfonce-latents --content=0", "content must be positive and finite, got 0"),
         ("aninfonce-latents --ways=3", "ways must be 1 or 2, got 3"),
@@ -219,9 +223,82 @@ def test_the_truth_itself_is_perfectly_recovered() -> None:
     process = Process(PosteriorRecovery(accelerator="cpu", straightening=50))
     values = compared(process, process.posteriors, torch.rand(500, 2, generator=torch.Generator().manual_seed(0)))
     assert values == pytest.approx(
-        {"RMSE of μ": 0.0, "rank correlation of μ": 1.0, "RMSE of κ": 0.0, "rank correlation of κ": 1.0}
-        | {"κ̂ over κ": 1.0, "angles of μ̂ over those of μ": 1.0}
+        {f"RMSE of {what}": 0.0 for what in ("μ", "κ", "spread")}
+        | {f"rank correlation of {what}": 1.0 for what in ("μ", "κ", "spread")}
+        | {"median of κ̂": values["median of κ̂"], "κ̂ over κ": 1.0, "angles of μ̂ over those of μ": 1.0}
     )
+    assert 16 < values["median of κ̂"] < 32  # pyright: ignore [reportOperatorIssue]
+
+
+def test_an_injective_process_has_one_latent_for_each_input_and_no_finite_kappa(tmp_path: Path) -> None:
+    settings = [
+        "--ambiguity=[.inf,.inf]",
+        *(f"--{name}={value}" for name, value in SHORT["posterior-recovery"].items()),
+    ]
+    experiment = load_experiment("posterior-recovery", [*settings, "--losses=[mc_infonce]"])
+    assert isinstance(experiment, PosteriorRecovery)
+    process, inputs = Process(experiment), torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+    assert process.kappa(inputs).isinf().all()
+    torch.testing.assert_close(process.latents(inputs, torch.Generator()), process.mean(inputs))
+    (row,) = conduct(experiment, tmp_path).rows
+    assert json.loads((tmp_path / "outcome.json").read_text())["settings"]["ambiguity"] == ["inf", "inf"]
+    assert row["RMSE of κ"] is row["rank correlation of κ"] is row["κ̂ over κ"] is None
+    assert row["median of κ̂"] > 1  # pyright: ignore [reportOperatorIssue]
+    assert 0 < row["RMSE of spread"] < 1  # pyright: ignore [reportOperatorIssue]
+
+
+@pytest.mark.parametrize("family", ["vmf", "gaussian", "laplace"])
+def test_latents_of_each_family_have_the_spread_that_is_reported(family: Any) -> None:
+    process = Process(PosteriorRecovery(accelerator="cpu", dimension=3, straightening=20, posterior=family))
+    inputs = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
+    many = inputs.repeat_interleave(20_000, 0)
+    latents = process.latents(many, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(latents.norm(dim=1), torch.ones(len(many)))
+    gaps = (1 - (latents * process.mean(many)).sum(1)).view(6, -1).mean(1).double()
+    torch.testing.assert_close(process.spread(inputs).double(), gaps, rtol=0.25, atol=0)
+    scale = process.kappa(inputs).double() * gaps  # a noise of variance v in each of two tangents has a spread of v
+    expected = {"vmf": 1.0, "gaussian": 1.0, "laplace": 2 / process.kappa(inputs).double()}[family]
+    torch.testing.assert_close(scale, torch.ones(6).double() * expected, rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("changes", [{"encoder_dimension": 3}, {"shared": True}, {"losses": ("infonce",)}])
+def test_the_encoder_may_differ_from_the_process(changes: dict[str, Any]) -> None:
+    experiment = PosteriorRecovery(**{**SHORT["posterior-recovery"], "losses": ("elk",), **changes}, accelerator="cpu")
+    inputs = torch.rand(5, 2, generator=torch.Generator().manual_seed(0))
+    process = Process(experiment)
+    learned = experiment.learn(experiment.losses[0], process, lambda *_: None)
+    assert learned.mean(inputs).shape == (5, changes.get("encoder_dimension", 2))
+    if "shared" in changes:
+        for posteriors in (process.posteriors, learned):
+            assert posteriors.of_kappa[0].in_features == 2  # pyright: ignore
+            nudged = posteriors.kappa(inputs)
+            torch.nn.init.zeros_(posteriors.of_mean[-1].weight)  # pyright: ignore
+            assert not torch.equal(posteriors.kappa(inputs), nudged)
+    (row,) = experiment.run(lambda *_: None).rows
+    assert (row["RMSE of κ"] is None) == (experiment.losses == ("infonce",))
+
+
+@pytest.mark.long
+def test_infonce_learns_the_directions_alone() -> None:
+    short = SHORT["posterior-recovery"] | {"n_batches": 200, "batch_size": 128, "n_negatives": 128}
+    experiment = PosteriorRecovery(**{**short, "losses": ("infonce",), "straightening": 300}, accelerator="cpu")
+    (row,) = experiment.run(lambda *_: None).rows
+    assert row["rank correlation of μ"] > 0.8  # pyright: ignore [reportOperatorIssue]
+    assert row["rank correlation of κ"] is None
+
+
+def test_pictures_in_two_dimensions_lie_on_each_other_after_the_rotation() -> None:
+    process = Process(PosteriorRecovery(accelerator="cpu", straightening=50))
+    turned = Process(PosteriorRecovery(accelerator="cpu", straightening=50)).posteriors
+    rotation = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    plain = turned.mean
+    turned.mean = lambda inputs: plain(inputs) @ rotation  # pyright: ignore [reportAttributeAccessIssue]
+    curves = drawn(process, turned, torch.rand(50, 2, generator=torch.Generator().manual_seed(0))).curves
+    assert len(curves) == 10
+    for number in range(1, 6):
+        true, learned = (torch.tensor(curves[f"{number}, {name}"]) for name in ("true", "learned"))
+        torch.testing.assert_close(true, learned, rtol=1e-3, atol=1e-4)
+        assert float(torch.trapezoid(true[:, 1], true[:, 0])) == pytest.approx(1, abs=1e-3)
 
 
 def test_positive_latents_have_the_density_that_is_asked_for() -> None:

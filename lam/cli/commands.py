@@ -352,6 +352,14 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
     )
 
 
+def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:
+    """`lam backup`."""
+    from lam.runs.backup import back_up
+
+    backup = back_up(parsed.run, parsed.folder)
+    print(f"{backup.items} items, {len(backup.files)} files, {backup.bytes / 2**20:.1f} MiB: {backup.folder}")
+
+
 def experiment(parsed: argparse.Namespace, overrides: list[str]) -> None:
     """`lam experiment`."""
     from tqdm import tqdm

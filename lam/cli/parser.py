@@ -234,6 +234,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add("-o", "--output", help="the folder to write (default: experiments/NAME)")
 
+    add = command("backup", commands.back_up_run, "Copy a run and its items of one moment, served or not.", "run")
+    add("folder", help="the new folder, which `lam serve` opens")
+
     add = command(
         "serve",
         commands.serve_run,

@@ -342,6 +342,15 @@ class ItemStore:
             raise self._corrupt(fault)
         return rows, facts
 
+    def copy(self, path: str | Path) -> None:
+        """Copy the items of one moment into a new file, while another process may write.
+
+        Raises:
+            OSError: for a full disk.
+        """
+        with self._explain_errors(), closing(sqlite3.connect(path)) as new:
+            self._writer.backup(new)  # all pages in one read transaction: in several, each write would restart it
+
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
         """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault as text."""
         altered: dict[int, str] = {}

@@ -17,6 +17,7 @@ from lam.service.limits import GUARDED, OPEN_PATHS, Limits
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.request_log import RequestLog
+from lam.service.routes.admin import add_admin
 from lam.service.routes.items import add_items
 from lam.service.routes.parameters import max_json_of
 from lam.service.routes.searches import add_searches
@@ -70,5 +71,6 @@ def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | No
     add_searches(app, engine, metrics)
     add_items(app, engine)
     add_state(app, engine, metrics)
+    add_admin(app, engine)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
     return Limits(app, engine.settings, keys=keys, max_json=max_json_of(engine), count=metrics.count_request, log=log)

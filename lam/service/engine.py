@@ -6,9 +6,11 @@ items, decode, run the network, apply filters, search, and write.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.filters import Filter
 from lam.gallery.local_index import require_faiss
-from lam.gallery.refusal import Refusal, busy
+from lam.gallery.refusal import Refusal, busy, full
 from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
@@ -29,6 +31,7 @@ from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.runs.backup import Backup, back_up
 from lam.runs.finished import Run
 from lam.runs.live import LiveQueries
 from lam.service.answers import Part, Query, Responder, Search
@@ -119,6 +122,7 @@ class Engine:
         self.writer: Worker[Operation, Change] = Worker(
             "store", self.gallery.write, batch=8 * settings.batch, queue=settings.queue
         )
+        self._backups: Worker[Path, Backup] = Worker("backup", self._back_up, queue=1)
 
     def _warm_up(self) -> None:
         """Embed and search blank inputs: everything is then loaded, and the time of a batch is known."""
@@ -210,10 +214,30 @@ class Engine:
         # shielded: a client that goes away must not cancel a batch with changes of others
         return await asyncio.shield(self._done(self.writer, operation))
 
+    async def back_up(self) -> Backup:
+        """Copy the run into a new folder beside it, whose name is made here.
+
+        Raises:
+            Refusal: `full`, if the copy could not be written; `busy`, while backups wait; `conflict`, while the run is
+                being calibrated or indexed, or a file of it was altered.
+        """
+        folder, moment = self.run.folder.absolute(), datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        name = f"{folder.name}-backup-{moment}-{secrets.token_hex(3)}"
+        return await asyncio.wrap_future(self._backups.submit(folder.with_name(name)))
+
+    def _back_up(self, jobs: Sequence[Path]) -> list[Backup | Exception]:
+        try:
+            return [back_up(self.run.folder, folder) for folder in jobs]
+        except OSError as error:
+            return [full(str(error))]
+        except ValueError as error:
+            return [Refusal("conflict", str(error), allowed="another try once this is resolved")]
+
     def close(self) -> None:
         """Finish the waiting jobs, and release the folder."""
         for worker in self.workers:
             worker.close()
+        self._backups.close(timeout=0.0)  # an unfinished backup is no backup: its folder has a temporary name
         if self.live is not None:
             _logging_failure(self.live.write)
         self.gallery.close()

@@ -416,6 +416,24 @@ class CalibrationResponse(Answer):
     facts: Annotated[dict[str, Any], Field(description="data of the calibration, and the scope of its bounds")]
 
 
+class FileFields(Answer):
+    """A file of a backup."""
+
+    name: str
+    bytes: Count
+    sha256: Digest
+
+
+class BackupResponse(Answer):
+    """A copy of the run and its items at one moment, in a folder beside the run's; `lam serve` opens it."""
+
+    name: Annotated[str, Field(description="name of its folder")]
+    created: Annotated[str, Field(description="when it began, in UTC", json_schema_extra={"format": "date-time"})]
+    items: Count
+    bytes: Count
+    files: list[FileFields]
+
+
 class ErrorResponse(Answer):
     """The error of a request, and what is allowed."""
 

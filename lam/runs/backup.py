@@ -1,0 +1,139 @@
+"""A copy of a finished run that can be served, made while a service answers from the run and changes its items.
+
+The items are those of one moment: SQLite copies its pages within one read transaction, beside a process that writes.
+All else is fixed once a run has finished, or changes only under the run's lock, which the copy holds. The sample of
+live queries is left out: it is no part of the run, and its owner may be writing it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lam.gallery.store import CACHE, FILE, ItemStore
+from lam.runs.finished import Run
+from lam.runs.folder import GALLERY
+from lam.runs.live import FOLDER as LIVE
+from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
+
+RECORD = "backup.json"
+"""The files of a backup and their hashes, when it was made. Serving it changes the database of its items."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    """A file of a backup.
+
+    Attributes:
+        name: its path in the folder.
+        bytes: its size.
+        sha256: its hash.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup.
+
+    Attributes:
+        folder: its folder.
+        created: when it began, in UTC.
+        items: number of items in its gallery.
+        files: its files by name.
+    """
+
+    folder: Path
+    created: str
+    items: int
+    files: tuple[CopiedFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+def back_up(run: str | Path, folder: str | Path) -> Backup:
+    """Copy a run into a new folder; it appears there whole and checked, or not at all.
+
+    Until it is done, deletions by a service may be answered as `busy`: the log is being read.
+
+    Args:
+        run: folder of a finished run, served or not.
+        folder: the new folder; its parent must exist.
+
+    Raises:
+        ValueError: for a run that has not finished, a folder that exists, or a run that is being calibrated or indexed.
+        CorruptFileError: naming a file of the run that is missing, truncated or altered.
+        OSError: for a full disk, or a folder that cannot be written.
+    """
+    source, folder = Run(run), Path(folder)
+    if folder.exists():
+        raise ValueError(f"{folder} exists: give a new folder")
+    if not folder.parent.is_dir():
+        raise ValueError(f"there is no folder {folder.parent} to write {folder.name} to: make it first")
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    with source.lock():
+        _check(source)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp"))
+        try:
+            for file in _fixed_files(source.folder):
+                (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source.folder / file, temporary / file)
+            items = _copy_items(source.gallery_folder / FILE, temporary / GALLERY / FILE)
+            _check(Run(temporary))
+            files = tuple(_synced(path, temporary) for path in sorted(temporary.rglob("*")) if path.is_file())
+            record = {"created": created, "items": items, "files": [asdict(file) for file in files]}
+            write_record(temporary / RECORD, record, format=FORMAT)
+            shutil.copymode(source.folder, temporary)
+            for each in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
+                sync_folder(each)
+            temporary.rename(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+    return Backup(folder, created, items, files)
+
+
+def _check(run: Run) -> None:
+    """Check the hashes of network, posterior and calibration."""
+    _ = run.fingerprint, run.calibration
+
+
+def _fixed_files(folder: Path) -> Iterator[Path]:
+    """Files of a run, relative to its folder, without its items, caches, live queries and temporary files."""
+    left_out = {Path(GALLERY) / CACHE, Path(LIVE)}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_left_out = left_out & {name, *name.parents} or name.match(f"{GALLERY}/{FILE}*") or name.match(".*.tmp")
+        if path.is_file() and not is_left_out:
+            yield name
+
+
+def _copy_items(source: Path, copy: Path) -> int:
+    """Copy the items and check each; their number."""
+    with closing(ItemStore(source, read_only=True)) as store:
+        store.copy(copy)
+    with closing(ItemStore(copy, make=False)) as store:
+        try:
+            store.check()
+        except CorruptFileError as error:  # the copy is faithful
+            raise CorruptFileError(str(error).replace(str(copy), str(source))) from None
+        return len(store)
+
+
+def _synced(path: Path, folder: Path) -> CopiedFile:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return CopiedFile(str(path.relative_to(folder)), path.stat().st_size, sha256_of(path))

@@ -1,0 +1,253 @@
+"""Backups of a run that is served.
+
+The contract is that of snapshots in Qdrant's documentation. Creating one is synchronous and answers with name, time of
+creation, size and checksum. It holds the configuration and all items of its moment, and nothing later. The service goes
+on meanwhile. Several live side by side. What is recovered from one answers as the original did then. A checksum finds a
+copy that was altered, before it is used. lam adds: once answered, a copy is on disk and checked; else there is none.
+"""
+
+import http.client
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lam.cli import main
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, ItemStore
+from lam.runs.backup import RECORD, back_up
+from lam.runs.finished import Run
+from lam.runs.folder import GALLERY
+from lam.service.engine import Engine
+from lam.service.keys import Keys
+from lam.utils.files import CorruptFileError, read_json, sha256_of
+from tests.service.asking import JSON, PNG, client_of, embedding, refused
+from tests.service.serving import Served, served
+
+
+def ids_in(run: Path) -> set[str]:
+    """Ids in a run that nobody serves, each row checked."""
+    with closing(ItemStore(run / GALLERY / FILE)) as store:
+        assert store.check() == []
+        return {item.id for _, item in store.items_by_key()}
+
+
+def searched(engine: Engine) -> Any:
+    response = client_of(engine).post("/v1/search?k=20", json=embedding(engine.gallery.dimension))
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_a_backup_is_named_sized_and_hashed(engine: Engine) -> None:
+    client = client_of(engine)
+    made = [client.post("/v1/backup") for _ in range(2)]
+    assert [response.status_code for response in made] == [201, 201]
+    assert len({response.json()["name"] for response in made}) == 2
+    for found in (response.json() for response in made):
+        folder = engine.run.folder.parent / found["name"]
+        assert found["name"].startswith("run-backup-20")
+        assert found["items"] == len(engine.gallery)
+        assert found["bytes"] == sum(file["bytes"] for file in found["files"])
+        assert {file["name"] for file in found["files"]} >= {"config.yaml", f"{GALLERY}/{FILE}", "metrics.json"}
+        for file in found["files"]:
+            assert (folder / file["name"]).stat().st_size == file["bytes"]
+            assert sha256_of(folder / file["name"]) == file["sha256"]
+        assert read_json(folder / RECORD)["files"] == found["files"]
+    assert not list(engine.run.folder.parent.glob(".*.tmp"))
+
+
+def test_a_backup_answers_as_the_run_did_at_its_moment(engine: Engine, png: bytes) -> None:
+    client = client_of(engine)
+    client.put("/v1/items/before", content=png, headers=PNG)
+    client.delete(f"/v1/items/{client.get('/v1/items').json()['items'][0]['id']}")
+    then, items = searched(engine), client.get("/v1/items?limit=1000").json()
+    name = client.post("/v1/backup").json()["name"]
+    client.put("/v1/items/after", content=png, headers=PNG)
+    client.delete("/v1/items/before")
+    assert searched(engine) != then
+    copy = Engine(engine.run.folder.parent / name)
+    assert searched(copy) == then
+    assert client_of(copy).get("/v1/items?limit=1000").json() == items
+    assert client_of(copy).get("/v1/items/before/thumbnail").status_code == 200
+    assert copy.run.fingerprint == engine.run.fingerprint
+    copy.close()
+
+
+def test_nobody_but_an_admin_makes_one_and_no_path_is_taken(engine: Engine, tmp_path: Path) -> None:
+    keys = Keys({"w" * 9: "write", "a" * 9: "admin"})
+    client, before = client_of(engine, keys=keys), sorted(engine.run.folder.parent.iterdir())
+    assert "needs 'admin'" in refused(client.post("/v1/backup", headers={"X-API-Key": "w" * 9}), 403)
+    admin = {"X-API-Key": "a" * 9}
+    refused(client.post("/v1/backup?folder=/tmp/mine", headers=admin), 422)
+    assert sorted(engine.run.folder.parent.iterdir()) == before
+    assert client.post("/v1/backup", headers=admin).status_code == 201
+
+
+def test_a_backup_that_cannot_be_written_leaves_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(engine.run.folder.parent.iterdir())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lam.runs.backup.sync_folder", full)
+    assert "No space left on device" in refused(client_of(engine).post("/v1/backup"), 507)
+    assert sorted(engine.run.folder.parent.iterdir()) == before
+    assert client_of(engine).get("/v1/ready").status_code == 200
+
+
+def test_a_run_that_was_altered_is_not_backed_up(served_run: Path, tmp_path: Path) -> None:
+    with closing(ItemStore(served_run / GALLERY / FILE)) as store:
+        store.write([Item("mine", b"\0" * 12, 1.0)])
+        store._writer.execute("UPDATE items SET label = 'x' WHERE id = 'mine'")
+    with pytest.raises(CorruptFileError, match=rf"{served_run / GALLERY / FILE}: rows mine are altered"):
+        back_up(served_run, tmp_path / "copy")
+    (posterior,) = (served_run / "encoder").glob("*/posterior.safetensors")
+    posterior.write_bytes(posterior.read_bytes()[:-3])
+    with pytest.raises(CorruptFileError, match=r"posterior.safetensors is truncated or altered"):
+        back_up(served_run, tmp_path / "copy")
+    assert {path.name for path in tmp_path.iterdir()} == {served_run.name}
+
+
+def test_the_command_says_what_it_copied_and_what_it_cannot(
+    served_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    assert main(["backup", str(served_run), str(copy)]) == 0
+    assert f"MiB: {copy}" in capsys.readouterr().out
+    assert ids_in(copy) == ids_in(served_run)
+    assert main(["backup", str(served_run), str(copy)]) == 1
+    assert "exists: give a new folder" in capsys.readouterr().err
+    assert main(["backup", str(served_run), str(tmp_path / "no" / "copy")]) == 1
+    assert "make it first" in capsys.readouterr().err
+    assert main(["backup", str(tmp_path / "no"), str(tmp_path / "other")]) == 1
+    with Run(served_run).lock():
+        assert main(["backup", str(served_run), str(tmp_path / "other")]) == 1
+    assert "another process is writing to" in capsys.readouterr().err
+
+
+@dataclass
+class Traffic:
+    """Items that come and go, and searches, until the process ends.
+
+    Attributes:
+        found: the process.
+        asked, acknowledged, deleted: ids that were sent, answered by 201, and sent to be deleted.
+        searched: number of answered searches.
+        failed: other answers to searches than 200 and 503.
+    """
+
+    found: Served
+    image: bytes
+    body: bytes
+    asked: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    searched: int = 0
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, worker: str) -> None:
+        """Add items, and delete every fifth."""
+        for number in range(100_000):
+            self.asked.add(name := f"{worker}-{number}")
+            status, _ = self.found.ask("PUT", f"/v1/items/{name}", self.image)
+            if status == 201:
+                self.acknowledged.add(name)
+            if number % 5 == 4:
+                self.deleted.add(gone := f"{worker}-{number - 2}")
+                self.found.ask("DELETE", f"/v1/items/{gone}")
+
+    def search(self) -> None:
+        """Search."""
+        while True:
+            status, _ = self.found.ask("POST", "/v1/search", self.body, JSON)
+            self.searched += status == 200
+            self.failed += [status] * (status not in (200, 503))
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Within the context, traffic; the process must end within it."""
+        jobs = [partial(self.add, f"{name}-{worker}") for worker in range(3)] + [self.search]
+
+        def until_the_end(job: Callable[[], None]) -> None:
+            with suppress(OSError, http.client.HTTPException, ValueError):
+                job()
+
+        threads = [threading.Thread(target=until_the_end, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.found.process.send_signal(signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+
+
+def backups_lose_nothing(run: Path, png: bytes, kills: int) -> dict[str, int]:
+    """Back up by route and by command while items come and go, kill, and serve the copies.
+
+    Each copy holds whatever was acknowledged before it began and not deleted since, and nothing that nobody sent.
+    """
+    draw, counts = random.Random(0), {"added": 0, "searched": 0, "backups": 0}
+    body = json.dumps(embedding(Run(run).encoder.dimension)).encode()
+    for kill in range(kills):
+        known, copies = ids_in(run), list[tuple[Path, set[str], set[str]]]()
+        with served(run) as found:
+            traffic = Traffic(found, png, body)
+            with traffic.running(str(kill)):
+                time.sleep(0.3)
+                for _ in range(2):
+                    before = traffic.acknowledged - traffic.deleted
+                    status, answer = found.ask("POST", "/v1/backup")
+                    assert status == 201, answer
+                    copies.append((run.with_name(answer["name"]), before, set(traffic.asked)))
+                before, copy = traffic.acknowledged - traffic.deleted, run.with_name(f"{run.name}-copy-{kill}")
+                assert main(["backup", str(run), str(copy)]) == 0
+                copies.append((copy, before, set(traffic.asked)))
+                time.sleep(draw.uniform(0.0, 0.3))
+        assert not traffic.failed
+        assert traffic.acknowledged - traffic.deleted <= ids_in(run) <= known | traffic.asked
+        for folder, least, most in copies:
+            held = ids_in(folder)
+            assert least - traffic.deleted <= held <= known | most
+            with served(folder) as restored:
+                assert restored.ask("POST", "/v1/search", body, JSON)[0] == 200
+                assert set(restored.ids()) == held
+        counts["added"] += len(traffic.acknowledged)
+        counts["searched"] += traffic.searched
+        counts["backups"] += len(copies)
+    return counts
+
+
+@pytest.mark.long
+def test_backups_under_load_lose_nothing(served_run: Path, png: bytes) -> None:
+    counts = backups_lose_nothing(served_run, png, 1)
+    assert min(counts.values()) > 2, counts
+
+
+@pytest.mark.slow
+def test_many_backups_under_load_lose_nothing(served_run: Path, png: bytes, record_property: Any) -> None:
+    record_property("backups", json.dumps(backups_lose_nothing(served_run, png, 20)))
+
+
+def test_a_copy_of_the_database_alone_may_be_torn_where_a_backup_is_not(served_run: Path, tmp_path: Path) -> None:
+    """A plain copy of the file lacks what is in the log: the reason for the command."""
+    engine = Engine(served_run)
+    client_of(engine).post("/v1/items", json=embedding(engine.gallery.dimension, id="in-the-log"))
+    back_up(served_run, tmp_path / "backup")
+    shutil.copyfile(served_run / GALLERY / FILE, tmp_path / FILE)
+    with closing(sqlite3.connect(tmp_path / FILE)) as torn:
+        assert torn.execute("SELECT count(*) FROM items WHERE id = 'in-the-log'").fetchone() == (0,)
+    assert "in-the-log" in ids_in(tmp_path / "backup")
+    engine.close()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lam.datasets.augmented import AugmentationOptions, Augmented, without_augmentation
+from lam.utils.checks import check_at_least
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,20 @@ class Views(AugmentationOptions):
     Args:
         jitter: strength in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard
             deviations of the image.
+        noise: the greatest standard deviation of Gaussian noise, at least 0, in standard deviations of the image.
 
     Raises:
         ValueError: If an option is out of range.
     """
 
     jitter: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.jitter < 1:
             raise ValueError(f"jitter must be in [0, 1), got {self.jitter}")
+        check_at_least("noise", self.noise, 0.0)
 
 
 class _ViewsOfImages:
@@ -68,11 +72,17 @@ class TwoViews(_ViewsOfImages):
 
     def __init__(self, dataset: Any, options: Views) -> None:
         super().__init__(dataset, [options, options], "take a method that learns from labels")
-        self.jitter = options.jitter
+        self.jitter, self.noise = options.jitter, options.noise
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
         items = super().__getitems__(indices)
-        return [(self._jittered(image), index) for (image, _), index in zip(items, 2 * [*indices], strict=True)]
+        numbers = 2 * [*indices]
+        return [(self._noisy(self._jittered(image)), number) for (image, _), number in zip(items, numbers, strict=True)]
+
+    def _noisy(self, image: Tensor) -> Tensor:
+        if not self.noise:
+            return image
+        return image + self.noise * torch.rand(()) * image.std() * torch.randn_like(image)
 
     def _jittered(self, image: Tensor) -> Tensor:
         if not self.jitter:

@@ -20,7 +20,8 @@ from lam.training import Training
 from lam.utils.checks import check_at_least, check_positive
 
 DataName = Literal["digits", "fashionmnist", "cifar10", "folder"]
-NETWORKS: dict[DataName, str] = {
+NetworkName = Literal["convnet8", "convnet28", "convnet32", "cifar_resnet18", "cifar_resnet50"]
+NETWORKS: dict[DataName, NetworkName] = {
     **{"digits": "convnet8", "fashionmnist": "convnet28"},
     **{"cifar10": "convnet32", "folder": "convnet32"},
 }
@@ -40,6 +41,7 @@ class ImageExperiment(Experiment):
             cropped to 32 pixels.
         root: folder of the files, if the data need one.
         limit: greatest number of images in each part, at least 40; None for all.
+        network: name of the network; by default the small one for the size of the images.
         dimension: D of the embeddings.
         epochs: epochs of each training.
         learning_rate: learning rate of Adam.
@@ -49,6 +51,7 @@ class ImageExperiment(Experiment):
     data: DataName = "digits"
     root: str | None = None
     limit: int | None = None
+    network: NetworkName | None = None
     dimension: int = 16
     epochs: int = 20
     learning_rate: float = 1e-3
@@ -78,7 +81,8 @@ class ImageExperiment(Experiment):
             progress(name, epoch, self.epochs)
             return float(epoch)  # the last epoch scores best
 
-        network = models.build(NETWORKS[self.data], dimension=self.dimension, seed=self.seed)
+        name_of_network = self.network or NETWORKS[self.data]
+        network = models.build(name_of_network, dimension=self.dimension, seed=self.seed, channels=images.shape[0])
         training = Training(
             loss=loss,
             epochs=self.epochs,

@@ -1,6 +1,6 @@
 """Accuracy of simple classifiers on features trained by VarCon, SupCon and other losses.
 
-Source: Wang et al. (2025), "Variational supervised contrastive learning", tables 1, 2 and 6 and figures 2c, 3a and 3c.
+Source: Wang et al. (2025), "Variational supervised contrastive learning", tables 1 to 3 and 6, figures 2 to 5.
 """
 
 import math
@@ -16,15 +16,17 @@ from lam import losses
 from lam.datasets.base import Dataset
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
 from lam.experiments.images import ImageExperiment, accuracy, over_severity, predicted
-from lam.losses import Loss
+from lam.losses import Loss, VarCon
 from lam.losses.base import TrainableLoss
 from lam.methods import Deterministic, Method, Simclr
 from lam.pairs.pairs import Pairs
 from lam.retrieval.metrics.probing import LinearProbe, clustering, knn_accuracy
-from lam.utils.checks import check_at_least, check_positive
+from lam.utils.checks import check_at_least
 
 LossOfClasses = Literal["varcon", "supcon", "cross_entropy", "simclr"]
 _NEIGHBOURS = 5, 20
+_PERPLEXITY = 50  # as in the source
+_MAPPED = 2000  # items in a picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,8 @@ class VarConAccuracy(ImageExperiment):
     A linear classifier learns from its features, neighbours vote by its embeddings, and Ward's clusters of the
     embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
     over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at the same
-    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5.
+    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5. Of the trainings
+    on all images at the first batch size, t-SNE draws the test embeddings.
 
     The source has ResNets, SGD, 200 to 350 epochs, two heavily augmented views for all losses, and batches up to 6,144.
     Here networks are small, Adam trains them, and images are not augmented.
@@ -44,12 +47,14 @@ class VarConAccuracy(ImageExperiment):
         batch_sizes: batch sizes of trainings on all images.
         few: numbers of images in each class, for trainings at the first batch size.
         temperature: temperature of all losses except `simclr`.
+        epsilon: fixed ε of VarCon, within ±temperature; by default it is learned.
     """
 
     losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)
     batch_sizes: tuple[int, ...] = (64, 16, 256)
     few: tuple[int, ...] = (5, 20)
     temperature: float = 0.1
+    epsilon: float | None = None
 
     name = "varcon-accuracy"
     title = "Is VarCon ahead of SupCon?"
@@ -58,7 +63,7 @@ class VarConAccuracy(ImageExperiment):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices("losses", self.losses, get_args(LossOfClasses))
-        check_positive("temperature", self.temperature)
+        self._varcon()
         if not self.batch_sizes:
             raise ValueError("batch_sizes must be at least one size, got none")
         for name, values in (("batch_sizes", self.batch_sizes), ("few", self.few)):
@@ -70,7 +75,7 @@ class VarConAccuracy(ImageExperiment):
         train, test = self.parts()
         ways = [(batch_size, None) for batch_size in self.batch_sizes]
         ways += [(self.batch_sizes[0], number) for number in self.few]
-        rows, curves = [], {}
+        rows, curves, maps = [], {}, {}
         for name in self.losses:
             for batch_size, number in ways:
                 start = time.process_time()
@@ -98,8 +103,9 @@ class VarConAccuracy(ImageExperiment):
                 rows.append({**row, SECONDS: seconds})
                 if (batch_size, number) == ways[0]:
                     curves[name] = over_severity(under.mean(0).tolist())
+                    maps[f"Test embeddings by t-SNE, {name}"] = self._map(unseen.embeddings.mean, test)
         plot = Plot("severity", "accuracy", curves)
-        return Outcome(rows, {"Accuracy of the linear probe over severity, the mean over kinds": plot})
+        return Outcome(rows, {"Accuracy of the linear probe over severity, the mean over kinds": plot, **maps})
 
     def _method(self, name: LossOfClasses, n_classes: int) -> tuple[Method, Loss]:
         loss = losses.build("supcon", margin=0.7, temperature=self.temperature)
@@ -108,8 +114,22 @@ class VarConAccuracy(ImageExperiment):
         if name == "cross_entropy":
             loss = ClassDirections(n_classes, self.dimension, self.temperature, self.seed)
         if name == "varcon":
-            loss = losses.build("varcon", margin=0.7, temperature=self.temperature)
+            loss = self._varcon()
         return Deterministic(), loss
+
+    def _varcon(self) -> VarCon:
+        return VarCon(self.temperature, self.epsilon, learn=self.epsilon is None, margin=0.7)
+
+    def _map(self, mean: Tensor, images: Dataset) -> Plot:
+        """Embeddings in the plane, a cloud for each class."""
+        from sklearn.manifold import TSNE
+
+        perplexity = min(_PERPLEXITY, len(mean) / 4)
+        found = TSNE(perplexity=perplexity, random_state=self.seed).fit_transform(mean[:_MAPPED].cpu().numpy())
+        clouds: dict[str, list[tuple[float, float]]] = {}
+        for label, point in zip(images.labels.tolist(), found.tolist(), strict=False):
+            clouds.setdefault(str(images.classes[label]), []).append(tuple(point))
+        return Plot("", "", dict(sorted(clouds.items())))
 
     def _few(self, images: Dataset, number: int) -> Dataset:
         """A random subset with `number` images of each class."""

@@ -32,6 +32,7 @@ class ViewsMethod(ConcentrationMethod):
         crop_scale: least share of an image's area that a view shows.
         flip: probability that a view is mirrored; 0 where left and right mean something.
         jitter: largest change of a view's contrast and brightness.
+        noise: largest standard deviation of a view's Gaussian noise, in standard deviations of the image.
     """
 
     kappa: KappaBy = "shared"
@@ -42,6 +43,7 @@ class ViewsMethod(ConcentrationMethod):
     crop_scale: float = 0.3
     flip: float = 0.0
     jitter: float = 0.4
+    noise: float = 0.0
 
     reads_labels = False
     form: ClassVar[Form] = "softplus"
@@ -53,7 +55,7 @@ class ViewsMethod(ConcentrationMethod):
 
     def view(self) -> Views:
         """The settings of a view."""
-        return Views(crop_scale=self.crop_scale, flip=self.flip, jitter=self.jitter)
+        return Views(crop_scale=self.crop_scale, flip=self.flip, jitter=self.jitter, noise=self.noise)
 
     def explicit(self) -> Explicit | None:
         """The alignment and its regulariser; None without κ."""

@@ -107,6 +107,10 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
         ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),
         ("varcon-accuracy --losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),
+        ("varcon-accuracy --epsilon=0.1", "epsilon must lie within ±temperature, 0.1, got 0.1"),
+        ("varcon-accuracy --network=vgg", "network: .* got 'vgg'"),
+        ("explicit-concentration --jitter=1", r"jitter must be in \[0, 1\), got 1"),
+        ("explicit-concentration --noise=-1", "noise must be at least 0, got -1"),
         ("varcon-accuracy --temperature=0", "temperature must be positive and finite, got 0"),
         ("explicit-concentration --bases=[]", "bases must be at least one of simclr, simsiam, byol, sw"),
         ("explicit-concentration --weight=-1", "weight must be positive and finite, got -1"),
@@ -515,6 +519,34 @@ def test_clusters_are_compared_with_classes_in_three_ways() -> None:
     assert row["NMI"] != row["ARI"] != row["purity"]
     for column in ("NMI", "ARI", "purity"):
         assert 0 < row[column] <= 1  # pyright: ignore [reportOperatorIssue]
+
+
+def test_a_given_epsilon_is_not_learned() -> None:
+    experiment = VarConAccuracy(accelerator="cpu", epsilon=0.02)
+    loss = experiment._method("varcon", 10)[1]
+    assert (float(loss.epsilon), loss.raw.requires_grad) == (pytest.approx(0.02), False)  # pyright: ignore
+    learned = VarConAccuracy(accelerator="cpu")._method("varcon", 10)[1]
+    assert learned.raw.requires_grad  # pyright: ignore [reportAttributeAccessIssue]
+
+
+def test_a_map_has_a_point_for_each_item_and_keeps_groups_together() -> None:
+    experiment = VarConAccuracy(accelerator="cpu", limit=60)
+    _, test = experiment.parts()
+    means = torch.nn.functional.normalize(torch.eye(16)[test.labels] + 0.01 * torch.arange(60)[:, None] / 60)
+    clouds = {name: torch.tensor(points) for name, points in experiment._map(means, test).curves.items()}
+    assert sorted(clouds) == sorted({test.classes[label] for label in test.labels.tolist()})
+    assert sum(map(len, clouds.values())) == 60
+    points, names = torch.cat(list(clouds.values())), [name for name, cloud in clouds.items() for _ in cloud]
+    nearest = torch.cdist(points, points).fill_diagonal_(torch.inf).argmin(1)
+    right = sum(names[number] == names[other] for number, other in enumerate(nearest.tolist()))
+    assert right > 50
+
+
+@pytest.mark.long
+def test_a_network_of_another_name_takes_the_same_images() -> None:
+    short: dict[str, Any] = SHORT["varcon-accuracy"] | {"losses": ("varcon",), "few": (), "n_corrupted": 2, "epochs": 1}
+    (row,) = VarConAccuracy(**short, network="cifar_resnet18", accelerator="cpu").run(lambda *_: None).rows
+    assert 0 <= row["linear probe"] <= 1  # pyright: ignore [reportOperatorIssue]
 
 
 def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> None:

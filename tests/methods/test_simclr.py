@@ -24,6 +24,19 @@ def test_a_batch_has_two_views_of_each_image_and_its_number() -> None:
     assert torch.equal(plain[1][0], DATA.images[5])
 
 
+def test_noise_is_drawn_for_each_view_up_to_its_strength() -> None:
+    views = TwoViews(DATA, Views(noise=0.5))
+    changes = [
+        float((view - DATA.images[number]).std() / DATA.images[number].std())
+        for _ in range(20)
+        for view, number in views.__getitems__([5, 9])
+    ]
+    assert len(set(changes)) == 80
+    assert max(changes) < 0.7  # the deviation of 64 draws varies
+    assert max(changes) > 0.35
+    assert min(changes) < 0.15
+
+
 def test_labels_of_the_training_part_are_not_read() -> None:
     one = Simclr().train(small.network(), DATA, small.training()).encoder
     relabelled = TensorImages(DATA.images, torch.zeros(48, dtype=torch.long))
@@ -46,6 +59,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"weight": 0.0}, "weight must be positive and finite, got 0"),
         ({"crop_scale": 2.0}, r"crop_scale must be in \(0, 1\]"),
         ({"jitter": 1.0}, r"jitter must be in \[0, 1\), got 1"),
+        ({"noise": -0.1}, "noise must be at least 0, got -0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             Simclr(**options)

@@ -15,6 +15,7 @@ from lam import __version__
 from lam.cli import main
 from lam.cli.commands import HEADLINES
 from lam.runs.finished import Run
+from lam.runs.search import search
 from tests.conftest import TINY, FinishedRun
 
 SETTINGS = ("training.epochs", "method.split", "method.name", "data.root", "margin", "output", "checkpoint")
@@ -88,7 +89,7 @@ def test_the_demo_of_text_needs_no_file_and_answers_in_sentences(
     header, *hits = rest[place:]
     assert query.startswith("query: kappa ")
     assert decision.startswith("decision: ")
-    assert header.split() == ["score", "kappa", "label", "text"]
+    assert header.replace("another query", "").split() == ["score", "kappa", "label", "text"]
     assert len([hit for hit in hits if not hit.startswith("          ")]) == 3
 
 
@@ -108,7 +109,7 @@ def test_the_demo_of_images_needs_no_file_and_finds_the_spot(
     query, decision, *_, header, one, two, three = capsys.readouterr().out.splitlines()
     assert query.startswith("query: kappa ")
     assert decision.startswith("decision: ")
-    assert header.split() == ["score", "kappa", "label", "path"]
+    assert header.replace("another query", "").split() == ["score", "kappa", "label", "path"]
     assert all("china-" in hit or "flower-" in hit for hit in (one, two, three))
 
 
@@ -185,6 +186,23 @@ def test_a_damaged_run_is_told_in_one_line(
         assert f"{path} is truncated or altered" in failure(arguments, capsys)
     (run_copy / "MANIFEST.json").unlink()
     assert f"has not finished: `lam run {run_copy}` continues it" in failure(["search", str(run_copy), image], capsys)
+
+
+def test_a_calibrated_search_prints_the_interval_of_each_hit(
+    run_copy: Path, digit_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = [f"--target-{name}=0.1" for name in ("far", "ood", "miss")]
+    assert main(["calibrate", str(run_copy), "--quiet", *targets]) == 0
+    capsys.readouterr()
+    image = str(digit_folder / "0" / "0.png")
+    assert main(["search", str(run_copy), image, "-k", "2"]) == 0
+    *_, head, first, second = capsys.readouterr().out.splitlines()
+    result = search(run_copy, image, k=2)
+    ends = result.intervals(0)
+    assert ends is not None
+    assert head.split() == ["score", "another", "query", "kappa", "label", "path"]
+    for line, score, (low, high) in zip((first, second), result.hits.scores[0].tolist(), ends, strict=True):
+        assert line.split()[:4] == [f"{score:.4f}", f"{low:.2f}", "to", f"{high:.2f}"]
 
 
 def test_index_and_search_print_what_they_found(

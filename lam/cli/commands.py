@@ -283,13 +283,17 @@ def _show_answer(result: Any, row: int) -> None:
     items = result.items[row]
     is_labelled = not all(item.label_repeats_text for item in items)
     text = any(item.text is not None for item in items)
-    print(f"{'score':>8} {'kappa':>10}  {'label  ' * is_labelled}{'text' if text else 'path'}")
-    for score, kappa, item in zip(result.hits.scores[row], result.hits.kappa[row], items, strict=True):
+    intervals = result.intervals(row)
+    another = f"{'another query':>15}  " if intervals else ""
+    print(f"{'score':>8}  {another}{'kappa':>9}  {'label  ' * is_labelled}{'text' if text else 'path'}")
+    scores = result.hits.scores[row].tolist()
+    for place, (score, kappa, item) in enumerate(zip(scores, result.hits.kappa[row].tolist(), items, strict=True)):
         content, label = printable(item.path if item.text is None else item.text), printable(item.label)
         remarks = ["uncertain"] * bool(result.is_uncertain(item))
         remarks += [f"fused of {item.images.count} {'texts' if text else 'images'}"] * item.is_fused
         remark = f"  ({', '.join(remarks)})" if remarks else ""
-        print(f"{float(score):8.4f} {float(kappa):10.4g}  {f'{label}  ' * is_labelled}{content}{remark}")
+        interval = "{:6.2f} to {:5.2f}  ".format(*intervals[place]) if intervals else ""
+        print(f"{score:8.4f}  {interval}{kappa:9.4g}  {f'{label}  ' * is_labelled}{content}{remark}")
 
 
 def calibrate(parsed: argparse.Namespace, _: list[str]) -> None:

@@ -22,6 +22,7 @@ from lam.datasets import Dataset
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration, Targets, UnmatchedQueries, label_key
 from lam.retrieval.decisions.conformal import least_rate, needed
+from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.files import save_calibration
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.faiss_index import search_flat
@@ -85,6 +86,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             key=inputs.run.fingerprint,
             verifier=known.verifier,
             unseen=_unseen(inputs.run, gallery) if is_whole else None,
+            intervals=_intervals(known),
             unmatched=_unmatched(known, strangers, targets.far, inputs.config.seed),
             facts=_facts(inputs, known, strangers, mixture, targets),
         )
@@ -191,6 +193,14 @@ def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> Unm
     kept = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[: max(KEPT, 2 * needed(far))]
     rows = rows[kept.sort().values]
     return UnmatchedQueries(mean[rows], labels[rows])
+
+
+def _intervals(known: Known) -> CosineIntervals | None:
+    """Intervals of cosines; None for positions instead of labels."""
+    if known.images.targets.ndim > 1:
+        return None
+    labels = known.images.labels[known.searchable.relevance.queries]
+    return CosineIntervals.fit(known.queries.embeddings, labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:

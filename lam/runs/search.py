@@ -58,6 +58,14 @@ class SearchResult:
         """Whether an image of the item has a κ below the flag; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
+    def intervals(self, row: int) -> list[list[float]] | None:
+        """Ends for each hit of a query, see `CosineIntervals`; None if the calibration has none."""
+        if self.calibration is None or self.calibration.intervals is None:
+            return None
+        return self.calibration.intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[
+            0
+        ].tolist()
+
     def decision_in_words(self, row: int) -> list[str]:
         """Lines with the evidence for a decision, each with its event and condition."""
         if self.decisions is None or self.calibration is None:

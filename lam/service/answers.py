@@ -190,6 +190,8 @@ class Responder:
         is_match, depth = verdict.get("decision") == "match", None if calibration is None else calibration.depth
         rows = zip(ranked[: search.k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False)
         base = self.thresholds if part is None else None
+        intervals = None if part is not None or calibration is None else calibration.intervals
+        ends = None if intervals is None else intervals(hits.scores[:, : search.k], query.embedding.kappa)[0].tolist()
         return SearchResponse(
             **verdict,
             kappa=query.kappa,
@@ -213,6 +215,7 @@ class Responder:
                     credible=score >= cap,
                     # the first `depth` hits contain a match at the promised rate, see `Calibration.conformal_set`
                     conformal=None if depth is None else place < depth,
+                    interval=None if ends is None else ends[place],
                 )
                 for place, (hit, score, kappa) in enumerate(rows)
             ],

@@ -185,6 +185,10 @@ class Hit(_Item):
     accepted: Annotated[bool | None, Field(description="true for the first hit of a `match` and hits of its label")]
     credible: bool
     conformal: bool | None
+    interval: Annotated[
+        list[Cosine] | None,
+        Field(description="ends of the interval that holds the cosine of another input of the query's class, in 90 %"),
+    ] = None
 
 
 class UnseenFields(Answer):

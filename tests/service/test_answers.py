@@ -241,6 +241,15 @@ def test_the_conformal_set_is_the_first_hits(shared_engine: Engine, made: Calibr
         assert {hit["conformal"] for hit in said(shared_engine, unpromised, image)["hits"]} == {None}
 
 
+def test_each_hit_has_its_interval(shared_engine: Engine, made: Calibration, image: Query) -> None:
+    assert made.intervals is not None
+    hits = said(shared_engine, made, image)["hits"]
+    ends = made.intervals(torch.tensor([[hit["score"] for hit in hits]]), torch.tensor([image.kappa]))[0]
+    assert [hit["interval"] for hit in hits] == [pytest.approx(pair) for pair in ends.tolist()]
+    for without in (replace(made, intervals=None), None):
+        assert {hit["interval"] for hit in said(shared_engine, without, image)["hits"]} == {None}
+
+
 def test_a_pair_is_judged_at_thresholds_of_its_own(made: Calibration, image: Query) -> None:
     assert made.verifier is not None
     responder = Responder(replace(made, flag="combined"), 3)

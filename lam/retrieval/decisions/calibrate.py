@@ -12,6 +12,7 @@ from torch import Tensor
 from lam.retrieval.decisions.acceptance import PROBABILITY, Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries, query_scores
 from lam.retrieval.decisions.conformal import ConformalScores, conformal_depth, needed
+from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.density_ratio import SHARE, DensityRatio
 from lam.retrieval.decisions.evidence import Evidence, Group, folds_of
 from lam.retrieval.decisions.flags import OodDetector, needs_input
@@ -201,6 +202,7 @@ def calibrate(
     verifier: Verifier | None = None,
     unseen: UnseenClasses | None = None,
     unmatched: UnmatchedQueries | None = None,
+    intervals: CosineIntervals | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Calibration:
     """Learn thresholds and probabilities.
@@ -212,6 +214,7 @@ def calibrate(
         verifier: of pairs of images.
         unseen: of the gallery, with rising labels by `label_key`, to recognise items of new classes.
         unmatched: the queries whose false accepts are bounded, for searches of a part of the gallery.
+        intervals: of cosines with hits; see `Calibration`.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:
@@ -264,6 +267,7 @@ def calibrate(
         verifier=verifier,
         unseen=unseen,
         unmatched=unmatched,
+        intervals=intervals,
         facts=facts,
     )
     _check_promises(calibration)

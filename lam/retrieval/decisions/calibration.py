@@ -19,6 +19,7 @@ from torch import Tensor
 from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.conformal import LEVEL, ConformalScores
+from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input, substitute
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
@@ -117,6 +118,7 @@ class Calibration:
         verifier: of pairs of images; None without pairs.
         unseen: p-values of new classes by the gallery itself, with rising labels by `label_key`; None if impossible.
         unmatched: the queries behind `false_accepts`; None if the gallery has no labels to tell their matches.
+        intervals: of the cosine of another image of a query's class with a hit; None for too few pairs of one class.
         facts: further facts, as JSON.
     """
 
@@ -135,6 +137,7 @@ class Calibration:
     verifier: Verifier | None = None
     unseen: UnseenClasses | None = None
     unmatched: UnmatchedQueries | None = None
+    intervals: CosineIntervals | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property

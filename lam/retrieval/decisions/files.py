@@ -13,6 +13,7 @@ from torch import Tensor
 from lam.retrieval.decisions.acceptance import Acceptance
 from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, UnmatchedQueries
 from lam.retrieval.decisions.conformal import ConformalScores
+from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.flags import OodDetector
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.probability import Correctness, MonotoneRegression
@@ -23,7 +24,7 @@ from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.files import MANIFEST, CorruptFileError, FolderFormat
 
 FOLDER = "calibration"
-FORMAT = FolderFormat(10, "calibration.json", ("tables.safetensors",))
+FORMAT = FolderFormat(11, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
 _REFERENCE_FIELDS = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
@@ -35,6 +36,7 @@ _RECORDS: dict[str, Any] = {
     "answers": tuple[MatchProbability, ...],
     "sameness": Correctness | None,
     "kappa": Histogram,
+    "intervals": CosineIntervals | None,
 }
 """Types of the other metadata."""
 
@@ -51,6 +53,7 @@ def save_calibration(run: str | Path, calibration: Calibration) -> None:
         "answers": [asdict(acceptance.match_probability) for acceptance in acceptances],
         "sameness": None if verifier is None else asdict(verifier.sameness),
         "kappa": asdict(calibration.kappa),
+        "intervals": None if calibration.intervals is None else asdict(calibration.intervals),
     }
     FORMAT.write(Path(run) / FOLDER, metadata, _tables(calibration))
 
@@ -99,6 +102,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(ReliabilityBins))
         ),
         kappa=records["kappa"],
+        intervals=records["intervals"],
         reference=Reference(tables["reference"], **parts) if "reference" in tables else None,
         verifier=None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness),
         unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,

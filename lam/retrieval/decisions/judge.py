@@ -22,6 +22,7 @@ from torch import Tensor
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
 from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.index.checks import unit_vectors
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.retrieval.metrics.searches import search_open_set
@@ -111,7 +112,10 @@ def calibrate_vectors(
     unit_vectors(_plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
-    return calibrate(CalibrationData(searches, embeddings, gallery_labels=stored), choices, key=key)
+    intervals = CosineIntervals.fit(embeddings, own, items, searches.hits)
+    return calibrate(
+        CalibrationData(searches, embeddings, gallery_labels=stored), choices, key=key, intervals=intervals
+    )
 
 
 def _embeddings(queries: Queries) -> Embeddings:

@@ -7,7 +7,7 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutKappa, aboutPair, aboutSet, aboutStale, aboutUnseen, doubtOf,
+  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutInterval, aboutKappa, aboutPair, aboutSet, aboutStale, aboutUnseen, doubtOf,
   facts, LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf, questionOf, reason, repeatsText, shown, statisticOf,
   tamed, verdictOf,
 } from "./words.js";
@@ -289,6 +289,7 @@ function card(hit, place, tag) {
   open.addEventListener("click", () => search({ item: hit }));
   return made("li", "", open, made("span", "label", name, made("span", "rank", `#${place + 1}`)), tag,
     made("span", "number", `cosine ${cosine(hit.score)} (${degrees(angle(hit.score))})`),
+    hit.interval ? made("span", "number", aboutInterval(hit.interval)) : null,
     made("span", "number", `κ ${plain(hit.kappa)}${aboutImages(hit)}`),
     made("dl", "facts", ...metadataOf(hit).map(([key, value]) =>
       made("div", "", made("dt", "", key), " ", made("dd", "", made("bdi", "", value))))));

@@ -278,3 +278,8 @@ function capital(sentence) {
 function within(answer) {
   return answer.hits.filter((hit) => hit.credible).length;
 }
+
+/** The ends of a hit's interval. */
+export function aboutInterval([low, high]) {
+  return `another of the query's class: ${low.toFixed(2)} to ${high.toFixed(2)} (90 %)`;
+}

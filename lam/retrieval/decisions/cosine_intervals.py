@@ -1,0 +1,81 @@
+"""Intervals for the cosine between a hit and another image of the query's class."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from lam.retrieval.decisions.conformal import ConformalScores, needed
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+LEVEL = 0.9
+"""Share of intervals that hold the cosine."""
+_HITS = 10  # of a query; answers seldom show more
+
+
+@dataclass(frozen=True)
+class CosineIntervals:
+    """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
+
+    Another image of the query's class has a cosine in the interval with probability `LEVEL`, in the mean over queries
+    of known classes and their first ten hits. A query with a small κ gets a wide interval: of intervals of one width,
+    those of uncertain queries hold the cosine too rarely.
+
+    Attributes:
+        below: offset of the lower end for κ = 1.
+        above: offset of the upper end for κ = 1.
+        pairs: number of calibration pairs.
+    """
+
+    below: float
+    above: float
+    pairs: int
+
+    @classmethod
+    def fit(
+        cls, queries: Embeddings, labels: Int64[Tensor, " Q"], gallery: Float[Tensor, "G D"], hits: Int64[Tensor, "Q K"]
+    ) -> "CosineIntervals | None":
+        """Intervals by split conformal prediction; None for fewer pairs than the level needs.
+
+        The units are disjoint pairs of queries of one class. Each image of a pair has hits, and the other image has
+        cosines with them. A quantile of the differences bounds each end, see `ConformalScores.threshold`.
+
+        Args:
+            queries: Q embeddings.
+            labels: (Q,) their classes.
+            gallery: (G, D) unit vectors of the items.
+            hits: (Q, K) the items of the highest cosines.
+        """
+        first, second = _pairs(labels.cpu())
+        rate = (1 - LEVEL) / 2
+        if len(first) < needed(rate):
+            return None
+        asking, other = torch.cat([first, second]), torch.cat([second, first])
+        mean, items = (rows.detach().cpu().double() for rows in (queries.mean, gallery))
+        found = items[hits.cpu()[asking, :_HITS]]
+        own, another = ((found * mean[rows][:, None]).sum(2) for rows in (asking, other))
+        differences = (another - own) / _width(queries.kappa.cpu()[asking])[:, None]
+        unit = torch.arange(len(first)).repeat(2)[:, None].expand(differences.shape).flatten()
+        below, above = (ConformalScores.of(sign * differences.flatten(), unit).threshold(rate) for sign in (-1, 1))
+        return cls(-below, above, len(first))
+
+    def __call__(self, cosines: Float[Tensor, "Q K"], kappa: Float[Tensor, " Q"]) -> Float[Tensor, "Q K 2"]:
+        """(Q, K, 2) lower and upper ends, float64, for the cosines of hits and the κ of their queries."""
+        width = _width(kappa)[:, None]
+        ends = [cosines.double() + offset * width for offset in (self.below, self.above)]
+        return torch.stack(ends, 2).clamp(-1, 1)
+
+
+def _width(kappa: Tensor) -> Tensor:
+    return kappa.detach().double().clamp(*KAPPA_RANGE).pow(-0.25)
+
+
+def _pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of disjoint random pairs of one label; neighbours in a list may be more alike than others."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    order = shuffled[labels[shuffled].argsort(stable=True)]
+    rising = labels[order]
+    place = torch.arange(len(labels)) - torch.searchsorted(rising, rising)  # among the rows of a label
+    first = ((place[:-1] % 2 == 0) & (rising[:-1] == rising[1:])).nonzero().flatten()
+    return order[first], order[first + 1]

@@ -1,7 +1,7 @@
 """Real pretrained networks on real data, where some classes are strange.
 
     python benchmarks/real.py features --data FOLDER [--only NETWORK__DATA ...] [--cache build/real]
-    python benchmarks/real.py score|posteriors|ratios [--only NETWORK__DATA ...] [--cache build/real] [--draws 5]
+    python benchmarks/real.py score|posteriors|ratios|intervals [--only NETWORK__DATA ...] [--draws 5] [--cache F]
 
 `features` computes what each network makes of each data set, once, into CACHE/NETWORK__DATA.safetensors:
 
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from real_data import Places, load
+from real_intervals import measure_intervals
 from real_networks import NETWORKS, MissingError
 from real_scores import Cell, draw, measure, measure_posteriors, measure_ratios, part
 from safetensors import safe_open
@@ -45,6 +46,7 @@ KINDS: dict[str, tuple[str, Callable[[Cell, int], Any]]] = {
     "score": ("real", lambda cell, seed: measure(draw(cell), seed)),
     "posteriors": ("real_posteriors", lambda cell, seed: measure_posteriors(cell)),
     "ratios": ("real_ratios", lambda cell, seed: measure_ratios(cell)),
+    "intervals": ("real_intervals", lambda cell, seed: measure_intervals(cell)),
 }
 """What is measured on the features: the folder of its results, and a function of a cell and the draw's number."""
 
@@ -140,6 +142,7 @@ def main() -> None:
         ("score", "scores and decisions"),
         ("posteriors", "κ under several posteriors"),
         ("ratios", "κ under several ratios of prior and curvature, on validation data"),
+        ("intervals", "intervals of cosines"),
     ):
         scored = commands.add_parser(name, help=f"measure {text} on these features")
         scored.add_argument("--cache", type=Path, default=Path("build/real"))

@@ -159,6 +159,22 @@ def prior_ratios() -> list[Row]:
 
 
 @table
+def cosine_intervals() -> list[Row]:
+    """How often intervals at hits hold the cosine, all and of the third of least κ, and their interval scores."""
+    files = {name: RESULTS / "real_intervals" / f"{cell}.json" for cell, name in REAL.items()}
+    draws = {name: json.loads(file.read_text())["draws"] for name, file in files.items() if file.exists()}
+    widths = "one width", "κ^(-1/4)"
+    heads = [f"{what}: {width}" for what in ("held", "held, least κ", "interval score") for width in widths]
+    figures = [("coverage", 2), ("coverage_least_kappa", 2), ("score", 3)]
+    rows = [
+        [name, *(f"{mean(one[width][key] for one in of):.{digits}f}" for key, digits in figures for width in widths)]
+        for name, of in draws.items()
+        if None not in of
+    ]
+    return [["data", *heads], *rows]
+
+
+@table
 def posterior_votes() -> list[Row]:
     """AUSC of κ and ECE of the votes of two posteriors; the JSON has the log score."""
     columns = [of_posterior(name, figure) for figure in ("ausc", "ece") for name in (BEFORE, NOW)]

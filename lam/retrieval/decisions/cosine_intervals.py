@@ -47,7 +47,7 @@ class CosineIntervals:
             gallery: (G, D) unit vectors of the items.
             hits: (Q, K) the items of the highest cosines.
         """
-        first, second = _pairs(labels.cpu())
+        first, second = pairs_of(labels.cpu())
         rate = (1 - LEVEL) / 2
         if len(first) < needed(rate):
             return None
@@ -71,7 +71,7 @@ def _width(kappa: Tensor) -> Tensor:
     return kappa.detach().double().clamp(*KAPPA_RANGE).pow(-0.25)
 
 
-def _pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
+def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Tensor, " P"]]:
     """Rows of disjoint random pairs of one label; neighbours in a list may be more alike than others."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = shuffled[labels[shuffled].argsort(stable=True)]

@@ -21,12 +21,11 @@ from lam.utils.checks import check_positive
 _TERMS = 12
 _POWERS = 6  # powers in a block, of 3 * _TERMS in the expansion
 _MINIMAL_ORDER = 20  # from this order on, twelve terms leave errors below rounding
-_HALLEY_STEPS = 2
 _LEAST = 1e-300  # below it, products underflow in float64, and kappa counts as 0
 _SLACK = 1e-4
-_INTERVALS = 256  # of R in a table for export
+_INTERVALS = 256  # of R in a table
 _TABLES: dict[int, np.ndarray] = {}
-"""Tables for export by dimension, computed beforehand: while a graph is traced, tensors have no values."""
+"""`_corrections` by dimension, computed beforehand: while a graph is traced, tensors have no values."""
 
 
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -123,7 +122,7 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    A_D(kappa) = R by two steps of Halley's method from kappa = R (D - R^2) / (1 - R^2), to full precision.
+    A_D(kappa) = R by Halley's method from kappa = R (D - R^2) / (1 - R^2), which a table corrects, to full precision.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -155,8 +154,14 @@ def kappa_from_resultant(
         adds_up = (one_minus_resultant - complement).abs() <= _SLACK
         check_all(adds_up, "one_minus_resultant must be 1 - resultant", one_minus_resultant)
         complement = one_minus_resultant.detach().double()
-    solve = _solve_by_table if torch.compiler.is_exporting() and dimension in _TABLES else _solve
-    return solve(dimension, length.clamp(0, 1), complement.clamp(0, 1), max_kappa).to(resultant.dtype)
+    length, complement = length.clamp(0, 1), complement.clamp(0, 1)
+    if torch.compiler.is_exporting() and dimension in _TABLES and _recursion_steps(dimension) > 0:
+        start, n_steps = _start_by_table(dimension, length, complement), 0
+    elif torch.compiler.is_compiling():
+        start, n_steps = _start(dimension, length, complement), 2
+    else:
+        start, n_steps = _start_by_table(dimension, length, complement), 1
+    return _solve(dimension, length, complement, max_kappa, start, n_steps).to(resultant.dtype)
 
 
 def tabulate_for_export(dimension: int) -> None:
@@ -166,7 +171,7 @@ def tabulate_for_export(dimension: int) -> None:
     nodes, whose export takes half a minute. The table takes fourteen.
     """
     if _recursion_steps(dimension) > 0:
-        _TABLES.setdefault(dimension, _corrections(dimension))
+        _corrections(dimension)
 
 
 def check_dimension(dimension: int) -> None:
@@ -224,15 +229,15 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
     ratio = kappa / total - g * sine / hypotenuse
     complement = (order + order * (order / (hypotenuse + kappa))) / total + g * sine / hypotenuse
     derivative = p / total - ((2 * p * p - 1) * g - sine * sine * slope) / hypotenuse / hypotenuse
-    product = torch.ones_like(kappa)
+    product = torch.ones_like(kappa) if normalizer else None
     for step in reversed(range(steps)):
         twice = dimension + 2 * step
         inverse = 1 / (twice + kappa * ratio)
         ratio = kappa * inverse
         complement = (twice - kappa * complement) * inverse
         derivative = (twice * inverse - ratio * (kappa * derivative)) * inverse
-        product = product * (total * inverse)
-    if not normalizer:
+        product = None if product is None else product * (total * inverse)
+    if product is None:
         return _Bessel(ratio, complement, derivative, None)
     log_normalizer_scaled = (
         (dimension / 2 - 1) * total.log()
@@ -245,13 +250,12 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
     return _Bessel(ratio, complement, derivative, log_normalizer_scaled)
 
 
-def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
-    """Halley's method on whichever of A - R and (1 - R) - (1 - A) has more digits, in relative steps.
+def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float, kappa: Tensor, n_steps: int) -> Tensor:
+    """Halley's method from `kappa` on whichever of A - R and (1 - R) - (1 - A) has more digits, in relative steps.
 
     From A' = 1 - A^2 - (D - 1) A / kappa follows kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, the bend.
     """
-    kappa = _start(dimension, length, complement)
-    for _ in range(_HALLEY_STEPS):
+    for _ in range(n_steps):
         kappa = kappa.clamp(_LEAST, max_kappa)
         bessel = _evaluate(dimension, kappa)
         slope = kappa * bessel.derivative
@@ -273,21 +277,25 @@ def _start(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
 
 def _corrections(dimension: int) -> np.ndarray:
     """(_INTERVALS, 4) coefficients of kappa / start as a cubic in each interval of R, lowest power first."""
+    if dimension in _TABLES:
+        return _TABLES[dimension]
     lengths = torch.linspace(0, 1, 3 * _INTERVALS + 1, dtype=torch.float64)
     inner = lengths[1:-1]
     ratio = torch.ones_like(lengths)
-    ratio[1:-1] = _solve(dimension, inner, 1 - inner, math.inf) / _start(dimension, inner, 1 - inner)
+    start = _start(dimension, inner, 1 - inner)
+    ratio[1:-1] = _solve(dimension, inner, 1 - inner, math.inf, start, 2) / start
     values = torch.stack([ratio[place : place + 3 * _INTERVALS : 3] for place in range(4)])
-    return np.linalg.solve(np.vander(np.arange(4) / 3, increasing=True), values.numpy()).T.copy()
+    table = np.linalg.solve(np.vander(np.arange(4) / 3, increasing=True), values.numpy()).T.copy()
+    return _TABLES.setdefault(dimension, table)
 
 
-def _solve_by_table(dimension: int, length: Tensor, complement: Tensor, max_kappa: float) -> Tensor:
-    """As `_solve`, from a smooth correction of the start, which is 1 for R = 0 and R = 1."""
-    table = torch.tensor(_TABLES[dimension], dtype=length.dtype, device=length.device)
+def _start_by_table(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
+    """`_start` times a smooth correction, which is 1 for R = 0 and R = 1, to a relative 1e-8."""
+    table = torch.from_numpy(_corrections(dimension)).to(length.device)
     place = (length * _INTERVALS).floor().clamp(0, _INTERVALS - 1)
     t = length * _INTERVALS - place
     c0, c1, c2, c3 = table[place.long()].unbind(-1)
-    return (_start(dimension, length, complement) * (((c3 * t + c2) * t + c1) * t + c0)).clamp(0, max_kappa)
+    return _start(dimension, length, complement) * (((c3 * t + c2) * t + c1) * t + c0)
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:

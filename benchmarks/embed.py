@@ -2,12 +2,15 @@
 
     python benchmarks/embed.py [--quick]
 
-Both are measured in turn in one run; results/embed.json holds seconds and their ratio.
+Both are measured in turn in one run; results/embed.json holds seconds and their ratio. On a GPU the exported program,
+compiled to a graph of CUDA, is measured too: it launches few kernels, see `kernels.py`.
 """
 
 import argparse
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from timing import APART, DEVICE, synchronise, write
@@ -28,6 +31,14 @@ def in_turn(calls: list, repeats: int) -> list[list[float]]:
     return measured
 
 
+def exported(encoder: lam.BayesianEncoder, inputs: torch.Tensor):
+    """The exported program, compiled and captured."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "encoder.pt2"
+        encoder.export(file, inputs.repeat(2, 1, 1, 1)[:2])
+        return torch.compile(torch.export.load(file).module(), mode="reduce-overhead")
+
+
 def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repeats: int) -> dict[str, object]:
     """The ratio of embedding with κ to a forward pass alone."""
     generator = torch.Generator().manual_seed(0)
@@ -46,14 +57,15 @@ def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repea
 
     predict = encoder.posterior.predictor(n_samples=32)
     features = encoder.features(inputs)
-    forward, embed, head = in_turn(
-        [
-            synchronised(lambda: network(inputs)),
-            synchronised(lambda: encoder.embed(inputs, n_samples=32)),
-            synchronised(lambda: predict(features)),
-        ],
-        repeats,
-    )
+    calls = [
+        synchronised(lambda: network(inputs)),
+        synchronised(lambda: encoder.embed(inputs, n_samples=32)),
+        synchronised(lambda: predict(features)),
+    ]
+    if DEVICE == "cuda":
+        plain, program = torch.compile(network, mode="reduce-overhead"), exported(encoder, inputs)
+        calls += [synchronised(lambda: plain(inputs)), synchronised(lambda: program(inputs))]
+    forward, embed, head, *compiled = in_turn(calls, repeats)
     ratios = sorted(one / other for one, other in zip(embed, forward, strict=True))
     middle = repeats // 2
     return {
@@ -67,6 +79,10 @@ def compare(name: str, dimension: int, shape: tuple[int, ...], batch: int, repea
         "kappa_alone_seconds": sorted(head)[middle],
         "ratio_embed_to_forward": ratios[middle],
         "ratio_range": [ratios[0], ratios[-1]],
+        **{
+            f"compiled_{name}_seconds": sorted(kept)[middle]
+            for name, kept in zip(("forward", "embed"), compiled, strict=False)
+        },
         "ratio_one_plus_kappa_alone": 1 + sorted(head)[middle] / sorted(forward)[middle],
     }
 

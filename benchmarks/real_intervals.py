@@ -24,10 +24,10 @@ def measure_intervals(cell: Cell) -> dict[str, dict[str, float]] | None:
     half = torch.zeros(len(labels), dtype=torch.bool)
     for rows in pairs_of(labels):
         half[rows[::2]] = True
-    measured = {}
+    measured, typical = {}, asked.kappa.double().median()
     for name, power in POWERS.items():
         (one, other, both, test) = (
-            replace(part, kappa=part.kappa.double().clamp(min=1e-6) ** (4 * power))
+            replace(part, kappa=(part.kappa.double() / typical) ** (4 * power), variance=part.kappa)
             for part in (asked[half], asked[~half], asked, tested)
         )
         of_half, fitted = _fitted(one, labels[half], gallery), _fitted(both, labels, gallery)
@@ -45,7 +45,7 @@ def _fitted(queries: Embeddings, labels: Tensor, gallery: Tensor) -> CosineInter
 
 
 def _figures(intervals: CosineIntervals, queries: Embeddings, labels: Tensor, gallery: Tensor) -> dict[str, float]:
-    """Coverage, coverage of the third of least κ, mean width, and interval score (Gneiting, Raftery 2007, eq. 43)."""
+    """Coverage, also where κ (in `variance`) is least, width, and interval score (Gneiting, Raftery 2007)."""
     first, second = pairs_of(labels)
     asking, other = torch.cat([first, second]), torch.cat([second, first])
     mean = F.normalize(queries.mean.double())
@@ -54,7 +54,7 @@ def _figures(intervals: CosineIntervals, queries: Embeddings, labels: Tensor, ga
     low, high = intervals(cosines, queries.kappa[asking]).unbind(2)
     held = ((low <= another) & (another <= high)).double()
     missed = (low - another).clamp(min=0) + (another - high).clamp(min=0)
-    least = queries.kappa[asking].argsort()[: len(asking) // 3]
+    least = queries.variance[asking].argsort()[: len(asking) // 3]
     return {
         "coverage": float(held.mean()),
         "coverage_least_kappa": float(held[least].mean()),

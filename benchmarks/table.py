@@ -1045,6 +1045,12 @@ def on_a_gpu() -> list[Row]:
         times = [f"{1000 * case[part]:.2g} ms" for part in ("forward_seconds", "kappa_alone_seconds")]
         size = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
         rows.append(["embedding, 32 samples", size, f"forward pass {times[0]}, κ {times[1]}"])
+    for case in read("kernels")["cases"]:
+        forward, embed = (case[part]["operations"] for part in ("forward", "embed"))
+        launches = case["compiled κ"]["loops"] + case["compiled κ"]["products"]
+        size = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
+        measured = f"forward pass {forward}, κ {embed - forward}, κ compiled {launches}"
+        rows.append(["operations, counted on a CPU", size, measured])
     return rows
 
 

@@ -1,0 +1,200 @@
+"""A client of `lam serve`. It needs httpx alone: copy this file to where torch is not installed."""
+
+import json
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+Json = dict[str, Any]
+Kind = TypeVar("Kind")
+_IMAGES = {b"\xff\xd8": "image/jpeg", b"\x89PNG": "image/png", b"RIFF": "image/webp"}  # first bytes
+
+
+class ServiceError(Exception):
+    """The service refused a request: its status, or None without an answer, what was wrong, and what is allowed."""
+
+    def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
+        super().__init__(f"{'no answer' if status is None else status}: {message}")
+        self.status, self.message, self.allowed, self.request_id = status, message, allowed, request_id
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A unit vector and its concentration κ."""
+
+    embedding: Sequence[float]
+    kappa: float
+    uncertain: bool | None = None
+
+
+Query = bytes | Path | str | Embedding  # the content of an image file, its path, a text, or an embedding
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of the gallery."""
+
+    id: str
+    label: str
+    metadata: Json
+    kappa: float
+    images: int
+    resultant: float
+    uncertain: bool | None
+    thumbnail: str | None
+
+
+@dataclass(frozen=True)
+class Hit(Item):
+    """An item that a search found. docs/reference/http.md explains the fields."""
+
+    score: float
+    accepted: bool | None
+    credible: bool
+    conformal: bool | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a search; `fields` holds all its fields."""
+
+    decision: str | None
+    probability: float | None
+    kappa: float
+    doubt: str | None
+    calibration: str
+    gallery_size: int
+    hits: Sequence[Hit]
+    fields: Json
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answer to a comparison of two inputs."""
+
+    same: bool | None
+    decision: str | None
+    probability: float | None
+    score: float
+    kappa: Sequence[float]
+
+
+class Client:
+    """A client of one run. Threads may share it.
+
+    Args:
+        address: address of the service, or of one of its runs, such as `http://127.0.0.1:8000/runs/faces`.
+        key: key, if the service has keys.
+        retries: how often a request is sent again for which the service was too busy (503).
+        options: of `httpx.Client`; an answer may take 30 seconds by default.
+    """
+
+    def __init__(self, address: str, *, key: str | None = None, retries: int = 3, **options: Any) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=address, headers=headers, **{"timeout": 30.0, **options})
+        self._retries = retries
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def search(self, query: Query, *, k: int = 10, min_probability: float = 0.0, filter: Json | None = None) -> Answer:
+        """Decide whether the gallery holds a match, and find the nearest items."""
+        found = self._ask("POST", "/v1/search", query, k=k, min_probability=min_probability, filter=filter)
+        return _of(Answer, {**found, "hits": [_of(Hit, hit) for hit in found["hits"]], "fields": found})
+
+    def embed(self, query: Query) -> Embedding:
+        """The embedding of an image or a text, and its κ; nothing is stored."""
+        return _of(Embedding, self._ask("POST", "/v1/embed", query))
+
+    def verify(self, first: Query, second: Query) -> Comparison:
+        """Decide whether two inputs match."""
+        return _of(Comparison, self._ask("POST", "/v1/verify", {"first": _part(first), "second": _part(second)}))
+
+    def add(
+        self, content: Query, *, id: str | None = None, label: str | None = None, metadata: Json | None = None,
+        uncertain: str = "keep", fuse: bool = False,
+    ) -> Item:  # fmt: skip
+        """Add an item, or replace or fuse the item of this id; by default its content is its id."""
+        body = content if metadata is None else {**_part(content), "metadata": metadata}
+        method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
+        return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))
+
+    def get(self, id: str) -> Item:
+        """Look an item up."""
+        return _of(Item, self._ask("GET", _path(id)))
+
+    def items(self, *, filter: Json | None = None) -> Iterator[Item]:
+        """All items that pass a filter, by rising id."""
+        after = ""
+        while after is not None:
+            page = self._ask("GET", "/v1/items", after=after, limit=1000, filter=filter)
+            yield from (_of(Item, item) for item in page["items"])
+            after = page["after"]
+
+    def delete(self, id: str) -> bool:
+        """Erase an item; False if there is none."""
+        try:
+            return self._ask("DELETE", _path(id))["deleted"]
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+        return False
+
+    def _ask(self, method: str, path: str, body: Query | Json | None = None, **parameters: Any) -> Json:
+        content, headers = _encoded(body)
+        known = {name: json.dumps(v) if isinstance(v, dict) else v for name, v in parameters.items() if v is not None}
+        request = self._http.build_request(method, path, params=known, content=content, headers=headers)
+        answer = self._send(request)
+        for _ in range(self._retries):
+            if answer.status_code != 503:
+                break
+            after = answer.headers.get("Retry-After", "")
+            time.sleep(min(float(after) if after.isdigit() else 1.0, 30.0))
+            answer = self._send(request)
+        is_json = answer.headers.get("Content-Type", "").startswith("application/json")
+        found = answer.json() if is_json else {"error": answer.text[:200]}  # a proxy may answer otherwise
+        if answer.is_success and is_json:
+            return found
+        raise ServiceError(answer.status_code, str(found.get("error")), found.get("allowed"), found.get("request_id"))
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return self._http.send(request)
+        except httpx.HTTPError as error:
+            raise ServiceError(None, str(error) or type(error).__name__) from error
+
+
+def _of(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
+    """A record from the fields of an answer; it leaves out fields that a later service may add."""
+    return kind(**{field.name: found[field.name] for field in fields(kind)})  # pyright: ignore[reportArgumentType]
+
+
+def _encoded(body: Query | Json | None) -> tuple[bytes | None, dict[str, str]]:
+    if body is None:
+        return None, {}
+    body = body.read_bytes() if isinstance(body, Path) else body
+    if isinstance(body, bytes):
+        kind = next((kind for start, kind in _IMAGES.items() if body.startswith(start)), "application/octet-stream")
+        return body, {"Content-Type": kind}
+    return json.dumps(body if isinstance(body, dict) else _part(body)).encode(), {"Content-Type": "application/json"}
+
+
+def _part(query: Query) -> Json:
+    """A query as JSON."""
+    query = query.read_bytes() if isinstance(query, Path) else query
+    if isinstance(query, bytes):
+        return {"image": b64encode(query).decode()}
+    return {"text": query} if isinstance(query, str) else {"embedding": [*query.embedding], "kappa": query.kappa}
+
+
+def _path(id: str) -> str:
+    return f"/v1/items/{quote(id, safe='/')}"

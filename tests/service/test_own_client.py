@@ -1,0 +1,146 @@
+"""`lam.client` against a service: what it sends, what it returns, and how it fails."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lam import client as module
+from lam.client import Answer, Client, Comparison, Embedding, Hit, Item, ServiceError
+from lam.service import models
+from tests.service.serving import served
+
+KEY = "k" * 20
+
+
+@pytest.fixture
+def asked(served_run: Path) -> Iterator[Client]:
+    with (
+        served(served_run, LAM_API_KEY=KEY) as found,
+        Client(f"http://127.0.0.1:{found.port}", key=KEY) as client,
+    ):
+        yield client
+
+
+def answering(*answers: httpx.Response, **options: Any) -> tuple[Client, list[httpx.Request]]:
+    """A client that is answered so, and its requests."""
+    left, requests = list(answers), list[httpx.Request]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return left.pop(0)
+
+    return Client("http://service", transport=httpx.MockTransport(answer), **options), requests
+
+
+def busy(after: str = "0") -> httpx.Response:
+    return httpx.Response(503, json={"error": "busy"}, headers={"Retry-After": after})
+
+
+@pytest.mark.long
+def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png)
+    size = len(list(asked.items()))
+    item = asked.add(tmp_path / "a.png", id="boxes/1.png", label="grey")
+    assert (item.id, item.label, item.metadata) == ("boxes/1.png", "grey", {})
+    assert asked.get(item.id) == item
+    answer = asked.search(png, k=3)
+    assert answer.decision in ("match", "unknown", "abstain")
+    assert (answer.hits[0].id, len(answer.hits), answer.gallery_size) == (item.id, 3, size + 1)
+    assert answer.fields["threshold"] is not None
+    filter = {"must": [{"has_label": ["grey"]}]}
+    assert [hit.id for hit in asked.search(png, filter=filter).hits] == [item.id]
+    assert [found.id for found in asked.items(filter=filter)] == [item.id]
+    query = asked.embed(png)
+    assert asked.search(query, k=1).hits[0].id == item.id
+    other = asked.add(query, label="by its embedding", metadata={"n": None})
+    assert (other.label, other.metadata) == ("by its embedding", {"n": None})
+    assert asked.verify(png, query).score > 0.99
+    assert asked.delete(item.id)
+    assert not asked.delete(item.id)
+    assert len(list(asked.items())) == size + 1
+
+
+@pytest.mark.long
+def test_a_refusal_is_one_exception(asked: Client, png: bytes) -> None:
+    with pytest.raises(ServiceError, match="404: there is no item") as refusal:
+        asked.get("none")
+    assert refusal.value.request_id
+    with pytest.raises(ServiceError, match="422: k") as refusal:
+        asked.search(png, k=0)
+    assert refusal.value.allowed["minimum"] == 1
+    with pytest.raises(ServiceError, match="415"):
+        asked.search(b"no image")
+    with Client(str(asked._http.base_url), key="wrong") as other, pytest.raises(ServiceError, match="401"):
+        other.search(png)
+
+
+def test_what_is_busy_is_asked_again_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    gone = httpx.Response(404, json={"error": "there is no item"})
+    client, requests = answering(busy("2"), busy("soon"), busy("999"), gone)
+    assert client.delete("a/b c") is False
+    assert [request.url.raw_path for request in requests] == [b"/v1/items/a/b%20c"] * 4
+    assert slept == [2.0, 1.0, 30.0]
+    client, requests = answering(busy(), busy(), retries=1)
+    with pytest.raises(ServiceError, match="503: busy"):
+        client.get("a")
+    assert len(requests) == 2
+
+
+def test_no_answer_and_no_json_are_the_same_exception(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="no answer") as failed, Client("http://127.0.0.1:9", retries=0) as client:
+        client.get("a")
+    assert failed.value.status is None
+    for status in (200, 502):
+        client, _ = answering(httpx.Response(status, html="<p>proxy</p>"))
+        with pytest.raises(ServiceError, match=f"{status}: <p>proxy</p>"):
+            client.get("a")
+    with pytest.raises(FileNotFoundError):
+        client.search(tmp_path / "none.png")
+
+
+def test_queries_are_sent_by_their_kind(png: bytes) -> None:
+    client, requests = answering(*[httpx.Response(418, json={"error": "tea"})] * 6)
+    for query in (png, b"\xff\xd8\xff", b"RIFF1234WEBP", b"else", "where?", Embedding([1.0, 0.0], 5.0)):
+        with pytest.raises(ServiceError, match="418: tea"):
+            client.search(query)
+    kinds = [request.headers["content-type"] for request in requests]
+    assert kinds == [
+        "image/png", "image/jpeg", "image/webp", "application/octet-stream", "application/json", "application/json",
+    ]  # fmt: skip
+    assert [json.loads(request.content) for request in requests[4:]] == [
+        {"text": "where?"}, {"embedding": [1.0, 0.0], "kappa": 5.0},
+    ]  # fmt: skip
+    assert all(request.url.query == b"k=10&min_probability=0.0" for request in requests)
+
+
+@pytest.mark.parametrize(
+    ("record", "answer"),
+    [
+        (Embedding, models.EmbedResponse),
+        (Item, models.ItemResponse),
+        (Hit, models.Hit),
+        (Answer, models.SearchResponse),
+        (Comparison, models.VerifyResponse),
+    ],
+)
+def test_its_fields_are_those_of_the_service(record: Any, answer: Any) -> None:
+    assert {field.name for field in fields(record)} - {"fields"} <= set(answer.model_fields)
+
+
+def test_the_file_alone_is_a_client() -> None:
+    code = (
+        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('alone', sys.argv[1]); "
+        "sys.modules['alone'] = module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module); "
+        "assert not {'lam', 'torch', 'numpy'} & set(sys.modules); module.Client('http://x')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(module.__file__)], check=True)

@@ -36,9 +36,8 @@ from lam.gallery.store import (
     ItemStore,
     Operation,
 )
-from lam.retrieval.decisions.calibration import label_key
 from lam.retrieval.index.faiss_index import Index
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_key
 from lam.retrieval.index.recall import Recall
 from lam.utils.files import locked
 from lam.vmf.embeddings import Embeddings

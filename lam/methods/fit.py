@@ -33,8 +33,8 @@ from lam.models.layers import n_items as count_items
 from lam.pairs.pairs import as_targets, check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
-from lam.posteriors.base import check_seed
 from lam.posteriors.layers import LayersAccumulator
+from lam.posteriors.settings import check_seed
 from lam.utils import distributed
 
 _LOG = logging.getLogger(__name__)

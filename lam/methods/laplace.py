@@ -12,8 +12,8 @@ from lam.methods.added_head import dimension_of
 from lam.pairs.mining import ALL_PAIRS
 from lam.pairs.relation import SCOPES, Relation, Scope
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
-from lam.posteriors.base import PRIOR_RATIO, check_settings
 from lam.posteriors.layers import Predictive
+from lam.posteriors.settings import PRIOR_RATIO, check_settings
 from lam.utils.checks import check_choice
 
 KRON_WIDTH = 4096

@@ -25,8 +25,8 @@ from lam.models.head import record_head_inputs
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
-from lam.posteriors.base import check_settings
 from lam.posteriors.diagonal import DiagonalPosterior
+from lam.posteriors.settings import check_settings
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
 from lam.utils.checks import check_at_least, check_choice, check_positive

@@ -1,6 +1,5 @@
 """`Posterior`: a Gaussian over the weights of a linear last layer; features in, embeddings out."""
 
-import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -11,14 +10,15 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Structure
 from lam.hessians.outputs import check_features
-from lam.posteriors.spread import Spread
+from lam.posteriors.settings import LEAST_PRIOR, PRIOR_RATIO, check_settings
+from lam.posteriors.spread import Spread, least_variance
 from lam.utils.autocast import without_autocast
-from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.checks import check_at_least, check_choice
 from lam.vmf.embeddings import Embeddings, Mean
 from lam.vmf.resultant import MeanResultant
 
@@ -36,42 +36,12 @@ Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
-LEAST_VARIANCE = 1e-20
-"""Least variance of samples, in units of the output's squared length: far below any posterior's. For an output of
-length zero it is absolute, so that its samples have random directions."""
-
 CHUNK_ELEMENTS = 1 << 22
 """Sample coordinates in float64 that are held at once."""
 
 Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type checks of test runs
 
 _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "seed")
-
-LEAST_PRIOR = 1e-30
-"""Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
-
-PRIOR_RATIO = 1e-4
-"""Default α, in units of the mean of s h; `benchmarks/real.py posteriors` compares it."""
-
-
-def check_settings(
-    prior_precision: float | None, likelihood_scale: float | None, *, prior_ratio: Any = PRIOR_RATIO, seed: Any = 0
-) -> None:
-    """Reject numbers that are not positive and finite, and a seed that is no integer."""
-    check_positive("prior_precision", prior_precision)
-    if prior_precision is not None:
-        check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
-    if prior_ratio is None:
-        raise ValueError("prior_ratio must be positive and finite, got None: without a prior weights are undetermined")
-    check_positive("prior_ratio", prior_ratio)
-    check_positive("likelihood_scale", likelihood_scale)
-    check_seed(seed)
-
-
-def check_seed(seed: Any) -> None:
-    """Reject a seed that is no integer."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise ValueError(f"seed must be an integer, got {seed!r}")
 
 
 @dataclass(frozen=True)
@@ -410,26 +380,3 @@ class Posterior(ABC):
             generator = torch.Generator().manual_seed(self.seed)  # on the CPU: every device sees the same noise
         options: Any = {"generator": generator, "device": generator.device, "dtype": dtype}
         return (torch.randn(n_samples, *shape, **options).to(self.weight.device) for shape in shapes)
-
-
-def sum_along(
-    slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"], variance: Float[Tensor, "D F"]
-) -> Float[Tensor, " N"]:
-    """Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
-    slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
-    total = inputs.new_zeros(inputs.shape[1])
-    for k, m in itertools.product(range(len(slopes)), repeat=2):
-        total += (((inputs[k] * inputs[m]) @ variance.T) * slopes[k] * slopes[m]).sum(1)
-    return total.clamp(min=0)
-
-
-def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """The share of the chosen ones in contributions ≥ 0; 0 if all are 0."""
-    least = torch.finfo(contributions.dtype).tiny
-    return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
-
-
-def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """`LEAST_VARIANCE` of outputs: it moves only one of length zero, which has no direction otherwise."""
-    square = f.double().square().sum(1, keepdim=True)
-    return LEAST_VARIANCE * square.where(square > 0, 1)

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal
-from lam.posteriors.base import Posterior, Sampled, share_of, sum_along
-from lam.posteriors.spread import AxisSpread, Spread
+from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, Sampled, share_of, sum_along
-from lam.posteriors.spread import AxisSpread, Spread
+from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 from lam.utils.autocast import without_autocast
 
 

@@ -21,8 +21,8 @@ from lam.models.head import evaluating, items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
 from lam.pairs.pairs import targets_of
-from lam.posteriors.base import Posterior, Sampler, least_variance
-from lam.posteriors.spread import FullSpread
+from lam.posteriors.base import Posterior, Sampler
+from lam.posteriors.spread import FullSpread, least_variance
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 

@@ -1,13 +1,18 @@
 """`Spread`: Gaussian covariances of the outputs of N items under a posterior, around the trained layer's outputs."""
 
+import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lam.vmf.resultant import MeanResultant, projected_resultant
+
+LEAST_VARIANCE = 1e-20
+"""Least variance of samples, in units of the output's squared length: far below any posterior's. For an output of
+length zero it is absolute, so that its samples have random directions."""
 
 
 class Spread(ABC):
@@ -98,3 +103,26 @@ class FullSpread(Spread):
         least = least[:, 0] + 1e-14 * self.total  # rounding could leave a singular covariance without a Cholesky factor
         factor = torch.linalg.cholesky(self.matrices + torch.diag_embed(least[:, None].expand_as(self.variance)))
         return torch.einsum("nij,sj->sni", factor, noise[:, 0])
+
+
+def sum_along(
+    slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"], variance: Float[Tensor, "D F"]
+) -> Float[Tensor, " N"]:
+    """Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
+    slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
+    total = inputs.new_zeros(inputs.shape[1])
+    for k, m in itertools.product(range(len(slopes)), repeat=2):
+        total += (((inputs[k] * inputs[m]) @ variance.T) * slopes[k] * slopes[m]).sum(1)
+    return total.clamp(min=0)
+
+
+def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
+    """The share of the chosen ones in contributions ≥ 0; 0 if all are 0."""
+    least = torch.finfo(contributions.dtype).tiny
+    return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
+
+
+def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+    """`LEAST_VARIANCE` of outputs: it moves only one of length zero, which has no direction otherwise."""
+    square = f.double().square().sum(1, keepdim=True)
+    return LEAST_VARIANCE * square.where(square > 0, 1)

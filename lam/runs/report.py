@@ -13,6 +13,7 @@ from lam.encoders.bayesian import BayesianEncoder
 from lam.evaluation import Evaluation
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
+from lam.retrieval.metrics.extremes import plot_extremes
 from lam.retrieval.metrics.scores import SCORES
 from lam.runs.corruption import AnyKind, CorruptionCurve
 from lam.runs.html import Plot, write_report
@@ -151,7 +152,7 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
         nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
         return image(test, int(evaluation.candidates[nearest[0, 0]]))
 
-    plots.plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
+    plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
 
 
 def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any], test: Dataset) -> Iterator[str]:

@@ -17,7 +17,7 @@ from lam.gallery.gallery import Matching
 from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.abstention import SearchDecisions
-from lam.retrieval.decisions.calibration import Calibration, credible_cosine
+from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import describe_score
@@ -37,6 +37,7 @@ from lam.service.models import (
     VerifyResponse,
 )
 from lam.tuning.ambiguity import Ambiguity
+from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200  # points of a curve on the page

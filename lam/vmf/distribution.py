@@ -312,6 +312,23 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
     return VonMisesFisher(mean.to(means.dtype), kappa.to(means.dtype))
 
 
+def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
+    """Cosine of each item's credible cap, which holds a share `level` of its von Mises-Fisher distribution.
+
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
+
+    Args:
+        kappa: (Q,) concentrations.
+        dimension: of the sphere of κ, `Encoder.kappa_dimension`.
+        level: in (0, 1).
+
+    Raises:
+        ValueError: for a level outside (0, 1).
+    """
+    mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
+    return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)
+
+
 def _check_unit(vectors: Tensor, name: str) -> None:
     length = torch.linalg.vector_norm(vectors.detach(), dim=-1)
     check_all(unit_vector.check(vectors), f"{name} must be of unit length (normalise it first)", length)

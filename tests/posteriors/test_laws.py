@@ -15,8 +15,8 @@ from lam.models.layers import find_layers, own_weights
 from lam.pairs import Pairs
 from lam.pairs.relation import Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS, LayersPosterior, Posterior
-from lam.posteriors.base import PRIOR_RATIO
 from lam.posteriors.layers import LayersAccumulator
+from lam.posteriors.settings import PRIOR_RATIO
 from lam.vmf.embeddings import Embeddings
 from tests.helpers import unchecked
 from tests.hessians.test_structures import empty_of

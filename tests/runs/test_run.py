@@ -275,7 +275,7 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
         drawn[path.stem]["images"] = [(query_image(query), hit_image(query)) for query in queries]
         Image.new("L", (1, 1)).save(path)
 
-    monkeypatch.setattr("lam.runs.report.plots.plot_extremes", remembered)
+    monkeypatch.setattr("lam.runs.report.plot_extremes", remembered)
     encoder = Run(run_copy).encoder
     test = datasets.TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
     outside = datasets.TensorImages(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))

@@ -307,7 +307,7 @@ def test_a_run_says_that_texts_are_cut_and_shows_halves_of_characters(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setattr(
-        "lam.runs.report.plots.plot_extremes",
+        "lam.runs.report.plot_extremes",
         lambda path, *_, query_image, hit_image: (
             shown.extend((query_image(0), hit_image(0))),
             Image.new("L", (1, 1)).save(path),

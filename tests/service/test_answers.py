@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from lam import datasets
-from lam.retrieval.decisions.calibration import Calibration, Targets, credible_cosine, label_key
+from lam.retrieval.decisions.calibration import Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_key
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Query, Responder, Search
 from lam.service.engine import Engine, embedding_of
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
+from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE
 from tests.helpers import stored
 

@@ -9,9 +9,9 @@ import torch
 from starlette.testclient import TestClient
 
 from lam.gallery.filters import MAX_FILTER, MAX_LEVELS
-from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries, label_key
+from lam.retrieval.decisions.calibration import Calibration, UnmatchedQueries
 from lam.retrieval.decisions.gallery_part import false_accepts, of_part
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_key
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
 from tests.service.asking import PNG, client_of, embedding, refused

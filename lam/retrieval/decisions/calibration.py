@@ -4,7 +4,6 @@
 `lam.retrieval.decisions.conformal` states the assumptions.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,25 +17,22 @@ from torch import Tensor
 
 from lam.retrieval.decisions.abstention import Decisions, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import Acceptance
-from lam.retrieval.decisions.conformal import LEVEL, ConformalScores
+from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.cosine_intervals import CosineIntervals
 from lam.retrieval.decisions.flags import Missing, OodDetector, needs_input, substitute
 from lam.retrieval.decisions.match_probability import MatchProbability
 from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
-from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.hits import Hits, label_key
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_share
-from lam.vmf.distribution import VonMisesFisher
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 STALE_BEYOND = 0.2
 """Allowed relative change of the gallery's size since calibration."""
-
-_HISTOGRAM_BINS = 40
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Histogram:
     def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
         """Histogram of concentrations, clamped to `KAPPA_RANGE`, from the least to the greatest."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
-        counts, edges = np.histogram(logs.numpy(), _HISTOGRAM_BINS)
+        counts, edges = np.histogram(logs.numpy(), bins=40)
         return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
 
 
@@ -401,25 +397,3 @@ def query_scores(
     if features is None:
         scores = {name: values for name, values in scores.items() if not needs_input(name)}
     return {name: values.detach().cpu().double() for name, values in scores.items()}
-
-
-def label_key(label: str) -> int:
-    """A label as a number: 63 bits of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1
-
-
-def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = LEVEL) -> Float[Tensor, " Q"]:
-    """Cosine of each query's credible cap, which holds a share `level` of its von Mises-Fisher distribution.
-
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
-
-    Args:
-        kappa: (Q,) of the queries.
-        dimension: of the sphere of κ, `Encoder.kappa_dimension`.
-        level: in (0, 1).
-
-    Raises:
-        ValueError: for a level outside (0, 1).
-    """
-    mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
-    return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)

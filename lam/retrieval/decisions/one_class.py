@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lam.retrieval.decisions.conformal import ConformalScores
-from lam.retrieval.decisions.probability import ExtendedOdds, RankOdds, Scores, check_evidence, folds
+from lam.retrieval.decisions.probability import Scores, check_evidence, folds
+from lam.retrieval.decisions.scales import ExtendedOdds, RankOdds
 from lam.retrieval.metrics.scores import SCORES
 
 UNUSUAL = 0.02

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lam.retrieval.decisions.scales import RankOdds, SoftScale, check_knots, soft
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
 from lam.utils.checks import check_finite, check_length
 
@@ -28,89 +29,7 @@ LOGISTIC_COUNTS = 300
 """Weight of the logistic curve against the isotonic one, in searches; chosen by log score on validation data."""
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: prior variances of the weights
-_KNOTS = 65
-_BULK = 2.0  # spreads of a score from its median
 _BINS = 10
-
-
-@dataclass(frozen=True)
-class RankOdds:
-    """log(F/(1 − F)) of a score, F being the share of the calibration data below it; ties count half.
-
-    A common scale for all scores, without outliers; linear between the knots, constant beyond.
-
-    Attributes:
-        values: of the score, rising.
-        odds: log odds of each value, rising.
-        spread: interquartile range of the score, or else its standard deviation.
-    """
-
-    values: tuple[float, ...]
-    odds: tuple[float, ...]
-    spread: float
-
-    def __post_init__(self) -> None:
-        _check_knots("values", self.values, "odds", self.odds)
-
-    @classmethod
-    def of(cls, score: Float[Tensor, " N"]) -> "RankOdds":
-        """Learn from N values; at most 65 knots, evenly between the least and the greatest odds."""
-        values, counts = score.unique(return_counts=True)
-        share = (counts.cumsum(0) - counts / 2) / len(score)
-        odds = share.double().logit()
-        evenly = torch.linspace(float(odds[0]), float(odds[-1]), _KNOTS, dtype=torch.float64)
-        kept = torch.searchsorted(odds, evenly).clamp(max=len(odds) - 1).unique()
-        return cls(tuple(values[kept].tolist()), tuple(odds[kept].tolist()), _median_and_spread(score)[1])
-
-    def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Log odds of new values, float64 on the CPU."""
-        return torch.from_numpy(np.interp(score.double().numpy(), *self._knots))
-
-    @cached_property
-    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.values), np.array(self.odds)
-
-
-@dataclass(frozen=True)
-class ExtendedOdds:
-    """`RankOdds` of E scores, with ± log(1 + d/spread) at a distance d beyond the greatest or least value."""
-
-    ranks: tuple[RankOdds, ...]
-
-    def __call__(self, scores: Sequence[Float[Tensor, " N"]]) -> Float[Tensor, "E N"]:
-        """Extended log odds of new values, float64 on the CPU."""
-        x = torch.stack([score.detach().cpu().double() for score in scores])
-        least, greatest, spread = self._ends
-        above, below = ((x - greatest) / spread).clamp(min=0), ((least - x) / spread).clamp(min=0)
-        inside = torch.stack([rank(values) for rank, values in zip(self.ranks, x, strict=True)])
-        return inside + above.log1p() - below.log1p()
-
-    @cached_property
-    def _ends(self) -> Float[Tensor, "3 E 1"]:
-        ends = [(rank.values[0], rank.values[-1], rank.spread) for rank in self.ranks]
-        return torch.tensor(ends, dtype=torch.float64).T[..., None]
-
-
-@dataclass(frozen=True)
-class SoftScale:
-    """A score in units of its spread: z = (s − median)/spread within ±2, and ±(2 + log(1 + |z| − 2)) beyond.
-
-    Attributes:
-        median: of the score.
-        spread: interquartile range, or else standard deviation.
-    """
-
-    median: float
-    spread: float
-
-    @classmethod
-    def of(cls, score: Float[Tensor, " N"]) -> "SoftScale":
-        """Learn from N values."""
-        return cls(*_median_and_spread(score))
-
-    def __call__(self, score: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Scaled new values, float64 on the CPU."""
-        return _soft((score.detach().cpu().double() - self.median) / self.spread)
 
 
 @dataclass(frozen=True)
@@ -197,7 +116,7 @@ class MonotoneRegression:
         check_evidence("P(known)", self.evidence, scores)
         x = torch.stack([scores[name].detach().cpu().double() for name in self.evidence])
         median, spread, weight = self._columns
-        return (weight * _soft((x - median) / spread)).sum(0)
+        return (weight * soft((x - median) / spread)).sum(0)
 
     @cached_property
     def _columns(self) -> Float[Tensor, "3 E 1"]:
@@ -240,7 +159,7 @@ class Correctness:
             raise ValueError(f"there must be ranks and a weight for each score, got {len(self.weights)} weights")
         if not all(map(math.isfinite, (*self.weights, self.intercept))):
             raise ValueError(f"weights must be finite numbers, got {self.weights} and {self.intercept}")
-        _check_knots("knots", self.knots, "levels", self.levels)
+        check_knots("knots", self.knots, "levels", self.levels)
 
     @classmethod
     def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
@@ -392,24 +311,7 @@ def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, flo
     return torch.from_numpy(model.coef_[0]), float(model.intercept_[0])
 
 
-def _median_and_spread(score: Tensor) -> tuple[float, float]:
-    """Median and interquartile range, or else standard deviation, or 1."""
-    low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
-
-
-def _soft(z: Tensor) -> Tensor:
-    """z within ±2, logarithmic beyond."""
-    size = z.abs()
-    return z.sign() * torch.where(size > _BULK, _BULK + (size - _BULK).clamp(min=0).log1p(), size)
-
-
 def _check_scores(scores: Scores, items: str, count: int) -> None:
     for name, values in scores.items():
         check_length(name, values, items, count)
         check_finite(name, values)
-
-
-def _check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
-    if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
-        raise ValueError(f"{name} and {other} must be finite and equal in number, got {knots} and {levels}")

@@ -1,5 +1,6 @@
 """`Hits`: the result of a search of any index."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,3 +43,8 @@ def label_numbers(labels: Iterable[Iterable[str]]) -> Int64[Tensor, "Q K"]:
     numbers = {"": -1}
     rows = [[numbers.setdefault(label, len(numbers) - 1) for label in row] for row in labels]
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def label_key(label: str) -> int:
+    """A label as a number: 63 bits of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") >> 1

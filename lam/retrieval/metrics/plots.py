@@ -5,14 +5,12 @@ agree. It uses Matplotlib's object interface alone and touches no global figure,
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lam.retrieval.metrics.ood import auprc, auroc, precision_recall_curve, prevalence, roc_curve
@@ -21,15 +19,10 @@ from lam.utils.checks import check_finite
 from lam.utils.files import write_atomically
 
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # safe for the colour-blind
-_INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
-_VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
-_OUTSIDE = "#0072b2"
+INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _DPI = 160
 _BINS = 50  # of a histogram of κ
-_EXTREMES = 8
 _LEGEND = 3.0  # inches of a legend beside the axes
-_CHARACTERS, _TEXT_LINES = 19, 8  # of a text instead of a picture
-_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches, among the extremes: a picture's side, the step to the next, half a sheet
 _LINES = ("-", "--", "-.", ":")
 MOST = len(_LINES) * len(_PALETTE)
 """Greatest number of curves in one picture: each colour in each kind of line."""
@@ -55,12 +48,12 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     alike = all(torch.equal(first, other) for other in others)
     shares, best = sparsification(first, (~first).double())
     if alike:
-        axes.plot(shares, best, color=_MUTED, linestyle=":", label="best possible")
+        axes.plot(shares, best, color=MUTED, linestyle=":", label="best possible")
     for style, name, (correct, values) in _styled(ranked):
         label = f"{name}   AUSC {ausc(correct, values):.3f}"
         axes.plot(shares, sparsification(correct, values)[1], **style, label=label)
     if alike:
-        axes.axhline(float(best[0]), color=_MUTED, linestyle="--", linewidth=1, label="dropped at random")
+        axes.axhline(float(best[0]), color=MUTED, linestyle="--", linewidth=1, label="dropped at random")
     axes.set(xlabel="share of most uncertain queries dropped", ylabel="accuracy of the first hit", xlim=(0, 0.98))
     _finish(figure, axes, path, legend="best")
 
@@ -80,13 +73,13 @@ def plot_reliability(
     centers, width = (np.arange(len(count)) + 0.5) / len(count), 0.92 / len(count)
     filled = count > 0
     accuracy, means = bins.accuracy.cpu().numpy()[filled], bins.confidence.cpu().numpy()[filled]
-    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
+    axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1, label="perfectly calibrated")
     label = f"accuracy   ECE {bins.expected_error:.3f}"
     axes.bar(centers[filled], accuracy, width, color=_PALETTE[0], alpha=0.85, label=label)
     axes.vlines(means, accuracy, means, color=_PALETTE[1], linewidth=1.6)
     axes.plot(means, means, "o", color=_PALETTE[1], markersize=5, label="mean confidence")
     axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
-    below.bar(centers, count, width, color=_MUTED, alpha=0.6)
+    below.bar(centers, count, width, color=MUTED, alpha=0.6)
     for center, height in zip(centers, count, strict=True):
         below.annotate(f"{height:,}", (center, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     below.set(xlabel=f"confidence: {confidence}", ylabel="queries")
@@ -99,7 +92,7 @@ def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins
     """Draw accuracy against confidence of several systems, at most 24 by name, a point for every filled bin."""
     _check_count("bins", bins)
     figure, axes = _figure()
-    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
+    axes.plot([0, 1], [0, 1], color=MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
     for style, name, found in _styled(bins):
         filled = (found.count > 0).cpu()
         confidence, accuracy = found.confidence.cpu()[filled], found.accuracy.cpu()[filled]
@@ -133,10 +126,10 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
             label = "undefined" if value is None else f"{value:.3f}"
             axes.annotate(label, (value or 0, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set(title=figure_name, xlim=(0, 1.25), xticks=(0, 0.5, 1), yticks=range(len(names)), yticklabels=names)
-        axes.title.set(color=_INK, fontsize=10)
+        axes.title.set(color=INK, fontsize=10)
         _style(axes)
     panels[0].invert_yaxis()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -152,7 +145,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     figure, axes = _figure()
     for style, name, (inside, outside) in _styled(scores):
         axes.plot(*roc_curve(inside, outside), **style, label=f"{name}   AUROC {auroc(inside, outside):.3f}")
-    axes.plot([0, 1], [0, 1], color=_MUTED, linestyle="--", linewidth=1, label="useless score")
+    axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1, label="useless score")
     axes.set(xlabel="false positive rate: known items flagged", ylabel="true positive rate: OOD items flagged")
     axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
     _finish(figure, axes, path, legend="best")
@@ -176,7 +169,7 @@ def plot_precision_recall(
         label = f"{name}   AUPRC {auprc(inside, outside):.3f}"
         axes.step(*precision_recall_curve(inside, outside), **style, where="pre", label=label)
     for share in sorted({prevalence(*pair) for pair in scores.values()}):
-        axes.axhline(share, color=_MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
+        axes.axhline(share, color=MUTED, linestyle="--", linewidth=1, label=f"useless score: prevalence {share:.3f}")
     axes.set(xlabel=f"recall: share of {positives} found", ylabel=f"precision: {positives} among the flagged")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
     _finish(figure, axes, path, legend="best")
@@ -203,7 +196,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
         inside, share = values.clip(edges[0], edges[-1]), np.full(len(values), 100 / len(values))
         axes.hist(inside, edges, weights=share, color=style["color"], alpha=0.35, histtype="stepfilled")
         axes.hist(inside, edges, weights=share, **style, histtype="step", linewidth=1.4)
-        label = f"{name}   median {_short(float(np.median(values)))}, n = {len(values):,}"
+        label = f"{name}   median {short_number(float(np.median(values)))}, n = {len(values):,}"
         axes.plot([], [], color=style["color"], linewidth=6, alpha=0.6, label=label)
     _log_ticks(axes, edges[0], edges[-1])
     axes.set_ylim(top=axes.get_ylim()[1] * (1.05 + 0.08 * len(kappa)))
@@ -229,7 +222,7 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
         axes.set(xlabel="severity", ylabel=label, xticks=range(len(next(iter(curves.values())))))
         _style(axes)
         if curves is kappa:
-            axes.axhline(1, color=_MUTED, linestyle="--", linewidth=1)
+            axes.axhline(1, color=MUTED, linestyle="--", linewidth=1)
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, 0.9), max(high, 1.1))
         else:
@@ -262,53 +255,11 @@ def plot_tuning(
     axes.axvspan(low, high, color=_PALETTE[0], alpha=0.12, linewidth=0, label="within one standard error of the best")
     axes.errorbar(scales, scores, errors, fmt="o-", color=_PALETTE[0], markersize=4, linewidth=1.4, label="log score")
     axes.plot(scales, eces, "s:", color=_PALETTE[1], markersize=3, linewidth=1.2, label="ECE")
-    axes.axvline(chosen, color=_INK, linewidth=1, linestyle="--", label=f"chosen: s = {_short(chosen)}")
+    axes.axvline(chosen, color=INK, linewidth=1, linestyle="--", label=f"chosen: s = {short_number(chosen)}")
     _log_ticks(axes, scales[0], scales[-1])
     axes.set(xlabel="likelihood scale s (small means a wide posterior)", ylabel="lower is better")
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
     _finish(figure, axes, path, legend="upper right")
-
-
-def plot_extremes(
-    path: str | Path,
-    kappa: Float[Tensor, " Q"],
-    verdict: Callable[[int], bool | str],
-    *,
-    query_image: Callable[[int], Tensor | str],
-    hit_image: Callable[[int], Tensor | str],
-) -> None:
-    """Show the eight least and eight most certain queries, each with its κ, its first hit and the verdict on it.
-
-    With fewer than sixteen queries, each half is shown.
-
-    Args:
-        kappa: (Q,) concentrations of the queries.
-        verdict: whether the first hit of a query, by its index, is right; for a stranger the name of its data set.
-        query_image: image of a query, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
-        hit_image: image or text of its first hit.
-
-    Raises:
-        ValueError: for no query, κ that is not finite, or a tensor of another shape.
-    """
-    check_finite("kappa", kappa)
-    if len(kappa) == 0:
-        raise ValueError("kappa must hold at least one query, got none")
-    count = min(_EXTREMES, max(1, len(kappa) // 2))
-    order = kappa.argsort(stable=True).tolist()
-    halves = ("Least", order[:count]), ("Most", order[::-1][:count])
-    figure, axes = _sheet(max(_SIDE + (count - 1) * _STEP + 0.42, 3.2), 2 * _HALF)
-    for top, (title, chosen) in zip((0.0, _HALF), halves, strict=True):
-        axes.text(0.06, top + 0.08, f"{title} certain", fontsize=11, color=_INK, fontweight="bold", va="top")
-        rows = (top + 0.63, "query"), (top + 0.93 + _SIDE, "first hit")
-        for above, name in rows:
-            axes.text(0.16, above + _SIDE / 2, name, fontsize=9, color=_MUTED, rotation=90, ha="center", va="center")
-        for column, query in enumerate(chosen):
-            worth = verdict(query)
-            outside, words, color = (f"{worth}\n", "", _INK) if isinstance(worth, str) else ("", *_VERDICTS[worth])
-            certainty, left = f"{outside}κ {_short(float(kappa[query]))}", 0.3 + column * _STEP
-            _show(axes, (left, rows[0][0]), query_image(query), certainty, _OUTSIDE if outside else _INK)
-            _show(axes, (left, rows[1][0]), hit_image(query), words, color)
-    _save(figure, path)
 
 
 def _log_edges(values: Any) -> Any:
@@ -327,57 +278,9 @@ def _log_ticks(axes: Any, low: float, high: float) -> None:
     decades = np.log10(high / low)
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 1 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
-
-
-def _show(axes: Any, corner: tuple[float, float], image: Tensor | str, title: str, color: str) -> None:
-    """Draw a picture or a text in the square below and right of a corner, with a frame and a title above it."""
-    from matplotlib.patches import Rectangle
-
-    left, top = corner
-    width, height = (_SIDE, _SIDE) if isinstance(image, str) else _draw(axes, corner, image)
-    plain = color == _INK
-    place = left + (_SIDE - width) / 2, top + (_SIDE - height) / 2
-    frame = axes.add_patch(
-        Rectangle(place, width, height, fill=False, edgecolor=_GRID if plain else color, linewidth=1 if plain else 2)
-    )
-    if isinstance(image, str):
-        lines = wrap(image, width=_CHARACTERS, max_lines=_TEXT_LINES, placeholder="…")
-        words, inset = "\n".join(lines).replace("$", "\\$"), 0.05 * _SIDE
-        text = axes.text(left + inset, top + inset, words, fontsize=6, va="top", color=_INK, clip_on=True)
-        text.set_clip_path(frame)  # letters of some scripts, and capitals, are wider than most
-    axes.text(left + _SIDE / 2, place[1] - 0.04, title, fontsize=8.5, color=color, ha="center", va="bottom")
-
-
-def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float, float]:
-    """Draw an image in the middle of a square, as large as fits; returns its width and height."""
-    pixels = image.detach().cpu().float()
-    pixels = pixels[None] if pixels.ndim == 2 else pixels
-    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
-        raise ValueError(f"images must have shape (C, H, W) with C 1 or 3, or (H, W), got {tuple(image.shape)}")
-    width, height = (_SIDE * length / max(pixels.shape[1:]) for length in (pixels.shape[2], pixels.shape[1]))
-    left, top = corner[0] + (_SIDE - width) / 2, corner[1] + (_SIDE - height) / 2
-    axes.imshow(
-        pixels.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 1).numpy(),
-        interpolation="nearest",
-        aspect="auto",
-        extent=(left, left + width, top + height, top),
-    )
-    return width, height
-
-
-def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one axes in inches from its upper left corner; one axes a picture takes ten times as long."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), facecolor="white")
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.set_autoscale_on(False)
-    axes.set_axis_off()
-    return figure, axes
 
 
 def _blank(width: float, height: float) -> Any:
@@ -392,13 +295,13 @@ def _figure() -> tuple[Any, Any]:
 
 
 def _style(axes: Any) -> None:
-    axes.grid(color=_GRID, linewidth=0.8)
+    axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_MUTED, labelsize=8.5, length=0)
-    axes.xaxis.label.set(color=_INK, fontsize=9.5)
-    axes.yaxis.label.set(color=_INK, fontsize=9.5)
+    axes.tick_params(colors=MUTED, labelsize=8.5, length=0)
+    axes.xaxis.label.set(color=INK, fontsize=9.5)
+    axes.yaxis.label.set(color=INK, fontsize=9.5)
     for side, spine in axes.spines.items():
-        spine.set(visible=side in ("left", "bottom"), color=_GRID)
+        spine.set(visible=side in ("left", "bottom"), color=GRID)
 
 
 def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: Any) -> None:
@@ -408,11 +311,13 @@ def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: A
     if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:
         figure.set_figwidth(figure.get_figwidth() + _LEGEND)
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
-    axes.legend(**place, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=_INK)
-    _save(figure, path)
+    axes.legend(**place, fontsize=8.5, frameon=True, framealpha=0.85, edgecolor="none", labelcolor=INK)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: str | Path) -> None:
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Write a figure as PNG."""
+
     def write(temporary: Path) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows boxes
@@ -421,7 +326,7 @@ def _save(figure: Any, path: str | Path) -> None:
     write_atomically(path, write)
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
     """Three digits or so, without long rows of zeros."""
     if 100 <= value < 1e4:
         return f"{value:,.0f}"

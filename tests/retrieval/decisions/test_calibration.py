@@ -12,7 +12,7 @@ import torch
 from lam.retrieval.decisions.abstention import DECISIONS, SearchDecisions, decision_codes
 from lam.retrieval.decisions.acceptance import ACCEPTS, PROBABILITY
 from lam.retrieval.decisions.calibrate import OtherQueries
-from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets, credible_cosine
+from lam.retrieval.decisions.calibration import Calibration, Histogram, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.files import load_calibration, save_calibration
 from lam.retrieval.decisions.probability import probability_bins
@@ -21,7 +21,7 @@ from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
-from lam.vmf.distribution import VonMisesFisher
+from lam.vmf.distribution import VonMisesFisher, credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from lam.retrieval.metrics.extremes import plot_extremes
 from lam.retrieval.metrics.plots import (
     MOST,
     plot_bars,
     plot_corruption,
-    plot_extremes,
     plot_kappa,
     plot_precision_recall,
     plot_reliability,
@@ -96,7 +96,7 @@ def test_calibration(n_queries: int, tmp_path: Path) -> None:
 
 def test_the_legend_of_a_calibration_covers_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr("lam.retrieval.metrics.plots.save_figure", lambda figure, _: figures.append(figure))
     confidence = torch.linspace(0.05, 0.95, 10)
     bins = ReliabilityBins(confidence, torch.ones(10), torch.full((10,), 7))  # right however unsure
     plot_reliability(tmp_path / "plot.png", bins, confidence="P(first hit is right)")
@@ -166,7 +166,7 @@ def test_extremes_name_what_a_query_from_outside_is_of(tmp_path: Path, monkeypat
     def remembered(axes: Any, corner: Any, image: torch.Tensor, title: str, color: str) -> None:
         titles.append(title)
 
-    monkeypatch.setattr("lam.retrieval.metrics.plots._show", remembered)
+    monkeypatch.setattr("lam.retrieval.metrics.extremes._show", remembered)
     images = {"query_image": lambda _: torch.ones(4, 4), "hit_image": lambda _: torch.ones(4, 4)}
     verdicts: tuple[bool | str, ...] = ("birds", False, True, True)
     kappa = torch.tensor([0.5, 2.0, 30.0, 20.0])
@@ -236,7 +236,7 @@ def test_extremes_refuse(tmp_path: Path) -> None:
 def ticks(path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float) -> list[tuple[float, float]]:
     """Left and right end, in pixels, of each label on the axis of κ."""
     figures: list[Any] = []
-    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr("lam.retrieval.metrics.plots.save_figure", lambda figure, _: figures.append(figure))
     plot_kappa(path, {"known": torch.logspace(math.log10(low), math.log10(high), 50)})
     figures[0].draw_without_rendering()
     (axes,) = figures[0].axes
@@ -264,6 +264,6 @@ def test_no_corruption_is_refused(tmp_path: Path) -> None:
 
 def test_every_kind_of_corruption_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr("lam.retrieval.metrics.plots._save", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr("lam.retrieval.metrics.plots.save_figure", lambda figure, _: figures.append(figure))
     plot_corruption(tmp_path / "plot.png", {}, {f"kind {number}": torch.ones(4) for number in range(9)})
     assert len(figures[0].axes[0].get_legend_handles_labels()[1]) == 9

@@ -1,0 +1,31 @@
+"""Checks and defaults of the settings of a posterior."""
+
+from typing import Any
+
+from lam.utils.checks import check_at_least, check_positive
+
+LEAST_PRIOR = 1e-30
+"""Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
+
+PRIOR_RATIO = 1e-4
+"""Default α, in units of the mean of s h; `benchmarks/real.py posteriors` compares it."""
+
+
+def check_settings(
+    prior_precision: float | None, likelihood_scale: float | None, *, prior_ratio: Any = PRIOR_RATIO, seed: Any = 0
+) -> None:
+    """Reject numbers that are not positive and finite, and a seed that is no integer."""
+    check_positive("prior_precision", prior_precision)
+    if prior_precision is not None:
+        check_at_least("prior_precision", prior_precision, LEAST_PRIOR)
+    if prior_ratio is None:
+        raise ValueError("prior_ratio must be positive and finite, got None: without a prior weights are undetermined")
+    check_positive("prior_ratio", prior_ratio)
+    check_positive("likelihood_scale", likelihood_scale)
+    check_seed(seed)
+
+
+def check_seed(seed: Any) -> None:
+    """Reject a seed that is no integer."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ValueError(f"seed must be an integer, got {seed!r}")

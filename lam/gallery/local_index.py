@@ -87,7 +87,7 @@ class LocalIndex:
         if recall is not None and recall.share < LEAST_RECALL:
             _LOG.warning(
                 "%s; less than %s of the neighbours: serve with --index flat, or make the gallery anew with a wider "
-                "graph, such as `lam index --factory HNSW64`",
+                "graph, such as `lam index --factory HNSW64`, or with fewer cells",
                 recall,
                 percent(LEAST_RECALL),
             )

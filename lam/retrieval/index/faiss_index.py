@@ -1,7 +1,8 @@
 """A searchable collection of embeddings with their κ, over any FAISS index type.
 
-FAISS proposes candidates. Scores are cosines of the stored vectors, ids and κ come from the store, and a query with too
-few candidates is searched exactly. Files are in `lam.retrieval.index.files`.
+FAISS proposes candidates, several for each hit where it compares codes (PQ, RaBitQ, SQ). Scores are cosines of the
+stored vectors, ids and κ come from the store, and a query with too few candidates is searched exactly. Files are in
+`lam.retrieval.index.files`.
 """
 
 import warnings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 
+_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and at least, where codes are compared
 _FEW = 20_000  # items that are searched exactly among others: a graph of mostly hidden nodes finds few
 
 
@@ -41,7 +43,7 @@ class Index:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
         parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; the defaults are FAISS's
-            own, except that HNSW searches wider.
+            own, except that HNSW and IVF search wider.
         device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
@@ -339,8 +341,9 @@ class Index:
         """The k best of the allowed rows; queries with too few candidates are searched exactly."""
         if self._faiss is None:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
-        # one more for each hidden row, at most k more; queries that still lack hits are searched exactly
-        n_candidates = min(k + min(k, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
+        # one more for each hidden row, at most twice as many; queries that still lack hits are searched exactly
+        wanted = self._candidates(k)
+        n_candidates = min(wanted + min(wanted, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
         if least_kappa:
             kappa = self._store.take("kappa", candidates.clip(min=0))
@@ -366,11 +369,17 @@ class Index:
     def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
         """The k best of the rows at these places by FAISS's selector; None if it finds too few for a query."""
         slots = self._store.take("slots", searched)
-        candidates = faiss_calls.search_among(self._faiss, vectors, min(2 * k, len(searched)), slots)
+        wanted = min(max(2 * k, self._candidates(k)), len(searched))
+        candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)
         if candidates is None or ((places := self._store.places_of(candidates)) >= 0).sum(axis=1).min(initial=k) < k:
             return None
         places, scores = flat.score(partial(self._store.take, "vectors"), vectors, places)
         return self._found(*flat.top(k, scores, places))
+
+    def _candidates(self, k: int) -> int:
+        """How many candidates to score exactly for k hits; a GPU is asked for no more, as it limits them."""
+        is_rough = self.device == "cpu" and faiss_calls.compares_codes(self.dimension, self.factory)
+        return max(_ROUGH * k, _LEAST_ROUGH) if is_rough else k
 
     def _found(self, scores: np.ndarray, places: np.ndarray) -> flat.Found:
         return self._store.take("ids", places), scores.clip(-1, 1), self._store.take("kappa", places)

@@ -20,7 +20,17 @@ from lam.vmf.embeddings import Embeddings
 
 DIMENSION = 8
 EXACT = ["Flat", "HNSW32", "IVF4,Flat", "IVF4,Flat,RFlat"]
-ROUGH = ["SQ8", "PQ4x4", "PCA6,Flat", "PQ4x4fs", "PCA6,IVF2,Flat", "HNSW16_SQ8", "PQ4x4,RFlat"]
+ROUGH = [
+    "SQ8",
+    "PQ4x4",
+    "PCA6,Flat",
+    "PQ4x4fs",
+    "PCA6,IVF2,Flat",
+    "HNSW16_SQ8",
+    "PQ4x4,RFlat",
+    "IVF4,PQ4x4fs",
+    "IVF4,RaBitQ",
+]
 
 
 def embeddings(

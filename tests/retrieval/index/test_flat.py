@@ -86,3 +86,27 @@ def test_an_id_may_be_named_once() -> None:
     index.add(embeddings(directions(np.random.default_rng(6), 3)), [1, 2, 3])
     with pytest.raises(ValueError, match="ids must differ, got 2 twice"):
         index.search(embeddings(directions(np.random.default_rng(7), 1)), 1, among=[1, 2, 2])
+
+
+@pytest.mark.parametrize("factory", ["PQ8x4", "IVF64,PQ8x4fs", "IVF64,RaBitQ"])
+def test_candidates_of_codes_are_refined_by_their_vectors(factory: str) -> None:
+    rng = np.random.default_rng(8)
+    centres = directions(rng, 64)
+    drawn = centres[rng.integers(64, size=4064)] + 0.1 * rng.standard_normal((4064, DIMENSION), dtype=np.float32)
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    items, asked = drawn[:4000], drawn[4000:]
+    index, codes = Index(DIMENSION, factory), faiss.index_factory(DIMENSION, factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(embeddings(items))
+    index.add(embeddings(items), np.arange(4000))
+    codes.train(items)
+    codes.add(items)
+    exact = (-(asked @ items.T)).argsort(1)[:, :10]
+
+    def found(ids: np.ndarray) -> float:
+        return float(np.mean([np.isin(row, own).mean() for row, own in zip(exact, ids, strict=True)]))
+
+    hits = index.search(embeddings(asked), 10)
+    assert found(hits.ids.numpy()) > 0.97
+    assert found(codes.search(asked, 10)[1]) < 0.8
+    cosines = np.vecdot(items[hits.ids.numpy()], asked[:, None])
+    np.testing.assert_allclose(hits.scores.numpy(), cosines, rtol=0, atol=2e-7)

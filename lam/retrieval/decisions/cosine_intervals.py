@@ -12,6 +12,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 LEVEL = 0.9
 """Share of intervals that hold the cosine."""
 _HITS = 10  # of a query; answers seldom show more
+_PAIRS = 2000  # more would move the ends by less than they differ between samples
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,13 @@ class CosineIntervals:
             gallery: (G, D) unit vectors of the items.
             hits: (Q, K) the items of the highest cosines.
         """
-        first, second = pairs_of(labels.cpu())
+        first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2
         if len(first) < needed(rate):
             return None
         asking, other = torch.cat([first, second]), torch.cat([second, first])
-        mean, items = (rows.detach().cpu().double() for rows in (queries.mean, gallery))
-        found = items[hits.cpu()[asking, :_HITS]]
-        own, another = ((found * mean[rows][:, None]).sum(2) for rows in (asking, other))
+        mean, found = queries.mean.detach().cpu(), gallery.detach().cpu()[hits.cpu()[asking, :_HITS]].double()
+        own, another = (torch.einsum("qkd,qd->qk", found, mean[rows].double()) for rows in (asking, other))
         differences = (another - own) / _width(queries.kappa.cpu()[asking])[:, None]
         unit = torch.arange(len(first)).repeat(2)[:, None].expand(differences.shape).flatten()
         below, above = (ConformalScores.of(sign * differences.flatten(), unit).threshold(rate) for sign in (-1, 1))
@@ -78,4 +78,5 @@ def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Te
     rising = labels[order]
     place = torch.arange(len(labels)) - torch.searchsorted(rising, rising)  # among the rows of a label
     first = ((place[:-1] % 2 == 0) & (rising[:-1] == rising[1:])).nonzero().flatten()
+    first = first[torch.randperm(len(first), generator=torch.Generator().manual_seed(1))]
     return order[first], order[first + 1]

@@ -1374,38 +1374,6 @@ def search_alone() -> list[Row]:
     return [*rows, ["recall@10, HNSW32", f"{now['hnsw_recall_at_10']:.3f}"]]
 
 
-@table
-def filtered() -> list[Row]:
-    among = read("filtered")["among"]
-    sizes = sorted({row["items"] for row in among})
-    ratios = {(row["share"], row["items"]): f"{row['ratio']:.1f} ×" for row in among}
-    rows: list[Row] = [["kept", *(f"of {size:,} items" for size in sizes)]]
-    shares = sorted({row["share"] for row in among})
-    return [*rows, *([f"{100 * share:g} %", *(ratios[share, size] for size in sizes)] for share in shares)]
-
-
-@table
-def short_codes() -> list[Row]:
-    rows: list[Row] = [["index", "searches a second", "over Flat", "recall@10", "bytes of code", "build"]]
-    for factory, row in read("quantised")["rate"]["indexes"].items():
-        seconds = f"{row['seconds_to_build']:.0f} s"
-        speed = f"{row['per_second']:,.0f}", f"{row['over_flat']:.1f} ×"
-        rows.append([factory, *speed, f"{row['recall@10']:.3f}", f"{row['code_bytes']}", seconds])
-    return rows
-
-
-@table
-def promises_of_codes() -> list[Row]:
-    cells = read("quantised")["real"]["cells"].values()
-    figures = ("recall@10", "ece", "false_accepts", "accepted", "right_of_accepted")
-    rows: list[Row] = [["hits", "recall@10", "ECE", "false accepts", "accepted", "right"]]
-    kinds = [kind for kind, row in next(iter(cells)).items() if isinstance(row, dict)]
-    return [
-        *rows,
-        *([kind, *(f"{mean(cell[kind][name] for cell in cells):.3f}" for name in figures)] for kind in kinds),
-    ]
-
-
 def main() -> None:
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

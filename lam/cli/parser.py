@@ -282,4 +282,5 @@ def command_parser() -> argparse.ArgumentParser:
         "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
         "`lam index --factory` named)",
     )
+    add("--replica", action="store_true", help="only read a run that another service writes, on the same machine")
     return parser

@@ -229,8 +229,8 @@ def command_parser() -> argparse.ArgumentParser:
         "config",
         metavar="NAME",
         nargs="+",
-        help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration, or a YAML file with "
-        "such a name and settings",
+        help="posterior-recovery, aninfonce-latents, augmentation-readout, varcon-accuracy, explicit-concentration, or "
+        "a YAML file with such a name and settings",
     )
     add("-o", "--output", help="the folder to write (default: experiments/NAME)")
 

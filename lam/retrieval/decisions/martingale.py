@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-_ODDS = (1.5, 3.0, 8.0)
+_ODDS = (1.2, 1.8, 3.0, 8.0)
 _LEVELS = np.repeat([0.01, 0.03, 0.1, 0.3], len(_ODDS))
 _RATE_ODDS = np.array([1.5, 2.0, 4.0, 10.0, 30.0, 100.0])
 _SCALE = 100.0  # queries in which most early accounts wake
@@ -50,11 +50,11 @@ class Martingale:
         log_peak: the greatest log wealth so far.
 
     Example:
-        >>> martingale = Martingale((12,))
+        >>> martingale = Martingale((16,))
         >>> for p in (0.002, 0.004, 0.001, 0.003):
         ...     martingale.bet(step_bets(np.array(p)))
         >>> round(float(martingale.log_value), 2)
-        5.5
+        5.21
     """
 
     def __init__(self, shape: tuple[int, ...], *, asleep: Callable[[int], float] = asleep) -> None:
@@ -77,9 +77,9 @@ class Martingale:
 
 
 def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
-    """Logarithms of 12 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
+    """Logarithms of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
 
-    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.5, 3 and 8 times those of a. A bet wins most if a
+    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times those of a. A bet wins most if a
     share b of the p-values is at most a.
     """
     odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)

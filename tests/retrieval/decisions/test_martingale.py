@@ -8,7 +8,7 @@ import pytest
 
 from lam.retrieval.decisions.martingale import Martingale, OnlinePValues, asleep, rate_bets, step_bets
 
-LEVELS, ODDS = (0.01, 0.03, 0.1, 0.3), (1.5, 3.0, 8.0)
+LEVELS, ODDS = (0.01, 0.03, 0.1, 0.3), (1.2, 1.8, 3.0, 8.0)
 
 
 def played(log_bets: np.ndarray, asleep: Callable[[int], float] = asleep) -> np.ndarray:
@@ -48,15 +48,29 @@ def test_the_p_values_are_those_of_crepes(cells: int) -> None:
     np.testing.assert_allclose(p, martingales.semi_online_p_values(scores, seed=5), rtol=1e-12)
 
 
+def slow(factors: list[list[float]]) -> float:
+    """The log wealth as a sum over bets and waking times; each bet has a list of the factors that it paid."""
+    rounds = len(factors[0])
+    woken = [(asleep(n) - asleep(n + 1)) / len(factors) for n in range(rounds)]
+    return math.log(asleep(rounds) + sum(woken[n] * math.prod(bet[n:]) for bet in factors for n in range(rounds)))
+
+
 def test_the_wealth_is_the_sum_over_waking_times() -> None:
-    """The slow twin: every account of every waking time, as a product of its bets."""
     p = np.random.default_rng(2).random(60) ** 2
-    wealth = asleep(60)
-    for level in LEVELS:
-        for share in better(level):
-            factors = [share / level if each <= level else (1 - share) / (1 - level) for each in p]
-            wealth += sum((asleep(n) - asleep(n + 1)) / 12 * math.prod(factors[n:]) for n in range(60))
-    assert played(step_bets(p))[-1] == pytest.approx(math.log(wealth), abs=1e-12)
+    factors = [
+        [share / level if each <= level else (1 - share) / (1 - level) for each in p]
+        for level in LEVELS
+        for share in better(level)
+    ]
+    assert played(step_bets(p))[-1] == pytest.approx(slow(factors), abs=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_the_wealth_of_bets_on_errors_is_the_sum_over_waking_times(rate: float) -> None:
+    errors = np.random.default_rng(3).random(80) < 0.2
+    shares = [odds * rate / (1 - rate + odds * rate) for odds in (1.5, 2, 4, 10, 30, 100)]
+    factors = [[share / rate if error else (1 - share) / (1 - rate) for error in errors] for share in shares]
+    assert played(rate_bets(errors, rate))[-1] == pytest.approx(slow(factors), abs=1e-12)
 
 
 @pytest.mark.parametrize("level", [0.01, 0.03, 0.1, 0.3])
@@ -89,7 +103,7 @@ def test_shares_asleep_fall_from_one() -> None:
 
 def uniform_wealth(streams: int, rounds: int, seed: int, later: float = 1.0, change: int = 0) -> Martingale:
     """Streams of online p-values of exchangeable scores; from `change` on, the scores grow by a power of `later`."""
-    generator, martingale = np.random.default_rng(seed), Martingale((streams, 12))
+    generator, martingale = np.random.default_rng(seed), Martingale((streams, 16))
     values = [OnlinePValues(np.bincount(generator.integers(0, 500, 100), minlength=500)) for _ in range(streams)]
     for n in range(rounds):
         scores = (500 * generator.random(streams) ** (later if n >= change else 1.0)).astype(int)

@@ -1,0 +1,225 @@
+"""`Promise`: whether the promises of a calibration still hold for the queries of a service.
+
+Two kinds of evidence count against them. Queries that are less like the calibration queries than chance allows put the
+promises in doubt. Feedback with more errors than promised breaks them. Both are test martingales
+(`lam.retrieval.decisions.martingale`), so they can be read after every query, for ever.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval.decisions.conformal import clopper_pearson
+from lam.retrieval.decisions.martingale import Martingale, OnlinePValues, rate_bets, step_bets
+from lam.vmf.embeddings import KAPPA_RANGE
+
+State = Literal["holds", "in doubt", "broken"]
+DOUBT = 0.05
+"""Greatest probability that promises are ever in doubt while nothing has changed."""
+BROKEN = 0.01
+"""Greatest probability that promises are ever called broken while they hold."""
+
+_CELLS = 4096
+_LEAST_GAP = 1e-6  # of 1 − cosine
+_RANGES = {"kappa": KAPPA_RANGE, "cosine": (_LEAST_GAP, 2.0)}
+_LOG_FINITE = 690.0  # its exponential is a float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The state of one test.
+
+    Attributes:
+        name: `kappa` or `cosine`, of queries like those of the calibration; `far` or `wrong`, of feedback.
+        evidence: wealth of the bets now, 1 at the beginning.
+        peak: greatest wealth so far.
+        needed: wealth from which the test alarms, for good.
+        n: queries, or judged answers.
+        errors: errors among the judged answers; None for queries.
+        limit: rate of errors that chance and the size of the calibration allow; None for queries.
+    """
+
+    name: str
+    evidence: float
+    peak: float
+    needed: float
+    n: int
+    errors: int | None = None
+    limit: float | None = None
+
+
+class _Test:
+    """A martingale that alarms once its wealth reaches 1/alpha."""
+
+    def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False) -> None:
+        self.martingale, self.breaks = Martingale((n_bets,)), breaks
+        self._log_needed = -math.log(alpha)
+
+    @property
+    def alarms(self) -> bool:
+        return float(self.martingale.log_peak) >= self._log_needed
+
+    def reading(self, name: str) -> Reading:
+        logs = self.martingale.log_value, self.martingale.log_peak, self._log_needed
+        evidence, peak, needed = (math.exp(min(float(log), _LOG_FINITE)) for log in logs)
+        return Reading(name, evidence, peak, needed, self.martingale.n)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        martingale = self.martingale
+        return {"accounts": martingale.log_accounts, "past": np.array([martingale.n, float(martingale.log_peak)])}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        n, peak = arrays["past"].tolist()
+        self.martingale.n, self.martingale.log_peak = int(n), np.array(peak)
+        self.martingale.log_accounts = arrays["accounts"].copy()
+
+
+class _QueryTest(_Test):
+    """Whether a score of the queries is exchangeable with the calibration's."""
+
+    def __init__(self, name: str, calibrated: Float[np.ndarray, " N"], alpha: float) -> None:
+        super().__init__(len(step_bets(np.array(0.5))), alpha)
+        self._name = name
+        self._p_values = OnlinePValues(np.bincount(cells_of(name, calibrated), minlength=_CELLS))
+
+    def observe(self, value: float, uniform: float) -> None:
+        p = self._p_values(int(cells_of(self._name, np.array(value))), uniform)
+        self.martingale.bet(step_bets(np.array(p)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {**super().arrays(), "counts": self._p_values.counts.copy()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().restore(arrays)
+        self._p_values = OnlinePValues(arrays["counts"].copy())
+
+
+class _RateTest(_Test):
+    """Whether judged answers have more errors than a limit."""
+
+    def __init__(self, limit: float, alpha: float, *, breaks: bool) -> None:
+        super().__init__(len(rate_bets(np.array(True), limit)), alpha, breaks=breaks)
+        self._limit, self._errors = limit, 0
+
+    def judge(self, error: bool) -> None:
+        self._errors += error
+        self.martingale.bet(rate_bets(np.array(error), self._limit))
+
+    def reading(self, name: str) -> Reading:
+        return replace(super().reading(name), errors=self._errors, limit=self._limit)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {**super().arrays(), "errors": np.array(self._errors)}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().restore(arrays)
+        self._errors = int(arrays["errors"])
+
+
+class Promise:
+    """The tests of a calibration's promises: `holds`, `in doubt` or `broken`. Not safe for threads.
+
+    *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets an online
+    p-value among the calibration queries and all earlier queries; small ones win the bets. While queries are
+    exchangeable with the calibration queries, this happens with a probability of at most `DOUBT`, ever.
+
+    *Broken*: of the judged answers to strangers, more are false accepts than `far` promises. The promise is about the
+    mean over calibration sets, and one set may miss it by chance. So the bets are against the upper end of the
+    Clopper-Pearson interval of the rate. This happens with a probability of at most `BROKEN` while the promise holds,
+    if answers are judged without regard to whether they are right.
+
+    The share of wrong answers among the judged matches is tested likewise: against `wrong`, where that is promised,
+    else against the share in the calibration, which then puts the promises in doubt.
+
+    Args:
+        calibration: the calibration.
+        seed: of the uniform draws that break ties; None for a random one.
+
+    Attributes:
+        key: hash of what is promised, and of the calibration queries.
+    """
+
+    def __init__(self, calibration: Calibration, *, seed: int | None = None) -> None:
+        self._generator = np.random.default_rng(seed)
+        targets, above, acceptance = calibration.targets, calibration.accept_above, calibration.acceptances[0]
+        scores = {name: -calibration.detector.conformal_scores(name).scores.numpy() for name in _RANGES}
+        terms = repr((above, targets.far, targets.wrong)).encode()
+        self.key = hashlib.sha256(terms + b"".join(values.tobytes() for values in scores.values())).digest()
+        promised = targets.wrong is not None
+        in_doubt, broken = DOUBT / (len(scores) + (not promised)), BROKEN / (1 + promised)
+        self._queries = {name: _QueryTest(name, values, in_doubt) for name, values in scores.items()}
+        # half of each probability is for the luck of the calibration set, half for the bets
+        far = max(targets.far, calibration.false_accepts.interval(above, level=1 - broken)[1])
+        self._rates = {"far": _RateTest(far, broken / 2, breaks=True)} if far < 1 else {}
+        answered = acceptance.statistics > above
+        n_answered, n_wrong = int(answered.sum()), int((answered & ~acceptance.is_right).sum())
+        if n_wrong < n_answered:
+            alpha = broken if promised else in_doubt
+            wrong = max(targets.wrong or 0.0, clopper_pearson(n_wrong, n_answered, level=1 - alpha)[1])
+            self._rates["wrong"] = _RateTest(wrong, alpha / 2, breaks=promised)
+
+    def observe(self, kappa: float, cosine: float) -> None:
+        """Count a query of the whole gallery by its κ and the cosine of its first hit, −1 without a hit."""
+        for name, value in (("kappa", kappa), ("cosine", cosine)):
+            self._queries[name].observe(value, self._generator.random())
+
+    def judge(self, *, matched: bool, stranger: bool | None, right: bool | None) -> list[str]:
+        """Count feedback on an answer.
+
+        Args:
+            matched: whether the answer was a match.
+            stranger: whether the gallery held no match; None if unknown.
+            right: whether the match was right; None if unknown, or for another answer.
+
+        Returns:
+            The tests that count it: `far`, `wrong`, both or none.
+        """
+        errors = {"far": matched} if stranger else dict[str, bool]()
+        if matched and right is not None:
+            errors["wrong"] = not right
+        counted = [name for name in errors if name in self._rates]
+        for name in counted:
+            self._rates[name].judge(errors[name])
+        return counted
+
+    @property
+    def state(self) -> State:
+        """Whether the promises hold; an alarm stays."""
+        alarms = {test.breaks for test in self._tests.values() if test.alarms}
+        return "broken" if True in alarms else "in doubt" if alarms else "holds"
+
+    @property
+    def readings(self) -> list[Reading]:
+        """The state of each test."""
+        return [test.reading(name) for name, test in self._tests.items()]
+
+    def arrays(self, *, only_feedback: bool = False) -> dict[str, np.ndarray]:
+        """What changes with each query and each feedback, or only with feedback, for `restore`."""
+        tests = self._rates if only_feedback else self._tests
+        return {f"{name}.{part}": values for name, test in tests.items() for part, values in test.arrays().items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from the `arrays` of a promise with the same key; tests without arrays stay as they are."""
+        for name, test in self._tests.items():
+            start = f"{name}."
+            own = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
+            if own:
+                test.restore(own)
+
+    @property
+    def _tests(self) -> dict[str, _Test]:
+        return {**self._queries, **self._rates}
+
+
+def cells_of(name: str, values: Float[np.ndarray, "*N"]) -> Int64[np.ndarray, "*N"]:
+    """Cells of κ or of cosines, by rising doubt: even in log κ, or in log(1 − cosine)."""
+    low, high = np.log(_RANGES[name])
+    gaps = np.log(np.clip(values if name == "kappa" else 1 - values, *_RANGES[name]))
+    places = (high - gaps if name == "kappa" else gaps - low) / (high - low)
+    return np.asarray(np.minimum(places * _CELLS, _CELLS - 1), dtype=np.int64)

@@ -130,7 +130,11 @@ class Gallery:
     """
 
     def __init__(self, folder: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
-        self._begin(folder, dimension)
+        self.dimension = dimension
+        self._cache = folder / CACHE
+        self._writing = threading.Lock()  # held while the index may lag behind the store
+        self._version, self._matching = 0, OrderedDict[str, Matching]()
+        self._remembering = threading.Lock()
         with ExitStack() as resources:
             self._store = resources.enter_context(open_store(folder, make=False))
             for item_id in self._store.check(drop_corrupt=drop_corrupt):
@@ -139,13 +143,6 @@ class Gallery:
             self._index = self._open_index(index)
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
-
-    def _begin(self, folder: Path, dimension: int) -> None:
-        self.dimension = dimension
-        self._cache = folder / CACHE
-        self._writing = threading.Lock()  # held while the index may lag behind the store
-        self._version, self._matching = 0, OrderedDict[str, Matching]()
-        self._remembering = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -219,6 +216,10 @@ class Gallery:
     def get(self, item_id: str) -> Item | None:
         """The item of an id, or None."""
         return self._store.get(item_id)
+
+    def has_label(self, label: str) -> bool:
+        """See `ItemStore.has_label`."""
+        return self._store.has_label(label)
 
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> list[ItemInfo]:
         """See `ItemStore.page`."""

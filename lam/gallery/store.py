@@ -446,16 +446,20 @@ class ItemStore:
             known = lister.execute(f"SELECT {tests} FROM items", names).fetchone()
         return rows, tuple(name for name, is_known in zip(where.fields, known, strict=True) if not is_known)
 
+    def has_label(self, label: str) -> bool:
+        """Whether an item has this label.
+
+        Raises:
+            Refusal: `busy`, if the scan takes too long.
+        """
+        with self._scan() as lister:
+            return lister.execute("SELECT 1 FROM items WHERE label = ? LIMIT 1", (label,)).fetchone() is not None
+
     @contextmanager
     def _scan(self) -> Iterator[sqlite3.Connection]:
         """The connection of listings, which searches do not wait for; a long scan is refused."""
         with self._listing, _refuse_locked(), _limited_time(self._lister):
             yield self._lister
-
-    def version(self) -> int:
-        """A number that differs after a change by another process."""
-        with self._read() as reader:
-            return reader.execute("PRAGMA data_version").fetchone()[0]
 
     def fact(self, name: str) -> str | None:
         """A value stored beside the items, or None."""

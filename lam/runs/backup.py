@@ -2,7 +2,7 @@
 
 The items are those of one moment: SQLite copies its pages within one read transaction, beside a process that writes.
 All else is fixed once a run has finished, or changes only under the run's lock, which the copy holds. The sample of
-live queries is left out: it is no part of the run, and its owner may be writing it.
+live queries and the watch over the promise are left out: they are no part of the run, and a service may write them.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.finished import Run
-from lam.runs.folder import GALLERY
+from lam.runs.folder import GALLERY, WATCH
 from lam.runs.live import FOLDER as LIVE
 from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
 
@@ -112,8 +112,8 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Files of a run, relative to its folder, without its items, caches, live queries and temporary files."""
-    left_out = {Path(GALLERY) / CACHE, Path(LIVE)}
+    """Files of a run, relative to its folder, without its items, caches, live queries, watch and temporary files."""
+    left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         is_left_out = left_out & {name, *name.parents} or name.match(f"{GALLERY}/{FILE}*") or name.match(".*.tmp")

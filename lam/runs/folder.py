@@ -19,6 +19,8 @@ from lam.utils.files import MANIFEST, locked, read_record, read_yaml, sha256_of,
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
+WATCH = "watch"
+"""Tests of the promise of a service, and its feedback."""
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"

@@ -18,6 +18,7 @@ from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
 from lam.service.request_log import RequestLog
 from lam.service.routes.admin import add_admin
+from lam.service.routes.feedback import add_feedback
 from lam.service.routes.items import add_items
 from lam.service.routes.parameters import max_json_of
 from lam.service.routes.searches import add_searches
@@ -70,6 +71,7 @@ def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | No
     answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))
     add_searches(app, engine, metrics)
     add_items(app, engine)
+    add_feedback(app, engine)
     add_state(app, engine, metrics)
     add_admin(app, engine)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes

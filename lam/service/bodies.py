@@ -19,6 +19,7 @@ from lam.service.errors import ServiceError
 from lam.service.models import (
     JSON,
     EmbeddingRequest,
+    FeedbackRequest,
     ImageRequest,
     ItemRequest,
     PairRequest,
@@ -29,6 +30,7 @@ from lam.service.models import (
     schema_of,
     validate,
 )
+from lam.service.watch import Feedback
 
 _OF_AN_IMAGE: dict[str, str] = dict.fromkeys(
     ("image/jpg", "image/pjpeg", "image/x-png", "application/octet-stream"), "image/jpeg"
@@ -137,6 +139,23 @@ def patch_of(body: bytes) -> tuple[str | None, dict[str, Any]]:
     label, metadata = patch.get("label"), patch.get("metadata", {})
     metadata_json(metadata)
     return None if label is None else normalize_label(label), metadata
+
+
+def feedback_of(body: bytes) -> Feedback:
+    """The feedback of a body in JSON.
+
+    Raises:
+        ServiceError: for any other body.
+        Refusal: for an invalid label.
+    """
+    feedback = validate(_content(body), FeedbackRequest)
+    if ("label" in feedback) == ("correct" in feedback):
+        properties = schema_of(FeedbackRequest)["properties"]
+        allowed = {name: properties[name] for name in ("label", "correct")}
+        raise ServiceError(422, "the body must hold either a label or correct", allowed=allowed)
+    label = feedback.get("label")
+    label = None if label is None else normalize_label(label)
+    return Feedback(feedback["answer_id"], label, feedback.get("correct"))
 
 
 def _named(content: Any, by_text: type[Any], by_embedding: type[Any]) -> Any:

@@ -22,7 +22,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.filters import Filter
 from lam.gallery.local_index import require_faiss
-from lam.gallery.refusal import Refusal, busy, full, read_only
+from lam.gallery.refusal import Refusal, busy, full
 from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
@@ -33,13 +33,15 @@ from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.backup import Backup, back_up
 from lam.runs.finished import Run
+from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
 from lam.service.answers import Part, Query, Responder, Search
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
-from lam.service.models import SearchResponse
+from lam.service.models import FeedbackResponse, SearchResponse
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import stage
+from lam.service.watch import Feedback, Watch
 from lam.service.workers import Worker, require_room
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
@@ -62,7 +64,6 @@ class Engine:
         settings: limits.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
-        replica: whether another process serves the run, and this one only reads; see `lam.gallery.replica.Replica`.
         threads: threads of the network, and of a search; other work, and this thread, then use one. None: no change.
 
     Raises:
@@ -78,25 +79,23 @@ class Engine:
         device: str = "cpu",
         drop_corrupt: bool = False,
         index: str | None = None,
-        replica: bool = False,
         threads: int | None = None,
     ) -> None:
         self.run = Run(run)
         self.settings = ServiceSettings() if settings is None else settings
-        self.replica = replica
-        if replica and self.settings.keep_queries is not None:
-            raise ValueError("a replica writes nothing: let the service without --replica keep queries")
         require_faiss()
         self.encoder = _move_to(self.run.encoder, device)
         self.device = device
         self.samples = self.run.samples
         self.live: LiveQueries | None = None
         self.responder = self._responder()
-        open_gallery = self.run.open_replica if replica else partial(self.run.open_gallery, drop_corrupt=drop_corrupt)
-        self.gallery = open_gallery(index=index)
+        self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
         self._known_parts: dict[str, Part] = {}
+        self.watch = self._watch()
+        self._counts = False
         self._start(threads)
         self._warm_up()
+        self._counts = True
         if (keep := self.settings.keep_queries) is not None:
             self.live = LiveQueries(self.run, keep)
 
@@ -129,6 +128,14 @@ class Engine:
             "store", self.gallery.write, batch=8 * settings.batch, queue=settings.queue
         )
         self._backups: Worker[Path, Backup] = Worker("backup", self._back_up, queue=1)
+        self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", _results, queue=settings.queue, begin=one)
+
+    def _watch(self) -> Watch:
+        try:
+            return Watch(self.run.folder / WATCH, self.responder.calibration)
+        except BaseException:
+            self.gallery.close()
+            raise
 
     def _warm_up(self) -> None:
         """Embed and search blank inputs: everything is then loaded, and the time of a batch is known."""
@@ -146,8 +153,11 @@ class Engine:
         """Read the run's calibration again; a failure is logged, and the old calibration stays."""
         try:
             self.responder = self._responder()
+            self.watcher.submit(partial(self.watch.renew, self.responder.calibration)).result()
         except (OSError, ValueError) as error:
             _LOG.error("the calibration in force stays: %s", error)
+        except Refusal as error:
+            _LOG.error("the promise of the new calibration is not stored: %s", error)
         else:
             _LOG.warning("the calibration was read anew")
 
@@ -162,7 +172,16 @@ class Engine:
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The workers, in the order of a request."""
-        return (self.lister, self.reader, self.decoder, self.network, self.filterer, self.searcher, self.writer)
+        return (
+            self.lister,
+            self.reader,
+            self.decoder,
+            self.network,
+            self.filterer,
+            self.searcher,
+            self.writer,
+            self.watcher,
+        )
 
     @property
     def complaints(self) -> list[str]:
@@ -171,9 +190,7 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse, before any work, a change of a replica, and as `busy` a request that would wait too long here."""
-        if self.replica and self.writer in workers:
-            raise read_only()
+        """Refuse, as `busy`, a request that would wait too long at these workers, before any work on it."""
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
@@ -241,6 +258,17 @@ class Engine:
         except ValueError as error:
             return [Refusal("conflict", str(error), allowed="another try once this is resolved")]
 
+    async def judge(self, feedback: Feedback) -> FeedbackResponse:
+        """Count feedback on an answer; on return it is durable.
+
+        Raises:
+            ServiceError: for an unknown answer, or one that was judged before.
+            Refusal: `full`, if it could not be stored; `busy`, if too many requests wait.
+        """
+        job = partial(self.watch.judge, feedback, self.gallery.has_label)
+        counted, promise = await asyncio.shield(self._done(self.watcher, job))
+        return FeedbackResponse(counted=counted, promise=promise)
+
     def close(self) -> None:
         """Finish the waiting jobs, and release the folder."""
         for worker in self.workers:
@@ -248,6 +276,7 @@ class Engine:
         self._backups.close(timeout=0.0)  # an unfinished backup is no backup: its folder has a temporary name
         if self.live is not None:
             _logging_failure(self.live.write)
+        self.watch.close()
         self.gallery.close()
 
     async def _done(self, worker: Worker[Job, Value], job: Job) -> Value:
@@ -365,7 +394,7 @@ class Engine:
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self.gallery.search(embeddings, most, None if part is None else part.matching)
         size = len(self.gallery)
-        return _results(
+        answers = _results(
             partial(
                 responder.answer,
                 job,
@@ -377,6 +406,20 @@ class Engine:
             )
             for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
         )
+        if part is not None or not self._counts:
+            return answers
+        return [self._counted(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+    def _counted(self, job: Search, answer: SearchResponse | Exception) -> SearchResponse | Exception:
+        """The answer with its id and the state of the promises, if it is about a new query and has a decision."""
+        if isinstance(answer, Exception) or job.without is not None or answer.decision is None:
+            return answer
+        cosine, label = (answer.hits[0].score, answer.hits[0].label) if answer.hits else (-1.0, "")
+        answer_id, promise, is_due = self.watch.count(answer.decision, answer.kappa, cosine, label)
+        if is_due:
+            with suppress(Refusal):
+                self.watcher.submit(self.watch.write)
+        return answer.model_copy(update={"answer_id": answer_id, "promise": promise})
 
 
 def _logging_failure(keep: Callable[[], None]) -> None:

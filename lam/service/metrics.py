@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import get_args
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from scipy.stats import ks_2samp
 
+from lam.retrieval.decisions.promise import State
 from lam.service.engine import Engine
 
 _WINDOW = 1000
@@ -65,17 +65,21 @@ class Metrics(Collector):
             restarts.add_metric([worker.name], worker.restarts)
         yield waiting
         yield restarts
+        if (promise := engine.watch.state) is not None:
+            states = GaugeMetricFamily("lam_promise", "1 for the state of the promises.", labels=["state"])
+            for state in get_args(State):
+                states.add_metric([state], float(state == promise))
+            yield states
+            evidence = GaugeMetricFamily("lam_promise_evidence", "Wealth of bets against them.", labels=["test"])
+            judged = GaugeMetricFamily("lam_promise_observations", "Queries, or judged answers.", labels=["test"])
+            for reading in engine.watch.readings:
+                evidence.add_metric([reading.name], reading.evidence)
+                judged.add_metric([reading.name], reading.n)
+            yield evidence
+            yield judged
         if len(kappa) == 0:
             return
         quantiles = GaugeMetricFamily("lam_query_kappa", f"κ of the last {_WINDOW} queries.", labels=["quantile"])
         for quantile in _QUANTILES:
             quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
         yield quantiles
-        if engine.responder.calibration is not None:
-            calibrated = -engine.responder.calibration.detector.conformal_scores("kappa").scores
-            drift: Any = ks_2samp(kappa, calibrated, method="asymp")
-            yield GaugeMetricFamily(
-                "lam_kappa_drift",
-                "Kolmogorov-Smirnov distance between these κ and the κ of the calibration.",
-                drift.statistic,
-            )

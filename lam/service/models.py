@@ -100,6 +100,19 @@ TextOrEmbedding = TypeAliasType("TextOrEmbedding", EmbeddingRequest | TextReques
 TextOrEmbeddingItem = TypeAliasType("TextOrEmbeddingItem", ItemRequest | TextItemRequest)
 
 
+class FeedbackRequest(_Request):
+    """What an answer should have been: `label` or `correct`."""
+
+    answer_id: Annotated[str, Field(max_length=_SHOWN, description="of an answer of `POST /v1/search`")]
+    label: NotRequired[
+        Annotated[
+            str,
+            Field(description="the true label; empty: no item is right", json_schema_extra={"maxLength": MAX_LABEL}),
+        ]
+    ]
+    correct: NotRequired[Annotated[bool, Field(description="whether a `match` is right")]]
+
+
 class PairRequest(_Request):
     """Two images, texts or embeddings to compare."""
 
@@ -118,6 +131,11 @@ Cut = Annotated[bool, Field(description="the network read only the beginning of 
 Accept = Annotated[str, Field(description="the deciding statistic: `probability`, or a score such as `cosine`")]
 Metadata = Annotated[str, WithJsonSchema({"type": "object"})]
 Verdict = Literal["match", "unknown", "abstain"] | None
+AnswerId = Annotated[str, Field(description="for `POST /v1/feedback`")]
+PromiseState = Annotated[
+    Literal["holds", "in doubt", "broken"],
+    Field(description="whether the promised rates hold, by all queries and feedback since the calibration"),
+]
 State = Annotated[Literal["none", "current", "stale"], Field(description="whether it fits the size of the gallery")]
 
 
@@ -235,6 +253,8 @@ class SearchResponse(Answer):
     unseen: Annotated[UnseenFields | None, Field(description="null if the gallery cannot tell")]
     threshold: SearchThresholds | None
     calibration: State
+    promise: Annotated[PromiseState | None, Field(description="null where the search does not count")] = None
+    answer_id: Annotated[AnswerId | None, Field(description="null where the search does not count")] = None
     gallery_size: Count
     filter: Annotated[FilterFields | None, Field(description="null without a filter")] = None
     hits: Sequence[Hit]
@@ -354,6 +374,32 @@ class RecallFields(Answer):
     unchanged: Annotated[Share, Field(description="share of queries with exactly the hits of an exact search")]
 
 
+class FeedbackResponse(Answer):
+    """Counted feedback."""
+
+    counted: Annotated[list[str], Field(description="the tests that count it: `far`, `wrong`")]
+    promise: PromiseState
+
+
+class TestFields(Answer):
+    """A test of the promise."""
+
+    name: Annotated[str, Field(description="`kappa`, `cosine`: of queries; `far`, `wrong`: of feedback")]
+    evidence: Annotated[float, Field(description="the bets' wealth now; 1 at the beginning")]
+    peak: Annotated[float, Field(description="its greatest value")]
+    needed: Annotated[float, Field(description="the peak that alarms")]
+    n: Annotated[Count, Field(description="queries, or judged answers")]
+    errors: Annotated[int | None, Field(description="errors among the judged answers")]
+    limit: Annotated[Share | None, Field(description="a rate of errors that the promise allows, with luck")]
+
+
+class PromiseFields(Answer):
+    """Whether the promises hold."""
+
+    state: PromiseState
+    tests: list[TestFields]
+
+
 class ModelResponse(Answer):
     """The run that answers."""
 
@@ -366,6 +412,7 @@ class ModelResponse(Answer):
     device: str
     preprocessing: Annotated[dict[str, Any] | None, Field(description="preprocessing of inputs")]
     calibration: State
+    promise: Annotated[PromiseFields | None, Field(description="null without calibration")]
     threshold: SearchThresholds | None
     gallery_size: Count
     index: Annotated[str, Field(description="its FAISS type, or the address of a Milvus collection")]
@@ -510,7 +557,7 @@ SECURITY = {
     },
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
-_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest, PatchRequest)
+_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest, PatchRequest, FeedbackRequest)
 
 
 def request_schemas() -> dict[str, Any]:
@@ -532,3 +579,4 @@ QUERY = _request(TextOrEmbedding, images=CONTENT_TYPES)
 ITEM = _request(TextOrEmbeddingItem, images=CONTENT_TYPES)
 PAIR = _request(PairRequest)
 PATCH = _request(PatchRequest)
+FEEDBACK = _request(FeedbackRequest)

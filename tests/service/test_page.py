@@ -933,3 +933,19 @@ def test_the_demo_from_start_to_end(flag: Any, tab: Browser, tmp_path: Path) -> 
         assert shares[0] > 0.8
         assert shares[1] < 0.2
         assert tab.complaints == []
+
+
+@needs_chromium
+def test_an_answer_can_be_judged(page: Browser, address: str, tmp_path: Path) -> None:
+    page.wait("!document.querySelector('#watch').hidden")
+    image, _ = first(address, digits(), "match")
+    upload(page, tmp_path / "digit.png", image)
+    assert page.text("#watch").startswith("The promise ")
+    judgements = page.run("[...document.querySelectorAll('#judging button')].map(({innerText: text}) => text)")
+    assert judgements == ["Right", "Wrong: the gallery holds another", "Wrong: the gallery does not hold it"]
+    page.run("document.querySelector('#judging button').click()")
+    page.wait("!document.querySelector('#judged').hidden")
+    assert page.run("document.querySelector('#judging').hidden")
+    with urllib.request.urlopen(f"{address}/v1/model") as response:
+        tests = {test["name"]: test["n"] for test in json.load(response)["promise"]["tests"]}
+    assert tests["wrong"] == 1

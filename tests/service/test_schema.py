@@ -25,7 +25,8 @@ from lam.service.images import FORMATS
 from tests.service.conftest import HOST, encoded
 
 pytestmark = pytest.mark.long
-_UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}")  # no random text is a filter, few bodies are a change
+_UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
+"""No random text is a filter or the id of an answer, few bodies are a change."""
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 

@@ -7,9 +7,9 @@ import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
 import { Thresholds } from "./thresholds.js";
 import {
-  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutInterval, aboutKappa, aboutPair, aboutSet, aboutStale, aboutUnseen, doubtOf,
-  facts, LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf, questionOf, reason, repeatsText, shown, statisticOf,
-  tamed, verdictOf,
+  aboutAgreement, aboutAngles, aboutCut, aboutImages, aboutInterval, aboutKappa, aboutPair, aboutSet, aboutStale,
+  aboutUnseen, aboutWatch, doubtOf, facts, judgementsOf, LONGEST_TEXT, metadataOf, named, probabilityOf, promiseOf,
+  questionOf, reason, repeatsText, shown, statisticOf, tamed, verdictOf,
 } from "./words.js";
 
 const SHOWN = 12;
@@ -18,6 +18,7 @@ const MANY_LETTERS = 60; // too many to be large
 const IN_FORCE = ["kappa_below", "far", "ood", "conformal_miss", "wrong"];
 // an item has no features: another score may decide and flag
 const IN_FORCE_OF_INPUTS = [...IN_FORCE, "accept", "accept_above", "flag", "flag_above"];
+const SAID = ["probability", "doubt", "promise", "what-if", "judging", "judged"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const $ = (id) => document.getElementById(id);
 
@@ -68,6 +69,7 @@ async function open() {
   $("accepted").textContent = `JPEG, PNG or WebP, at most ${plain(model.limits.max_bytes / 2 ** 20)}\u00a0MiB`;
   showSamples(samples);
   showState(model.calibration, model.gallery_size);
+  showWatch(model.promise?.state);
 }
 
 /** Use a calibration, or none (null). */
@@ -105,6 +107,35 @@ function showState(state, size) {
   const rates = { none: "not calibrated", current: "calibrated", stale: "calibration is stale" }[state];
   $("served").textContent = `Run ${model.run}: ${size.toLocaleString("en")} items in the gallery, ${rates}.`;
   say("stale", state === "stale" ? aboutStale(size, calibration) : "");
+}
+
+/** Show whether the promises hold. */
+function showWatch(state) {
+  say("watch", aboutWatch(state));
+  $("watch").className = `badge ${(state ?? "").replace(" ", "-")}`;
+}
+
+/** Offer to judge an answer that counts. */
+function offerJudging(answered) {
+  say("judged", "");
+  $("judging").hidden = answered.answer_id === null;
+  $("judging").replaceChildren(...judgementsOf(answered).map(([words, told]) => {
+    const button = made("button", "quiet", words);
+    button.type = "button";
+    button.addEventListener("click", () => judge(answered, told));
+    return button;
+  }));
+}
+
+async function judge({ answer_id }, told) {
+  $("judging").hidden = true;
+  try {
+    const body = JSON.stringify({ answer_id, ...told });
+    showWatch((await (await ask("/v1/feedback", { method: "POST", body, headers: JSON_TYPE })).json()).promise);
+    say("judged", "Thank you: the answer is judged.");
+  } catch (error) {
+    complain(error);
+  }
 }
 
 function openSliders() {
@@ -155,6 +186,10 @@ async function search(asked) {
     showAsked($("asked"), asked);
     $("compared").hidden = true;
     showState(answer.calibration, answer.gallery_size);
+    if (answer.promise) {
+      showWatch(answer.promise);
+    }
+    offerJudging(answer);
     show(true);
   } catch (error) {
     if (error.name !== "AbortError") {
@@ -205,7 +240,7 @@ function showAsked(place, { file, text, item }) {
 function forget() {
   answer = query = null;
   showDecision("decision", "none", "–", "No answer", "The query was not searched; see the message above.");
-  for (const id of ["asked", "probability", "doubt", "promise", "numbers", "comparing", "found", "what-if"]) {
+  for (const id of [...SAID, "asked", "numbers", "comparing", "found"]) {
     $(id).hidden = true;
   }
 }

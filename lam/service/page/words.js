@@ -265,6 +265,25 @@ export function aboutPair({ decision, probability, score, threshold, far, kappa 
     `${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ${others} reach.`];
 }
 
+/** Whether the promises hold, in words; `state` is null without calibration. */
+export function aboutWatch(state) {
+  return {
+    holds: "The promise holds.",
+    "in doubt": "The promise is in doubt: queries are no longer like those that the run was calibrated on. Calibrate it " +
+      "on fresh ones.",
+    broken: "The promise is broken: judged answers have more errors than promised. Calibrate it again.",
+  }[state] ?? "";
+}
+
+/** How an answer can be judged: words, and the feedback that they give. */
+export function judgementsOf({ decision }) {
+  const stranger = { label: "" };
+  return decision !== "match" ? [["The gallery does not hold it", stranger]] : [
+    ["Right", { correct: true }], ["Wrong: the gallery holds another", { correct: false }],
+    ["Wrong: the gallery does not hold it", stranger],
+  ];
+}
+
 export function aboutStale(size, calibration) {
   return `The gallery has ${size} items and had ${calibration.gallery_size} when the run was calibrated: the error ` +
     "rates stated here no longer hold. Run “lam calibrate RUN”, send the service a SIGHUP, and " +

@@ -1,6 +1,7 @@
 """The routes that tell the state of the service: health, model, calibration, samples and metrics."""
 
 import asyncio
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
 from lam.service.routes.parameters import max_json_of, picture
+from lam.service.watch import Watch
 
 _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
 
@@ -51,6 +53,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             device=engine.device,
             preprocessing=None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
             calibration=engine.responder.state(len(engine.gallery)),
+            promise=_promise(engine.watch),
             threshold=engine.responder.thresholds,
             gallery_size=len(engine.gallery),
             index=engine.gallery.index.factory,
@@ -111,3 +114,8 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     async def get_metrics() -> Response:
         """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _promise(watch: Watch) -> models.PromiseFields | None:
+    state, tests = watch.state, [models.TestFields(**asdict(reading)) for reading in watch.readings]
+    return None if state is None else models.PromiseFields(state=state, tests=tests)

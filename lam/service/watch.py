@@ -1,0 +1,263 @@
+"""`Watch`: the promise of a service, its answer ids, and feedback that is durable once it is acknowledged.
+
+The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
+An answer's id is sealed and holds what feedback needs, so nothing is stored of answers. The tests are written with each
+feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, and no
+feedback.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import secrets
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import load, save
+
+from lam.gallery.refusal import full
+from lam.retrieval.decisions.abstention import DECISIONS, Decision
+from lam.retrieval.decisions.calibration import Calibration, label_key
+from lam.retrieval.decisions.promise import Promise, Reading, State
+from lam.service.errors import ServiceError
+from lam.utils.files import CorruptFileError, check_format
+
+FILE = "promise.sqlite"
+DAYS = 30
+"""Greatest age of an answer that feedback may judge."""
+
+_FORMAT = 1
+_SCHEMA = f"""
+CREATE TABLE promise (one INTEGER PRIMARY KEY CHECK (one = 1), secret BLOB, key BLOB, tests BLOB, sha256 BLOB);
+CREATE TABLE judged (answer BLOB PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX judged_at ON judged (at);
+INSERT INTO promise VALUES (1, randomblob(32), x'', x'', x'');
+PRAGMA user_version = {_FORMAT};
+"""
+_EVERY = 5.0  # seconds between two writes of the tests
+_ANSWER = struct.Struct(">8s8sIBq")  # a random number, the start of the key, the time, the decision, the label
+_SEAL = 13  # bytes: with them, an id is 56 characters
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Feedback on an answer.
+
+    Attributes:
+        answer: sealed id of the answer.
+        label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
+        correct: whether a match is right; None if the label tells.
+    """
+
+    answer: str
+    label: str | None = None
+    correct: bool | None = None
+
+
+class Watch:
+    """The tests of a promise, kept in a folder. One thread counts queries; one thread at a time does the rest.
+
+    Args:
+        folder: made if it is missing; None for a watch in memory, beside a process that keeps its own.
+        calibration: the calibration; None for a run without one, which promises nothing.
+
+    Raises:
+        CorruptFileError: for a file that was altered or that SQLite cannot read.
+        OSError: for a folder that cannot be written.
+    """
+
+    def __init__(self, folder: Path | None, calibration: Calibration | None) -> None:
+        self.path = Path(":memory:")
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+            self.path = folder / FILE
+        self._counting = threading.Lock()
+        self._written = time.monotonic()
+        self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            for setting in ("journal_mode=WAL", "synchronous=FULL", "trusted_schema=OFF"):
+                self._database.execute(f"PRAGMA {setting}")
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                self._database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            else:
+                check_format(self.path, version, readable=_FORMAT)
+            self._secret, self._key = self._database.execute("SELECT secret, key FROM promise").fetchone()
+            self._promise = self._opened(calibration)
+        except sqlite3.OperationalError as error:
+            self._database.close()
+            raise OSError(f"{self.path}: {error}") from error
+        except sqlite3.Error as error:
+            self._database.close()
+            raise self._corrupt(str(error)) from error
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _corrupt(self, fault: str) -> CorruptFileError:
+        return CorruptFileError(f"{self.path}: {fault}; delete its folder to begin anew, without its feedback")
+
+    def _opened(self, calibration: Calibration | None) -> Promise | None:
+        """The promise of a calibration, which goes on if it was kept, or begins."""
+        promise = None if calibration is None else Promise(calibration)
+        if promise is None or promise.key != self._key:
+            self._begin(promise)
+            return promise
+        tests, sha256 = self._database.execute("SELECT tests, sha256 FROM promise").fetchone()
+        if hashlib.sha256(tests).digest() != sha256:
+            raise self._corrupt("it was altered")
+        promise.restore(load(tests))
+        return promise
+
+    def _begin(self, promise: Promise | None) -> None:
+        """Forget the promise before."""
+        self._key = b"" if promise is None else promise.key
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("DELETE FROM judged")
+            self._write(promise)
+
+    def renew(self, calibration: Calibration | None) -> None:
+        """Go over to another calibration; the same one changes nothing.
+
+        Raises:
+            Refusal: `full`, if the change could not be stored.
+        """
+        promise = None if calibration is None else Promise(calibration)
+        if promise is not None and promise.key == self._key:
+            return
+        try:
+            self._begin(promise)
+        except sqlite3.Error as error:
+            raise full(str(error)) from error
+        finally:
+            self._promise = promise
+
+    @property
+    def state(self) -> State | None:
+        """Whether the promises hold; None without calibration."""
+        promise = self._promise
+        return None if promise is None else promise.state
+
+    @property
+    def readings(self) -> list[Reading]:
+        """The state of each test."""
+        promise = self._promise
+        return [] if promise is None else promise.readings
+
+    def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
+        """Count a query of the whole gallery.
+
+        Args:
+            decision: the decision on it.
+            kappa: its concentration.
+            cosine, label: of its first hit; −1 and empty without a hit.
+
+        Returns:
+            The id of its answer, the state of the promises, and whether `write` is due.
+        """
+        promise = self._promise
+        if promise is None:
+            raise ValueError("a run without calibration promises nothing")
+        with self._counting:
+            before = promise.state
+            promise.observe(kappa, cosine)
+            state = promise.state
+        is_due = state != before or time.monotonic() - self._written > _EVERY
+        if is_due:
+            self._written = time.monotonic()
+        key = label_key(label) if label else -1
+        code = DECISIONS.index(decision)
+        body = _ANSWER.pack(secrets.token_bytes(8), promise.key[:8], int(time.time()), code, key)
+        return base64.urlsafe_b64encode(body + self._seal(body)).decode(), state, is_due
+
+    def judge(self, feedback: Feedback, holds: Callable[[str], bool]) -> tuple[list[str], State]:
+        """Count feedback; on return it is on disk.
+
+        Args:
+            feedback: on an answer.
+            holds: whether the gallery holds a label.
+
+        Returns:
+            The tests that count it, and the state of the promises.
+
+        Raises:
+            ServiceError: for an answer that is unknown, too old or judged before, or feedback that does not fit it.
+            Refusal: `full`, if it could not be stored.
+        """
+        answer, matched, hit = self._read(feedback.answer)
+        if (promise := self._promise) is None:
+            raise ServiceError(409, "the run is no longer calibrated", allowed="`lam calibrate RUN`, then a SIGHUP")
+        if feedback.label is None:
+            if not matched:
+                what = "an answer that is no `match` is judged by a label"
+                raise ServiceError(422, what, allowed='"label", empty if nothing in the gallery is right')
+            stranger, right = None, feedback.correct
+        else:
+            stranger = not feedback.label or not holds(feedback.label)
+            right = None if not matched or (hit == -1 and not stranger) else hit == label_key(feedback.label)
+            right = False if stranger and matched else right
+        before = promise.arrays(only_feedback=True)
+        try:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                now = int(time.time())
+                self._database.execute("DELETE FROM judged WHERE at < ?", (now - DAYS * 86_400,))
+                self._database.execute("INSERT INTO judged VALUES (?, ?)", (answer, now))
+                counted = promise.judge(matched=matched, stranger=stranger, right=right)
+                self._write(promise)
+        except sqlite3.IntegrityError:
+            raise ServiceError(409, "this answer was judged before", allowed="one feedback on each answer") from None
+        except sqlite3.Error as error:
+            promise.restore(before)
+            raise full(str(error)) from error
+        return counted, promise.state
+
+    def _read(self, answer: str) -> tuple[bytes, bool, int]:
+        """The random number of an answer, whether it was a match, and the label of its first hit."""
+        try:
+            content = base64.b64decode(answer, b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            content = b""
+        body = content[: _ANSWER.size]
+        if len(content) != _ANSWER.size + _SEAL or not hmac.compare_digest(content[_ANSWER.size :], self._seal(body)):
+            raise ServiceError(404, "there is no answer of this id", allowed="the answer_id of POST /v1/search")
+        number, key, at, code, label = _ANSWER.unpack(body)
+        if key != self._key[:8]:
+            raise ServiceError(409, "the answer is of an earlier calibration", allowed="answers of this calibration")
+        if (days := (time.time() - at) / 86_400) > DAYS:
+            raise ServiceError(409, f"the answer is {days:.0f} days old", allowed=f"at most {DAYS} days")
+        return number, DECISIONS[code] == "match", label
+
+    def _seal(self, body: bytes) -> bytes:
+        return hmac.digest(self._secret, body, "sha256")[:_SEAL]
+
+    def write(self) -> None:
+        """Write the tests; a failure is only logged, as more queries follow."""
+        try:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._write(self._promise)
+        except sqlite3.Error as error:
+            _LOG.error("the tests of the promise are not written: %s", error)
+
+    def _write(self, promise: Promise | None) -> None:
+        with self._counting:
+            arrays = {} if promise is None else promise.arrays()
+        tests = save(arrays) if arrays else b""
+        row = self._key, tests, hashlib.sha256(tests).digest()
+        self._database.execute("UPDATE promise SET key = ?, tests = ?, sha256 = ?", row)
+
+    def close(self) -> None:
+        """Write the tests, and close the file."""
+        with closing(self._database):
+            self.write()

@@ -352,6 +352,7 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
         device=parsed.device,
         drop_corrupt=parsed.drop_corrupt,
         index=parsed.index[0] if parsed.index else None,
+        replica=parsed.replica,
         settings=replace(settings, client_connections=None) if parsed.behind_proxy else settings,
     )
 

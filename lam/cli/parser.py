@@ -229,8 +229,8 @@ def command_parser() -> argparse.ArgumentParser:
         "config",
         metavar="NAME",
         nargs="+",
-        help="posterior-recovery, aninfonce-latents, varcon-accuracy or explicit-concentration, or a YAML file with "
-        "such a name and settings",
+        help="posterior-recovery, aninfonce-latents, augmentation-readout, varcon-accuracy, explicit-concentration, or "
+        "a YAML file with such a name and settings",
     )
     add("-o", "--output", help="the folder to write (default: experiments/NAME)")
 
@@ -282,4 +282,5 @@ def command_parser() -> argparse.ArgumentParser:
         "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
         "`lam index --factory` named)",
     )
+    add("--replica", action="store_true", help="only read a run that another service writes, on the same machine")
     return parser

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from lam.experiments.aninfonce_latents import AnInfoNCELatents
+from lam.experiments.augmentation_readout import AugmentationReadout
 from lam.experiments.base import Experiment, Outcome
 from lam.experiments.explicit_concentration import ExplicitConcentration
 from lam.experiments.posterior_recovery import PosteriorRecovery
@@ -25,7 +26,7 @@ __all__ = ["EXPERIMENTS", "Experiment", "Outcome", "Sweep", "conduct", "describe
 COMMAND = "lam experiment"
 EXPERIMENTS: dict[str, type[Experiment]] = {
     experiment.name: experiment
-    for experiment in (PosteriorRecovery, AnInfoNCELatents, VarConAccuracy, ExplicitConcentration)
+    for experiment in (PosteriorRecovery, AnInfoNCELatents, AugmentationReadout, VarConAccuracy, ExplicitConcentration)
 }
 
 

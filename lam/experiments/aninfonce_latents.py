@@ -1,10 +1,11 @@
 """Whether losses recover latents that vary within a positive pair by different amounts.
 
-Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1.
+Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1, appendices F and
+I.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any, Literal, get_args
@@ -15,14 +16,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, check_choices
+from lam import datasets
+from lam.datasets import Dataset, Splits
+from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, Row, check_choices
 from lam.experiments.networks import layers
+from lam.experiments.vae import trained_decoder
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
+from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy
 from lam.utils.checks import check_at_least, check_positive
+from lam.vmf.distribution import VonMisesFisher
 
 LossOfLatents = Literal["aninfonce", "infonce", "ensemble"]
+ImagesName = Literal["digits", "mnist", "fashionmnist"]
 
+_NEIGHBOURS = 5
 _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on it
 
 
@@ -36,6 +44,13 @@ class AnInfoNCELatents(Experiment):
     be added from the start or later. Without the other anchors, the loss knows Λ⁻, and the best similarity has
     Λ⁺ − Λ⁻. R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
 
+    With `images`, the observation is an image instead: a variational autoencoder learns from images of that name, and
+    its decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's
+    outputs.
+
+    With `drift`, anchors are no longer uniform: in training they lie around one pole, in the test around the opposite
+    one. "told apart" is the accuracy of a linear classifier that tells the two kinds of z apart; 0.5 is chance.
+
     With two ways to make pairs, the second swaps style and content. An ensemble has a Λ for each way; the other losses
     treat all pairs alike.
 
@@ -45,6 +60,11 @@ class AnInfoNCELatents(Experiment):
         dimension: d, even.
         style: Λ₁ of the style.
         content: Λ₂ of the content.
+        drift: κ of the von Mises-Fisher distribution of anchors; 0 for uniform ones.
+        graded: whether Λ rises evenly from `style` to `content` over the dimensions, instead of two values.
+        images: data set whose autoencoder makes the observations, or None.
+        root: folder of these images, if they need one.
+        vae_epochs: epochs of the autoencoder.
         losses: losses to compare.
         temperature: temperature of InfoNCE, 1 in the source's code; at 1/(2Λ₁), just as isotropic, it keeps the style.
         initial: initial Λ of AnInfoNCE in all dimensions.
@@ -64,6 +84,11 @@ class AnInfoNCELatents(Experiment):
     dimension: int = 10
     style: float = 5.0
     content: float = 25.0
+    drift: float = 0.0
+    graded: bool = False
+    images: ImagesName | None = None
+    root: str | None = None
+    vae_epochs: int = 50
     losses: tuple[LossOfLatents, ...] = ("aninfonce", "infonce")
     temperature: float = 1.0
     initial: float = 5.0
@@ -88,6 +113,8 @@ class AnInfoNCELatents(Experiment):
         for name in ("style", "content", "temperature", "initial", "hard", "learning_rate"):
             check_positive(name, getattr(self, name))
         check_at_least("n_hard", self.n_hard, 0)
+        check_at_least("vae_epochs", self.vae_epochs, 1)
+        check_at_least("drift", self.drift, 0.0)
         check_at_least("hard_from", self.hard_from, 0)
         if self.hard_from >= self.n_batches:
             raise ValueError(f"hard_from must be below n_batches, {self.n_batches}, got {self.hard_from}")
@@ -106,50 +133,77 @@ class AnInfoNCELatents(Experiment):
         """Λ of each way to make pairs; the first way has style first."""
         half = self.dimension // 2
         first = torch.tensor([self.style] * half + [self.content] * half)
+        if self.graded:
+            first = torch.linspace(self.style, self.content, self.dimension)
         return torch.stack([first, first.flip(0)])[: self.ways]
 
     def run(self, progress: Progress) -> Outcome:
-        """Run the experiment: a table row for each loss, and curves of R² over batches."""
-        observe = observation(self.dimension, self.generator("observation"))
-        rows, curves = [], {}
+        """Run the experiment: a table row for each loss, and curves over batches of R², the loss and the learned Λ."""
+        generator, splits = self.generator("observation"), None
+        if self.images is None:
+            observe: nn.Module = observation(self.dimension, generator)
+        else:
+            splits = datasets.load(self.images, root=self.root)
+            observe = trained_decoder(pixels_of(splits.train), self.dimension, self.vae_epochs, generator)
+        rows: list[Row] = []
+        plots: dict[str, dict[str, list[tuple[float, float]]]] = {}
+
+        def record(title: str, curve: str, batch: int, value: float) -> None:
+            plots.setdefault(title, {}).setdefault(curve, []).append((float(batch), value))
+
         for name in self.losses:
             start = time.process_time()
-            row, curves_of_loss = self._learn(name, observe, progress)
+            row, encoder = self._learn(name, observe, record, progress)
+            if splits is not None:
+                row["k-NN"] = self._knn(encoder, splits)
+            row["told apart"] = self._told_apart()
             rows.append({**row, SECONDS: time.process_time() - start})
-            curves |= {f"{name}, {what}": points for what, points in curves_of_loss.items()}
-        plots = {"R² over batches": Plot("batches", "R²", curves)}
-        return Outcome(rows, plots, [f"The true Λ is {self.concentrations.tolist()}."])
+        pictures = {f"{title} over batches": Plot("batches", title, curves) for title, curves in plots.items()}
+        return Outcome(rows, pictures, [f"The true Λ is {self.concentrations.tolist()}."])
 
-    def _learn(self, name: LossOfLatents, observe: nn.Module, progress: Progress) -> tuple[dict, dict]:
+    def _learn(
+        self, name: LossOfLatents, observe: nn.Module, record: Callable[..., None], progress: Progress
+    ) -> tuple[dict[str, str | float | None], nn.Module]:
+        """The row of a loss, and its encoder."""
         D, generator = self.dimension, self.generator("encoder")
-        encoder = layers([D, *[self.width] * 3, D], generator)
-        loss = self._loss(name, generator.device)
+        n_inputs = observe(torch.zeros(1, D, device=generator.device)).shape[1]
+        encoder = layers([n_inputs, *[self.width] * 3, D], generator)
+        loss, truth = self._loss(name, generator.device), self._loss("ensemble", generator.device)
+        if isinstance(truth, AnInfoNCE):
+            truth.log_concentration.data = self.concentrations.log().to(generator.device)
         parameters = [*encoder.parameters(), *(loss.parameters() if isinstance(loss, nn.Module) else ())]
         optimizer = torch.optim.Adam(parameters, self.learning_rate)
         pairs: list[Pairs] = []
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.n_batches)
         batches = self.batches(self.generator("batches"))
-        curves: dict[str, list[tuple[float, float]]] = {"style": [], "content": []}
+        shares: dict[str, float] = {}
         every = max(1, self.n_batches // 20)
         for batch in range(1, self.n_batches + 1):
             if batch - 1 in (0, self.hard_from):
                 pairs = self.pairs(self.n_hard if batch > self.hard_from else 0, generator.device)
             optimizer.zero_grad()
-            outputs = self._outputs(encoder, observe(next(batches)))
+            z = next(batches)
+            outputs = self._outputs(encoder, observe(z))
             if isinstance(loss, AnInfoNCE) and len(loss.concentration) == self.ways:
-                loss.of_members(outputs, pairs).backward()
+                value = loss.of_members(outputs, pairs)
             else:
-                torch.stack([loss(outputs, of_way) for of_way in pairs]).sum().backward()
+                value = torch.stack([loss(outputs, of_way) for of_way in pairs]).sum()
+            value.backward()
             optimizer.step()
             schedule.step()
             progress(name, batch, self.n_batches)
             if batch % every == 0 or batch == self.n_batches:
                 shares = self._explained(encoder, observe)
-                for what, points in curves.items():
-                    points.append((float(batch), shares[what]))
+                for what, share in shares.items():
+                    record("R²", f"{name}, {what}", batch, share)
+                record("Loss", name, batch, value.item())
+                if isinstance(loss, AnInfoNCE) and isinstance(truth, AnInfoNCE):
+                    record("Loss", f"{name}, at the truth", batch, truth.of_members(z, pairs).item())
+                    for number, concentration in enumerate(loss.concentration.flatten().tolist(), 1):
+                        record(f"Λ of {name}", str(number), batch, concentration)
         row: dict[str, str | float | None] = {"loss": name}
-        row |= {f"R² of {what}": points[-1][1] for what, points in curves.items()}
-        return row | self._concentrations(loss), curves
+        row |= {f"R² of {what}": share for what, share in shares.items()}
+        return row | self._concentrations(loss), encoder
 
     def _loss(self, name: LossOfLatents, device: torch.device) -> AnInfoNCE | InfoNCE:
         if name == "infonce":
@@ -173,13 +227,34 @@ class AnInfoNCELatents(Experiment):
     @torch.no_grad()
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
         """R² of style and content, on points outside the regression."""
-        z = uniform(2 * self.n_test, self.dimension, self.generator("test"))
+        z = self._anchors(2 * self.n_test, self.generator("test"), test=True)
         outputs = self._outputs(encoder, observe(z)).double()
         design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
         fitted = torch.linalg.lstsq(design[: self.n_test], z[: self.n_test].double()).solution
         truth, half = z[self.n_test :].double(), self.dimension // 2
         residual = (design[self.n_test :] @ fitted - truth).square().mean(0) / truth.var(0)
         return {"style": float(1 - residual[:half].mean()), "content": float(1 - residual[half:].mean())}
+
+    @torch.no_grad()
+    def _knn(self, encoder: nn.Module, splits: Splits) -> float:
+        """Accuracy of neighbours on the test images, by the encoder's outputs."""
+        device = self.generator("test").device
+        known, test = (self._outputs(encoder, pixels_of(part).to(device)).cpu() for part in (splits.train, splits.test))
+        return knn_accuracy(known, splits.train.labels, test, splits.test.labels, k=_NEIGHBOURS)
+
+    def _anchors(self, n: int, generator: torch.Generator, *, test: bool = False) -> Float[Tensor, "N D"]:
+        if not self.drift:
+            return uniform(n, self.dimension, generator)
+        pole = torch.zeros(self.dimension, device=generator.device)
+        pole[0] = -1 if test else 1
+        return VonMisesFisher(pole, pole.new_tensor(self.drift)).sample(torch.Size([n]), generator=generator)
+
+    def _told_apart(self) -> float:
+        generator, n = self.generator("domains"), self.n_test
+        z = torch.cat([self._anchors(2 * n, generator, test=test) for test in (False, True)]).cpu()
+        domain, known = torch.arange(4 * n) // (2 * n), torch.arange(4 * n) % 2 == 0
+        found = LinearProbe(z[known], domain[known]).predict(z[~known])
+        return float((found == domain[~known]).double().mean())
 
     def _outputs(self, encoder: nn.Module, observed: Tensor) -> Tensor:
         outputs = encoder(observed)
@@ -194,11 +269,17 @@ class AnInfoNCELatents(Experiment):
         """Endless batches of latents: anchors, the positives of each way, then the near negatives of each anchor."""
         near_negatives = torch.full((self.dimension,), self.hard)
         for batch in count():
-            anchors = uniform(self.batch_size, self.dimension, generator)
+            anchors = self._anchors(self.batch_size, generator)
             parts = [anchors, *(near(anchors, concentration, generator) for concentration in self.concentrations)]
             if self.n_hard and batch >= self.hard_from:
                 parts.append(near(anchors.repeat_interleave(self.n_hard, 0), near_negatives, generator))
             yield torch.cat(parts)
+
+
+def pixels_of(images: Dataset) -> Float[Tensor, "N I"]:
+    """The pixels of all images, in [0, 1]."""
+    inputs = torch.stack([images[row][0] for row in range(len(images))])
+    return images.preprocessing.denormalize(inputs).flatten(1)
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:

@@ -130,11 +130,7 @@ class Gallery:
     """
 
     def __init__(self, folder: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
-        self.dimension = dimension
-        self._cache = folder / CACHE
-        self._writing = threading.Lock()  # held while the index may lag behind the store
-        self._version, self._matching = 0, OrderedDict[str, Matching]()
-        self._remembering = threading.Lock()
+        self._begin(folder, dimension)
         with ExitStack() as resources:
             self._store = resources.enter_context(open_store(folder, make=False))
             for item_id in self._store.check(drop_corrupt=drop_corrupt):
@@ -143,6 +139,13 @@ class Gallery:
             self._index = self._open_index(index)
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
+
+    def _begin(self, folder: Path, dimension: int) -> None:
+        self.dimension = dimension
+        self._cache = folder / CACHE
+        self._writing = threading.Lock()  # held while the index may lag behind the store
+        self._version, self._matching = 0, OrderedDict[str, Matching]()
+        self._remembering = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._index)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-Kind = Literal["invalid", "conflict", "busy", "full"]
+Kind = Literal["invalid", "conflict", "busy", "full", "read_only"]
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
@@ -10,7 +10,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
 
     Args:
         kind: `invalid` can never succeed, `conflict` contradicts the stored items, `busy` can succeed later, `full`
-            could not be stored.
+            could not be stored, `read_only` belongs to another process.
         error: what was wrong.
         allowed: what is allowed, as JSON.
         after: for `busy`, seconds until the next try.
@@ -32,3 +32,9 @@ def busy(what: str, *, after: int = 1) -> Refusal:
 def full(reason: str) -> Refusal:
     """The refusal of a change that could not be written to disk; acknowledged items stay."""
     return Refusal("full", f"the change could not be stored ({reason}); nothing was changed", allowed="searches")
+
+
+def read_only() -> Refusal:
+    """The refusal of a change by a process that only reads the gallery."""
+    what = "this service is a read-only replica of a run that another process serves"
+    return Refusal("read_only", what, allowed="the change at the service that was started without --replica")

@@ -38,16 +38,23 @@ class RemoteIndex:
 
     The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
 
+    Args:
+        address: of the collection.
+        store: the items.
+        dimension: of the embeddings.
+        follows: whether this process keeps the collection equal to the store; else another one does.
+
     Raises:
-        ValueError: for a collection with other entities at its first use, or as `MilvusIndex`.
+        ValueError: for a collection with other entities at its first use, or as `MilvusIndex`; with `follows=False`,
+            for a collection that was never used for this store.
         ConnectionError: if the server does not answer at the first use; later, the circuit then starts open.
     """
 
     recall: None = None
     """Always None: recall is not measured."""
 
-    def __init__(self, address: str, store: ItemStore, dimension: int) -> None:
-        self._address, self._store, self._dimension = address, store, dimension
+    def __init__(self, address: str, store: ItemStore, dimension: int, *, follows: bool = True) -> None:
+        self._address, self._store, self._dimension, self._follows = address, store, dimension, follows
         self._index: MilvusIndex | None = None  # while the circuit is closed
         self._changing = threading.Lock()
         self._gone: set[int] = set()  # changes while the collection is updated
@@ -133,7 +140,11 @@ class RemoteIndex:
         return busy("the index cannot be searched now", after=self.retry_after)
 
     def _connected(self) -> MilvusIndex:
-        return MilvusIndex(self._address, self._dimension, timeout=TIMEOUT)
+        index = MilvusIndex(self._address, self._dimension if self._follows else None, timeout=TIMEOUT)
+        if index.dimension != self._dimension:
+            index.close()
+            raise ValueError(f"the collection has dimension {index.dimension}, the run has {self._dimension}")
+        return index
 
     def _claim(self) -> None:
         """Claim the collection for this store; a collection with other entities is an error."""
@@ -141,6 +152,10 @@ class RemoteIndex:
         fact = f"collection {place.uri}/{place.collection}"
         if self._store.fact(fact) is not None:
             return
+        if not self._follows:
+            raise ValueError(
+                f"no service has filled the {fact} from this run: start `lam serve` without --replica first"
+            )
         with closing(self._connected()) as index:
             if count := len(index):
                 raise ValueError(
@@ -168,9 +183,10 @@ class RemoteIndex:
         with self._changing:
             self._gone, self._new = set(), set()
         index = self._connected()
-        stored, indexed = set(self._store.keys()), set(index.ids.tolist())
-        index.discard(sorted(indexed - stored))
-        self._put(index, stored - indexed)
+        if self._follows:
+            stored, indexed = set(self._store.keys()), set(index.ids.tolist())
+            index.discard(sorted(indexed - stored))
+            self._put(index, stored - indexed)
         with self._changing:
             self._follow(index)
             self._index, self._reason = index, ""

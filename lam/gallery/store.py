@@ -461,6 +461,11 @@ class ItemStore:
         with self._listing, _refuse_locked(), _limited_time(self._lister):
             yield self._lister
 
+    def version(self) -> int:
+        """A number that differs after a change by another process."""
+        with self._read() as reader:
+            return reader.execute("PRAGMA data_version").fetchone()[0]
+
     def fact(self, name: str) -> str | None:
         """A value stored beside the items, or None."""
         with self._read() as reader:

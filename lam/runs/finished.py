@@ -100,6 +100,12 @@ class Run:
         """The gallery, which only this process may search and change; see `lam.gallery.gallery.Gallery`."""
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
+    def open_replica(self, *, index: str | None) -> Gallery:
+        """The gallery that another process serves, only to be searched; see `lam.gallery.replica.Replica`."""
+        from lam.gallery.replica import Replica
+
+        return Replica(self.gallery_folder, self.encoder.dimension, index=index)
+
     def columns(self, given: Columns | None = None) -> Columns | None:
         """Columns of a table of texts: `given`, else the columns of the run's own table."""
         data = self.config.data

@@ -22,7 +22,7 @@ from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.filters import Filter
 from lam.gallery.local_index import require_faiss
-from lam.gallery.refusal import Refusal, busy, full
+from lam.gallery.refusal import Refusal, busy, full, read_only
 from lam.gallery.store import Change, HitInfo, Operation
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
@@ -64,6 +64,7 @@ class Engine:
         settings: limits.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
+        replica: whether another process serves the run, and this one only reads; see `lam.gallery.replica.Replica`.
         threads: threads of the network, and of a search; other work, and this thread, then use one. None: no change.
 
     Raises:
@@ -79,17 +80,22 @@ class Engine:
         device: str = "cpu",
         drop_corrupt: bool = False,
         index: str | None = None,
+        replica: bool = False,
         threads: int | None = None,
     ) -> None:
         self.run = Run(run)
         self.settings = ServiceSettings() if settings is None else settings
+        self.replica = replica
+        if replica and self.settings.keep_queries is not None:
+            raise ValueError("a replica writes nothing: let the service without --replica keep queries")
         require_faiss()
         self.encoder = _move_to(self.run.encoder, device)
         self.device = device
         self.samples = self.run.samples
         self.live: LiveQueries | None = None
         self.responder = self._responder()
-        self.gallery = self.run.open_gallery(drop_corrupt=drop_corrupt, index=index)
+        open_gallery = self.run.open_replica if replica else partial(self.run.open_gallery, drop_corrupt=drop_corrupt)
+        self.gallery = open_gallery(index=index)
         self._known_parts: dict[str, Part] = {}
         self.watch = self._watch()
         self._counts = False
@@ -190,7 +196,9 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse, as `busy`, a request that would wait too long at these workers, before any work on it."""
+        """Refuse, before any work, a change of a replica, and as `busy` a request that would wait too long here."""
+        if self.replica and self.writer in workers:
+            raise read_only()
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:

@@ -6,7 +6,7 @@ from typing import Any
 from lam.gallery.refusal import Kind, Refusal
 from lam.service.tracing import request_id
 
-STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507}
+STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507, "read_only": 403}
 
 
 class ServiceError(Exception):

@@ -47,6 +47,7 @@ def serve(
     device: str = "cpu",
     drop_corrupt: bool = False,
     index: str | None = None,
+    replica: bool = False,
     settings: ServiceSettings | None = None,
 ) -> None:
     """Serve a run until SIGTERM or SIGINT, then finish open requests; on SIGHUP, read its calibration again.
@@ -57,6 +58,7 @@ def serve(
         port: the port; 0 for a free port.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
+        replica: see `Engine`.
         settings: limits, keys and logs.
 
     Raises:
@@ -72,7 +74,9 @@ def serve(
         listener = resources.enter_context(_bound(host, port))
         log = resources.enter_context(closing(RequestLog(settings.access_log, settings.slow_seconds)))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
-        engine = Engine(run, settings, device=device, drop_corrupt=drop_corrupt, index=index, threads=_THREADS)
+        engine = Engine(
+            run, settings, device=device, drop_corrupt=drop_corrupt, index=index, replica=replica, threads=_THREADS
+        )
         listener.listen()  # before the address is printed: a client that reads it can connect
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"

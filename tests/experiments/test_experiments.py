@@ -9,22 +9,27 @@ import pytest
 import torch
 from PIL import Image
 
+from lam import losses
 from lam.cli import main
 from lam.encoders.base import Prediction
 from lam.experiments import EXPERIMENTS, conduct, load_experiment
 from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
 from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
+from lam.experiments.augmentation_readout import AugmentationReadout, read
 from lam.experiments.base import SECONDS, Plot
 from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
 from lam.experiments.images import NETWORKS
 from lam.experiments.posterior_recovery import PosteriorRecovery, Process, compared, drawn, pairs_of_batch
 from lam.experiments.report import _picture
+from lam.experiments.vae import trained_decoder
 from lam.experiments.varcon_accuracy import ClassDirections, VarConAccuracy
 from lam.inputs.corruption import published_kinds
 from lam.losses import AnInfoNCE, MCInfoNCE
+from lam.methods import Deterministic
 from lam.models import build
 from lam.pairs import Pairs
 from lam.retrieval.metrics.aleatoric import rank_correlation
+from lam.training import Training
 from lam.vmf import Embeddings, VonMisesFisher
 from lam.vmf.bessel import log_normalizer
 
@@ -33,6 +38,7 @@ SHORT: dict[str, dict[str, Any]] = {
         **{"n_batches": 4, "batch_size": 8, "n_negatives": 4, "straightening": 20, "n_samples": 2, "n_test": 50}
     },
     "aninfonce-latents": {"n_batches": 4, "batch_size": 8, "width": 8, "n_test": 100},
+    "augmentation-readout": {"limit": 60, "epochs": 4, "batch_size": 16, "losses": ("infonce", "unnormalised")},
     "varcon-accuracy": {
         **{"losses": ("varcon", "cross_entropy"), "batch_sizes": (16,), "few": (3,)},
         **{"limit": 60, "epochs": 4, "n_corrupted": 10},
@@ -68,7 +74,7 @@ def test_an_experiment_writes_a_table_and_a_page_and_the_seed_repeats_it(name: s
     assert written["tables"] == {title: [dict(row) for row in table] for title, table in outcome.tables.items()}
     for heading in (experiment.title, *outcome.tables):
         assert heading in page
-    assert "data:image/png;base64," in page
+    assert ("data:image/png;base64," in page) == bool(outcome.plots)
     assert 'src="http' not in page
 
 
@@ -86,7 +92,7 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nothing", "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents, var"),
+        ("nothing", "there is no experiment 'nothing'; known are posterior-recovery, aninfonce-latents, aug"),
         ("posterior-recovery --depth=3", "there is no setting depth; `lam experiment --help` lists"),
         ("posterior-recovery --dimension", "dimension needs a value"),
         ("posterior-recovery --dimension=1", "dimension must be at least 2, got 1"),
@@ -104,6 +110,12 @@ def test_the_command_prints_the_table_and_says_what_is_wrong(tmp_path: Path, cap
         ("aninfonce-latents --hard_from=6000", "hard_from must be below n_batches, 6000, got 6000"),
         ("aninfonce-latents --others=false", "give n_hard"),
         ("aninfonce-latents --others=false --n_hard=3 --hard=5", "hard must be below initial, 5, got 5"),
+        ("aninfonce-latents --images=cats", "images: .* got 'cats'"),
+        ("aninfonce-latents --drift=-1", "drift must be at least 0, got -1"),
+        ("aninfonce-latents --vae_epochs=0", "vae_epochs must be at least 1, got 0"),
+        ("augmentation-readout --losses=[]", "losses must be at least one of infonce, aninfonce, unnorm"),
+        ("augmentation-readout --temperature=0", "temperature must be positive and finite, got 0"),
+        ("augmentation-readout --crop_scale=2", r"crop_scale must be in \(0, 1\]"),
         ("varcon-accuracy --batch_sizes=[]", "batch_sizes must be at least one size, got none"),
         ("varcon-accuracy --few=[1]", "few must be at least 2, got 1"),
         ("varcon-accuracy --losses=[hinge]", "losses.0: Input should be 'varcon', 'supcon', 'cross_"),
@@ -327,10 +339,15 @@ def test_what_is_observed_can_be_inverted() -> None:
 @pytest.mark.long
 def test_aninfonce_tells_style_from_content_in_few_batches() -> None:
     experiment = AnInfoNCELatents(**LEARNING, n_batches=300, width=64, n_test=500)
-    anisotropic, isotropic = experiment.run(lambda *_: None).rows
+    outcome = experiment.run(lambda *_: None)
+    anisotropic, isotropic = outcome.rows
     assert anisotropic["R² of content"] > 0.8  # pyright: ignore [reportOperatorIssue]
     assert anisotropic["Λ of content"] > 1.3 * anisotropic["Λ of style"]  # pyright: ignore
     assert isotropic["Λ of style"] is None
+    losses = {name: dict(points)[300.0] for name, points in outcome.plots["Loss over batches"].curves.items()}
+    assert losses["aninfonce"] == pytest.approx(losses["aninfonce, at the truth"], abs=0.5)
+    first = dict(outcome.plots["Loss over batches"].curves["aninfonce"])[15.0]
+    assert first > losses["aninfonce"] > losses["aninfonce, at the truth"] - 0.1
 
 
 @pytest.mark.long
@@ -547,6 +564,69 @@ def test_a_network_of_another_name_takes_the_same_images() -> None:
     short: dict[str, Any] = SHORT["varcon-accuracy"] | {"losses": ("varcon",), "few": (), "n_corrupted": 2, "epochs": 1}
     (row,) = VarConAccuracy(**short, network="cifar_resnet18", accelerator="cpu").run(lambda *_: None).rows
     assert 0 <= row["linear probe"] <= 1  # pyright: ignore [reportOperatorIssue]
+
+
+def test_a_decoder_renders_images_of_the_classes_that_it_learned() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dark, light = torch.rand(2, 200, 12, generator=generator)
+    images = torch.cat([0.2 * dark, 1 - 0.2 * light])
+    decoder = trained_decoder(images, 2, 40, generator)
+    rendered = decoder(uniform(500, 2, generator))
+    assert rendered.shape == (500, 12)
+    assert 0 <= rendered.min() <= rendered.max() <= 1
+    near = torch.cdist(rendered, torch.tensor([[0.1], [0.9]]).expand(2, 12)).min(1).values / 12**0.5
+    assert near.median() < 0.15  # most latents are either dark or light
+    shares = (rendered.mean(1) > 0.5).double().mean()
+    assert 0.2 < shares < 0.8
+    assert not any(parameter.requires_grad for parameter in decoder.parameters())
+
+
+@pytest.mark.long
+def test_latents_are_observed_as_images_and_neighbours_find_real_ones() -> None:
+    short = {"n_batches": 60, "batch_size": 64, "width": 32, "n_test": 200, "vae_epochs": 10, "graded": True}
+    experiment = AnInfoNCELatents(images="digits", dimension=4, accelerator="cpu", **short)  # pyright: ignore
+    torch.testing.assert_close(experiment.concentrations, torch.linspace(5, 25, 4)[None])
+    outcome = experiment.run(lambda *_: None)
+    assert all(0.3 < row["k-NN"] <= 1 for row in outcome.rows)  # pyright: ignore [reportOperatorIssue]
+    assert list(outcome.plots["Λ of aninfonce over batches"].curves) == ["1", "2", "3", "4"]
+    assert "Λ of infonce over batches" not in outcome.plots
+
+
+def test_anchors_drift_to_opposite_poles_and_can_then_be_told_apart() -> None:
+    even, drifted = (AnInfoNCELatents(dimension=4, drift=drift, accelerator="cpu", n_test=500) for drift in (0.0, 20.0))
+    train, test = (drifted._anchors(2000, torch.Generator().manual_seed(0), test=test) for test in (False, True))
+    for anchors, sign in ((train, 1), (test, -1)):
+        torch.testing.assert_close(anchors.norm(dim=1), torch.ones(2000))
+        resultant = VonMisesFisher(torch.eye(4)[0], torch.tensor(20.0)).mean[0]
+        torch.testing.assert_close(anchors.mean(0), sign * resultant * torch.eye(4)[0], atol=0.03, rtol=0)
+    assert drifted._told_apart() > 0.99
+    assert 0.4 < even._told_apart() < 0.6
+    assert next(drifted.batches(torch.Generator().manual_seed(0)))[:256, 0].mean() > 0.8
+
+
+def test_an_augmentation_that_features_show_is_read_and_another_is_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    changed = (torch.rand(400, generator=generator) < 0.5).long()
+    features = torch.randn(400, 3, generator=generator)
+    shown = torch.cat([features, 3.0 * changed[:, None]], 1)
+    parts = slice(200), slice(200, None)
+    assert read(*(shown[part] for part in parts), *(changed[part] for part in parts)) > 0.95
+    assert 0.4 < read(*(features[part] for part in parts), *(changed[part] for part in parts)) < 0.6
+
+
+def test_about_half_of_the_images_are_augmented_and_the_others_are_as_they_were() -> None:
+    experiment = AugmentationReadout(accelerator="cpu", limit=40)
+    train, _ = experiment.parts()
+    network = build("convnet8", dimension=4)
+    training = Training(loss=losses.build(margin=0.7), epochs=1, pretrained=True)
+    encoder = Deterministic().train(network, train, training).encoder
+    plain = experiment._features(encoder, experiment._pixels(train), train)
+    features, changed = experiment._augmented(encoder, train, "brightness")
+    differs = ((features["features"] - plain["features"]).abs().amax(1) > 1e-5).long()
+    assert torch.equal(differs, changed)
+    assert 10 < int(changed.sum()) < 30
+    normed = torch.nn.functional.normalize(plain["projection"])
+    torch.testing.assert_close(normed, encoder.embed(train.batch(range(40))).mean.cpu(), rtol=1e-4, atol=1e-5)
 
 
 def test_images_of_ones_own_are_read_from_a_folder_a_class(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ EXPERIMENTS = [words[1:] for words in COMMANDS if words[0] == "experiment"]
 TINY: dict[str, dict[str, Any]] = {
     "posterior-recovery": SHORT["posterior-recovery"],
     "aninfonce-latents": SHORT["aninfonce-latents"] | {"hard_from": 1},
+    "augmentation-readout": SHORT["augmentation-readout"],
     "varcon-accuracy": SHORT["varcon-accuracy"] | {"n_corrupted": 1, "losses": ("varcon",)},
     "explicit-concentration": SHORT["explicit-concentration"]
     | {"n_corrupted": 1, "bases": ("simclr",), "additions": ("square",), "ood": {}},

@@ -1,0 +1,141 @@
+"""What two losses of views keep of the augmentations that make the views.
+
+Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", table 1 and appendix G.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lam import losses
+from lam.datasets.base import Dataset
+from lam.datasets.views import TwoViews, Views
+from lam.encoders.base import Encoder
+from lam.experiments.base import SECONDS, Outcome, Progress, check_choices
+from lam.experiments.images import ImageExperiment, accuracy
+from lam.inputs.corruption import corrupt
+from lam.methods import Aninfonce, Method, Simclr
+from lam.methods.aninfonce import AnInfoNCEStep
+from lam.methods.base import head_of
+from lam.retrieval.metrics.probing import LinearProbe
+from lam.training import History, Training
+from lam.training.steps import Step
+from lam.utils.checks import check_at_least, check_positive
+
+LossOfViews = Literal["infonce", "aninfonce", "unnormalised"]
+_KINDS = "brightness", "low-contrast", "crop", "blur"
+_SEVERITY = 3
+_BLOCK = 500  # images embedded at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationReadout(ImageExperiment):
+    """Each loss learns from two views of each image; then linear classifiers read classes and augmentations.
+
+    A view is a crop with another brightness and contrast. Half of the images are augmented at severity 3, and a
+    classifier finds out which, one kind of augmentation after the other; chance is 0.5. `blur` and, of colours,
+    `saturate` are no part of the views. Features are the inputs of the network's last layer, the projection is its
+    output. `unnormalised` is `aninfonce` of outputs that have any length.
+
+    The source has ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
+
+    Attributes:
+        losses: losses to compare.
+        temperature: temperature of InfoNCE; AnInfoNCE starts at the same.
+        batch_size: images in a batch, each with two views.
+        crop_scale, jitter: strengths of the views, as in `lam.methods.Simclr`.
+        n_corrupted: number of training and of test images whose augmentations are read.
+    """
+
+    losses: tuple[LossOfViews, ...] = get_args(LossOfViews)
+    temperature: float = 0.5
+    batch_size: int = 128
+    crop_scale: float = 0.3
+    jitter: float = 0.4
+    n_corrupted: int = 1000
+
+    name = "augmentation-readout"
+    title = "Which augmentations does an embedding keep?"
+    conditions = "loss", "features"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("temperature", self.temperature)
+        check_at_least("batch_size", self.batch_size, 2)
+        check_choices("losses", self.losses, get_args(LossOfViews))
+        self._method("infonce")
+
+    def run(self, progress: Progress) -> Outcome:
+        """Run the experiment: a table row for the features and the projection of each loss."""
+        train, test = self.parts()
+        rows: list[dict[str, Any]] = []
+        for name in self.losses:
+            start = time.process_time()
+            encoder = self.trained(self._method(name), losses.build(margin=0.7), train, self.batch_size, name, progress)
+            seconds = time.process_time() - start
+            clean = [self._features(encoder, self._pixels(part), part) for part in (train, test)]
+            by_kind: dict[str, list[tuple[dict[str, Tensor], Tensor]]] = {}
+            kinds = (*_KINDS, *(("saturate",) if train.shape[0] == 3 else ()))
+            for kind in kinds:
+                by_kind[kind] = [self._augmented(encoder, part, kind) for part in (train, test)]
+            for features in ("features", "projection"):
+                row: dict[str, Any] = {"loss": name, "features": features}
+                labels = [part.labels[: self.corrupted_of(part)] for part in (train, test)]
+                row["classes"] = read(*(each[features] for each in clean), *labels)
+                for kind, parts in by_kind.items():
+                    row[kind] = read(*(each[features] for each, _ in parts), *(changed for _, changed in parts))
+                row["mean of augmentations"] = sum(row[kind] for kind in kinds) / len(kinds)
+                rows.append({**row, SECONDS: seconds})
+        return Outcome(rows, notes=["The accuracy of chance is 0.5 for each augmentation."])
+
+    def _method(self, name: LossOfViews) -> Method:
+        views: dict[str, Any] = {"crop_scale": self.crop_scale, "jitter": self.jitter}
+        if name == "infonce":
+            return Simclr(kappa="none", temperature=self.temperature, **views)
+        start = 1 / (2 * self.temperature)
+        return AninfonceOfViews(concentration=start, normalise=name == "aninfonce", **views)
+
+    def _pixels(self, images: Dataset) -> Tensor:
+        inputs = torch.stack([images[row][0] for row in range(self.corrupted_of(images))])
+        return images.preprocessing.denormalize(inputs)
+
+    def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
+        """Features of images, about half of them augmented, and which."""
+        generator, pixels = torch.Generator().manual_seed(self.seed), self._pixels(images)
+        changed = torch.rand(len(pixels), generator=generator) < 0.5
+        pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)
+        return self._features(encoder, pixels, images), changed.long()
+
+    def _features(self, encoder: Encoder, pixels: Tensor, images: Dataset) -> dict[str, Tensor]:
+        network: Any = encoder.network
+        head = network.get_submodule(head_of(network, images))
+        inputs = images.preprocessing.standardize(pixels)
+        features = torch.cat([encoder.predict(block).features for block in inputs.split(_BLOCK)])
+        with torch.no_grad():
+            projection = head(features.to(next(head.parameters())))
+        return {"features": features.cpu(), "projection": projection.cpu()}
+
+
+@dataclass(frozen=True)
+class AninfonceOfViews(Aninfonce):
+    """AnInfoNCE of two views of each image, without labels; see `Views` for the options."""
+
+    crop_scale: float = 0.3
+    jitter: float = 0.4
+
+    def train_network(
+        self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
+    ) -> dict[str, History]:
+        """Train a network in place; see `Method.train_network`."""
+        views = TwoViews(dataset, Views(crop_scale=self.crop_scale, jitter=self.jitter))
+        if not self.normalise:
+            step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
+        return Method.train_network(self, network, views, training, step)  # Aninfonce's would look for a head in views
+
+
+def read(known: Tensor, test: Tensor, labels: Tensor, truth: Tensor) -> float:
+    """Accuracy on test items of a linear classifier trained on known items."""
+    return accuracy(LinearProbe(known, labels).predict(test), truth)

@@ -1,0 +1,79 @@
+"""A gallery that another process writes: read-only, searched in the collection of the writer.
+
+Items and facts come from the store at each request, as new as the last change that the writer has acknowledged. The
+collection follows the writer. SQLite's log needs memory that the processes share, so replicas run on the machine of
+the writer; a network file system will not do.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import NoReturn
+
+from lam.gallery.filters import Filter
+from lam.gallery.gallery import Gallery, Matching
+from lam.gallery.refusal import read_only
+from lam.gallery.remote_index import RemoteIndex
+from lam.gallery.store import FILE, HitInfo, ItemStore, Operation
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.index.milvus_index import Address
+from lam.vmf.embeddings import Embeddings
+
+
+class Replica(Gallery):
+    """The items of a run, while another process has the gallery open and writes.
+
+    Args:
+        folder: folder of the gallery.
+        dimension: dimension of the embeddings.
+        index: address of the collection of the writer.
+
+    Raises:
+        CorruptFileError: for a lost file.
+        ValueError: for a missing gallery, an index in this process, Milvus Lite in a file, or a collection that no
+            writer has filled.
+    """
+
+    def __init__(self, folder: Path, dimension: int, *, index: str | None) -> None:
+        if index is None or "://" not in index or Path(Address.parse(index).uri).is_absolute():
+            raise ValueError(
+                f"a replica searches the collection of a Milvus server, milvus://HOST[:PORT]/COLLECTION, "
+                f"got {index!r}; an index in a process or a file cannot be shared"
+            )
+        self._begin(folder, dimension)
+        with ExitStack() as resources:
+            self._store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
+            self._index = RemoteIndex(index, self._store, dimension, follows=False)
+            resources.callback(self._index.close)
+            self._resources = resources.pop_all()
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, HitInfo]]:
+        """See `Gallery.search`. Items that the store has deleted and the collection still holds are left out."""
+        keys = None if among is None else among.keys
+        gone = set[int]()
+        hits, infos, missing = self._search_once(queries, k, keys)
+        while not missing <= gone:  # deeper, for as many further hits; each turn finds one more that is gone
+            gone |= missing
+            hits, infos, missing = self._search_once(queries, k + len(gone), keys)
+        if not gone:
+            return hits, infos
+        places = [[place for place, key in enumerate(row) if key in infos][:k] for row in hits.ids.tolist()]
+        width = min(map(len, places), default=0)
+        columns = hits.ids.new_tensor([row[:width] for row in places]).reshape(len(hits), width)
+        return Hits(*(values.gather(1, columns) for values in (hits.ids, hits.scores, hits.kappa))), infos
+
+    def matching(self, where: Filter) -> Matching:
+        """See `Gallery.matching`."""
+        self._version = self._store.version()
+        return super().matching(where)
+
+    def write(self, operations: Sequence[Operation]) -> NoReturn:
+        """Refuse a change.
+
+        Raises:
+            Refusal: `read_only`, always.
+        """
+        raise read_only()

@@ -1,0 +1,107 @@
+"""Replicas of a gallery that another process writes, over a Milvus server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lam.gallery.filters import Filter
+from lam.gallery.gallery import Gallery
+from lam.gallery.refusal import Refusal
+from lam.gallery.replica import Replica
+from tests.gallery.test_gallery import D, embeddings, found, items
+from tests.milvus_servers import MilvusLite
+from tests.service.serving import served
+
+pytestmark = pytest.mark.long
+
+pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
+pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusLite]:
+    process = MilvusLite(tmp_path_factory.mktemp("milvus") / "data")
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def address(server: MilvusLite, tmp_path: Path) -> str:
+    """A collection for each test."""
+    return f"milvus://127.0.0.1:{server.port}/items_{abs(hash(tmp_path))}"
+
+
+def test_replicas_follow_the_writer(run_copy: Path, address: str) -> None:
+    where = Filter.parse(json.dumps({"must": [{"has_id": ["0-1", "0-2"]}]}))
+    writer = Gallery(run_copy / "gallery", D, index=address)
+    first, second = (Replica(run_copy / "gallery", D, index=address) for _ in range(2))
+    for replica in (first, second):
+        assert len(replica) == 60
+        assert len(replica.matching(where)) == 0
+    writer.write(items(3))
+    query = embeddings(3)[1:2]
+    for replica in (first, second):
+        assert (len(replica), found(replica, query)) == (63, ["0-1"])
+        assert replica.get("0-1") is not None
+        assert len(replica.matching(where)) == 2
+        assert replica.search(query, 9, replica.matching(where))[0].ids.shape == (1, 2)
+    first.close()
+    assert not isinstance(writer.write(["0-1"])[0], Refusal)  # a replica's open file does not keep it from erasure
+    assert found(second, query) != ["0-1"]
+    assert (len(second), len(second.matching(where))) == (62, 1)
+    second.close()
+    writer.close()
+
+
+def test_a_replica_leaves_out_what_only_the_collection_holds(run_copy: Path, address: str) -> None:
+    writer = Gallery(run_copy / "gallery", D, index=address)
+    replica = Replica(run_copy / "gallery", D, index=address)
+    writer.write(items(4))
+    queries = embeddings(4)
+    wanted = replica.search(queries, 7)
+    writer._store.write(["0-0", "0-2"])  # as if the writer had died before it reached the server
+    hits, infos = replica.search(queries, 5)
+    assert hits.ids.shape == (4, 5)
+    assert {infos[key].id for key in hits.ids.flatten().tolist()}.isdisjoint({"0-0", "0-2"})
+    for row in range(4):
+        left = [key for key in wanted[0].ids[row].tolist() if wanted[1][key].id not in ("0-0", "0-2")]
+        assert hits.ids[row].tolist() == left[:5]
+    with pytest.raises(Refusal, match="read-only replica"):
+        replica.write(items(1))
+    replica.close()
+    writer.close()
+
+
+def test_a_replica_needs_the_collection_of_a_writer(run_copy: Path, address: str, tmp_path: Path) -> None:
+    for index in (None, "flat", f"milvus://{tmp_path}/items.db/items"):
+        with pytest.raises(ValueError, match="a replica searches the collection of a Milvus server"):
+            Replica(run_copy / "gallery", D, index=index)
+    with pytest.raises(ValueError, match="without --replica first"):
+        Replica(run_copy / "gallery", D, index=address)
+    with pytest.raises(ValueError, match="missing or empty"):
+        Replica(tmp_path, D, index=address)
+
+
+def test_a_replica_that_is_killed_loses_nothing(run_copy: Path, address: str) -> None:
+    body = json.dumps({"embedding": embeddings(1).mean[0].tolist(), "kappa": 9.0}).encode()
+    headers = {"Content-Type": "application/json"}
+    serve = ("lam", "serve", "--index", address)
+    with served(run_copy, *serve) as writer:
+        with served(run_copy, *serve, "--replica") as replica, served(run_copy, *serve, "--replica") as other:
+            assert writer.ask("PUT", "/v1/items/new", body, headers)[0] == 201
+            for each in (replica, other):
+                status, answer = each.ask("POST", "/v1/search?k=1", body, headers)
+                assert (status, answer["hits"][0]["id"]) == (200, "new")
+            status, refusal = replica.ask("PUT", "/v1/items/more", body, headers)
+            assert status == 403
+            assert "without --replica" in refusal["allowed"]
+            assert replica.ask("DELETE", "/v1/items/new", None, headers)[0] == 403
+            replica.process.kill()
+            replica.process.wait()
+            assert writer.ask("PUT", "/v1/items/more", body, headers)[0] == 201
+            assert other.ask("GET", "/v1/items/more")[0] == 200
+            assert writer.ask("DELETE", "/v1/items/new", None, headers)[0] == 200
+            assert other.ask("GET", "/v1/items/new")[0] == 404
+        assert len(writer.ids()) == 61

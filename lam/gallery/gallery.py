@@ -9,7 +9,7 @@ import logging
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,13 +186,21 @@ class Gallery:
                     hits, infos, gone = self._search_once(queries, k, keys)
         return hits, infos
 
-    def nearest(self, queries: Embeddings, k: int, among: Matching) -> Hits:
-        """Hits of the k nearest of some items, also of items that were deleted meanwhile.
+    def nearest(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
+        """Hits of the k nearest of some items by key (None: of all), also of items that were deleted meanwhile.
 
         Raises:
             Refusal: `busy`, if Milvus does not answer.
         """
-        return self._index.search(queries, k, among.keys)
+        return self._index.search(queries, k, among)
+
+    def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
+        """See `ItemStore.hit_infos`."""
+        return self._store.hit_infos(keys)
+
+    def vectors_of(self, keys: Iterable[int]) -> dict[int, bytes]:
+        """See `ItemStore.vectors_of`."""
+        return self._store.vectors_of(keys)
 
     def matching(self, where: Filter) -> Matching:
         """The items that pass a filter now; remembered until the gallery changes.
@@ -290,7 +298,8 @@ class Gallery:
 
     def _apply(self, changes: Sequence[Change | Refusal]) -> None:
         """Apply changes to the index; a key that was added and removed within one batch is left out."""
-        done = [change for change in changes if isinstance(change, Change)]
+        parts = (part for change in changes if isinstance(change, Change) for part in (change, *change.parts))
+        done = [part for part in parts if isinstance(part, Change)]
         gone = {key for change in done for key in change.removed}
         new = {
             change.key: change.item

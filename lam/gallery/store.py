@@ -72,12 +72,14 @@ class Change:
         key: key of the item.
         created: whether its id is new.
         item: the stored item; None after a deletion.
+        parts: for a `Batch`, the effect of each of its operations, or its refusal.
     """
 
     removed: tuple[int, ...] = ()
     key: int | None = None
     created: bool = False
     item: Item | None = None
+    parts: "tuple[Change | Refusal, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,21 @@ class DeleteWhere:
     where: Filter
 
 
-Operation = Item | Replace | Fuse | Patch | DeleteWhere | str
-"""An item to put, replace or fuse, a change of its facts, or a filter or id of items to delete."""
+@dataclass(frozen=True)
+class Batch:
+    """Items to put, replace or fuse, in this order and in one transaction.
+
+    Attributes:
+        operations: an operation for each item.
+        whole: whether one refused item undoes the others.
+    """
+
+    operations: Sequence[Item | Replace | Fuse]
+    whole: bool
+
+
+Operation = Item | Replace | Fuse | Patch | DeleteWhere | Batch | str
+"""An item to put, replace or fuse, a change of its facts, a batch, or a filter or id of items to delete."""
 
 
 @dataclass(frozen=True)
@@ -405,6 +420,10 @@ class ItemStore:
         rows = self._of_keys(_OF_HIT, keys)
         return {key: HitInfo(*values, has_thumbnail=bool(thumbnail)) for key, *values, thumbnail in rows}
 
+    def vectors_of(self, keys: Iterable[int]) -> dict[int, bytes]:
+        """Vectors of items by key; missing keys are left out."""
+        return {row[0]: row[1] for row in self._of_keys("vector", keys)}
+
     def _of_keys(self, columns: str, keys: Iterable[int]) -> list[Sequence[Any]]:
         known = list(keys)
         query = f"SELECT key, {columns} FROM items WHERE key IN ({', '.join('?' * len(known))})"
@@ -535,6 +554,8 @@ class ItemStore:
             return self._put(operation)
         if isinstance(operation, DeleteWhere):
             return self._delete_where(operation.where)
+        if isinstance(operation, Batch):
+            return self._apply_batch(operation)
         is_patch = isinstance(operation, Patch)
         row = self._writer.execute(_BY_ID, (operation.id if is_patch else operation.item.id,)).fetchone()
         try:
@@ -543,6 +564,16 @@ class ItemStore:
             return self._put(operation.item if row is None else operation.over(Item.of_row(row)))
         except Refusal as refusal:
             return refusal
+
+    def _apply_batch(self, batch: Batch) -> Change:
+        ledger = self._ledger
+        self._writer.execute("SAVEPOINT batch")
+        parts = tuple(map(self._apply, batch.operations))
+        if batch.whole and any(isinstance(part, Refusal) for part in parts):
+            self._writer.execute("ROLLBACK TO batch")
+            self._ledger, parts = ledger, tuple(part if isinstance(part, Refusal) else Change() for part in parts)
+        self._writer.execute("RELEASE batch")
+        return Change(parts=parts)
 
     def _put(self, item: Item) -> Change:
         row = self._writer.execute("SELECT key, sha256 FROM items WHERE id = ?", (item.id,)).fetchone()

@@ -20,7 +20,7 @@ from lam.service.request_log import RequestLog
 from lam.service.routes.admin import add_admin
 from lam.service.routes.feedback import add_feedback
 from lam.service.routes.items import add_items
-from lam.service.routes.parameters import max_json_of
+from lam.service.routes.parameters import json_limits_of
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
 
@@ -75,4 +75,5 @@ def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | No
     add_state(app, engine, metrics)
     add_admin(app, engine)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
-    return Limits(app, engine.settings, keys=keys, max_json=max_json_of(engine), count=metrics.count_request, log=log)
+    max_json = json_limits_of(engine).max_json
+    return Limits(app, engine.settings, keys=keys, max_json=max_json, count=metrics.count_request, log=log)

@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from lam.encoders.base import Encoder
 from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.filters import Filter
+from lam.gallery.groups import nearest_by_label
 from lam.gallery.local_index import require_faiss
 from lam.gallery.refusal import Refusal, busy, full, read_only
 from lam.gallery.store import Change, HitInfo, Operation
@@ -35,7 +38,7 @@ from lam.runs.backup import Backup, back_up
 from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
-from lam.service.answers import Part, Query, Responder, Search
+from lam.service.answers import Part, Query, Responder, Search, Verdict
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.models import FeedbackResponse, SearchResponse
@@ -52,6 +55,7 @@ _KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)
 
 
+Keys = Int64[np.ndarray, " G"]
 Decoded = tuple[Tensor, dict[str, Any]]
 """An input of the network, and fields of its `Query`: thumbnail, text, text_cut."""
 
@@ -230,6 +234,59 @@ class Engine:
         """
         return await self._done(self.searcher, search)
 
+    async def embed_all(
+        self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
+    ) -> list[Query | ServiceError | BaseException]:
+        """Embed the images and texts of a batch, or the error of each; others' requests are embedded in between.
+
+        Raises:
+            Refusal: `busy`, before any work, if too many requests wait.
+        """
+        seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
+        most = self.settings.patience / 2 / seconds if seconds else 1
+        room = asyncio.Semaphore(max(1, min(self.settings.batch, int(most))))
+
+        async def embed(body: bytes | str) -> Query:
+            async with room:
+                return await self.embed(body, with_thumbnail=with_thumbnail)
+
+        inputs = [body for body in bodies if isinstance(body, bytes | str)]
+        if inputs:
+            self.admit(self.decoder, self.network)
+        found = iter(await asyncio.gather(*map(embed, inputs), return_exceptions=True))
+        return [next(found) if isinstance(body, bytes | str) else body for body in bodies]
+
+    async def search_all(self, searches: Sequence[Search]) -> list[SearchResponse | BaseException]:
+        """The answers to several searches, or the error of each; others' searches run in between."""
+        answers: list[SearchResponse | BaseException] = []
+        for start in range(0, len(searches), self.settings.batch):
+            batch = searches[start : start + self.settings.batch]
+            try:
+                answers += await self._in_time(self.searcher, partial(self._submit_all, batch))
+            except Refusal as refusal:
+                answers += [refusal] * len(batch)
+        return answers
+
+    def _submit_all(self, searches: Sequence[Search]) -> "asyncio.Future[list[SearchResponse | BaseException]]":
+        futures = self.searcher.submit_all(searches)
+        return asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+
+    async def grouped(self, search: Search, answer: SearchResponse, *, size: int) -> SearchResponse:
+        """The answer with the nearest items of `search.k` labels, at most `size` of each, instead of the hits."""
+        return await self.list_items(partial(self._grouped, search, answer, size))
+
+    def _grouped(self, search: Search, answer: SearchResponse, size: int) -> SearchResponse:
+        part, query = search.part, _searchable(search.read().embedding)
+        items = self.gallery.matching(Filter.parse("{}")) if part is None else part.matching
+
+        def nearest(k: int, among: Keys | None) -> Hits:
+            return self.gallery.nearest(query, k, items.keys if among is None and part is not None else among)
+
+        groups = nearest_by_label(nearest, items, n_groups=search.k, size=size)
+        keys = [place.key for group in groups for place in group]
+        vectors = self.gallery.vectors_of(keys) if search.with_vector else {}
+        return self.responder.grouped(search, answer, groups, self.gallery.hit_infos(keys), vectors)
+
     async def part(self, filter: str) -> Part:
         """The part of the gallery that passes a filter in JSON, with its calibration.
 
@@ -288,9 +345,12 @@ class Engine:
         self.gallery.close()
 
     async def _done(self, worker: Worker[Job, Value], job: Job) -> Value:
+        return await self._in_time(worker, lambda: asyncio.wrap_future(worker.submit(job)))
+
+    async def _in_time(self, worker: Worker[Any, Any], submit: Callable[[], "asyncio.Future[Value]"]) -> Value:
         try:
             with stage(worker.name):
-                return await asyncio.wait_for(asyncio.wrap_future(worker.submit(job)), self.settings.answer_seconds)
+                return await asyncio.wait_for(submit(), self.settings.answer_seconds)
         except TimeoutError:
             raise busy(f"there was no answer within {self.settings.answer_seconds:g} s") from None
 
@@ -362,7 +422,7 @@ class Engine:
         if calibration is not None:
             scores = false_accepts(
                 calibration,
-                partial(self.gallery.nearest, among=matching),
+                partial(self.gallery.nearest, among=matching.keys),
                 lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
                 len(matching),
             )
@@ -380,17 +440,14 @@ class Engine:
         return [query if isinstance(query, Exception) else next(answers) for query in queries]
 
     def _answers(self, jobs: Sequence[Search], queries: Sequence[Query]) -> list[SearchResponse | Exception]:
-        for query in queries:
-            if self.live is not None and query.features is not None:
-                _logging_failure(partial(self.live.add, query.embedding, query.features))
-        parts = {id(job.part): job.part for job in jobs}
-        if len(parts) == 1:
-            return self._answers_in(jobs[0].part, jobs, queries)
         answers: dict[int, SearchResponse | Exception] = {}
-        for key, part in parts.items():
+        for key, part in {id(job.part): job.part for job in jobs}.items():
             rows = [row for row, job in enumerate(jobs) if id(job.part) == key]
             chosen = [jobs[row] for row in rows], [queries[row] for row in rows]
             answers |= zip(rows, self._answers_in(part, *chosen), strict=True)
+        for query in queries:
+            if self.live is not None and query.features is not None:
+                _logging_failure(partial(self.live.add, query.embedding, query.features))
         return [answers[row] for row in range(len(jobs))]
 
     def _answers_in(
@@ -401,7 +458,15 @@ class Engine:
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self.gallery.search(embeddings, most, None if part is None else part.matching)
+        shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
+        vectors = self.gallery.vectors_of(shown) if shown else {}
         size = len(self.gallery)
+        verdicts: dict[int, Verdict] = {}
+        for kind in {_kind(query) for query in queries}:
+            rows = [row for row, job in enumerate(jobs) if job.without is None and _kind(queries[row]) == kind]
+            if rows:
+                chosen = [queries[row] for row in rows]
+                verdicts |= zip(rows, responder.verdicts(part, chosen, hits[torch.tensor(rows)], infos), strict=False)
         answers = _results(
             partial(
                 responder.answer,
@@ -411,18 +476,24 @@ class Engine:
                 infos,
                 size=size,
                 judged=job.without is None or not self.run.has_answers,
+                verdict=verdicts.get(row),
+                vectors=vectors,
             )
             for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
         )
         if part is not None or not self._counts:
             return answers
-        return [self._counted(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        firsts = [hits[row : row + 1, :1] for row in range(len(jobs))]
+        return [self._counted(*each, infos) for each in zip(jobs, answers, firsts, strict=True)]
 
-    def _counted(self, job: Search, answer: SearchResponse | Exception) -> SearchResponse | Exception:
+    def _counted(
+        self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, HitInfo]
+    ) -> SearchResponse | Exception:
         """The answer with its id and the state of the promises, if it is about a new query and has a decision."""
         if isinstance(answer, Exception) or job.without is not None or answer.decision is None:
             return answer
-        cosine, label = (answer.hits[0].score, answer.hits[0].label) if answer.hits else (-1.0, "")
+        labels = [infos[key].label for key in first.ids.flatten().tolist()]
+        cosine, label = (float(first.scores[0, 0]), labels[0]) if labels else (-1.0, "")
         answer_id, promise, is_due = self.watch.count(answer.decision, answer.kappa, cosine, label)
         if is_due:
             with suppress(Refusal):
@@ -470,6 +541,11 @@ def no_texts() -> ServiceError:
 
 def _no_embedding() -> ServiceError:
     return ServiceError(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
+
+
+def _kind(query: Query) -> tuple[object, ...]:
+    """Queries of one kind can be decided together."""
+    return query.features is None, query.embedding.has_parts, query.embedding.mean_samples
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:

@@ -1,11 +1,12 @@
 """`ServiceError`, the error of a request: a status, what was wrong, and what is allowed."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from lam.gallery.refusal import Kind, Refusal
 from lam.service.tracing import request_id
 
+Value = TypeVar("Value")
 STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full": 507, "read_only": 403}
 
 
@@ -39,6 +40,14 @@ class ServiceError(Exception):
     def to_json(self) -> dict[str, Any]:
         """The body of the answer."""
         return {"error": self.error, "allowed": self.allowed, "request_id": request_id()}
+
+
+def attempt(job: Callable[[], Value]) -> Value | ServiceError:
+    """The result of a job for one part of a batch, or its refusal."""
+    try:
+        return job()
+    except (ServiceError, Refusal) as error:
+        return ServiceError.of(error)
 
 
 FAILED = ServiceError(500, "the service failed at this request; its log says why")

@@ -28,7 +28,7 @@ from lam.service.tracing import HEADER, Trace, traced
 Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
-PAIRS = "/v1/verify"
+_WITH_IMAGES = ("/v1/search", "/v1/embed", "/v1/verify", "/v1/items")  # their JSON may hold images
 GUARDED = ("/v1/", "/metrics", "/openapi.json")
 HTTP_VERSIONS = ("1.0", "1.1")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]", "::1")
@@ -59,7 +59,7 @@ class Limits:
         settings: the limits.
         keys: one is required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health
             checks. Without keys, only requests that name this machine as their host are answered.
-        max_json: greatest bytes of a JSON body; a pair may be as large as any body.
+        max_json: greatest bytes of a JSON body without images; with images it may be as large as any body.
         count: called for every answer with its route, method, status and seconds.
         log: the log of requests; None for none.
     """
@@ -126,7 +126,7 @@ class Limits:
                 return
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
-            body = await self._body(self._limit(scope["path"], headers), headers, receive)
+            body = await self._body(self._limit(scope, headers), headers, receive)
             await self._app(scope, _replay(body, receive), send)
         except (ServiceError, Refusal) as error:
             refusal = ServiceError.of(error)
@@ -214,10 +214,11 @@ class Limits:
         if size > 0 and self._held > self._settings.max_held:
             self._make_room()
 
-    def _limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
-        """Maximum bytes of the body; parsed JSON takes a hundred times its bytes."""
+    def _limit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
+        """Maximum bytes of the body; `lam.service.bodies` limits what JSON holds beside images."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
-        return self._max_json if is_json and path != PAIRS else self._settings.max_body
+        holds_images = scope["method"] in ("POST", "PUT") and scope["path"].startswith(_WITH_IMAGES)
+        return self._max_json if is_json and not holds_images else self._settings.max_body
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body; its bytes count as memory in use until the answer."""

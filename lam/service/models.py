@@ -47,7 +47,10 @@ class EmbeddingRequest(_Request):
 class ImageRequest(_Request):
     """An image file."""
 
-    image: Annotated[str, Field(description="base64", json_schema_extra={"format": "byte"})]
+    image: Annotated[
+        str,
+        Field(description="base64, or a data URL: `data:image/png;base64,...`", json_schema_extra={"format": "byte"}),
+    ]
 
 
 class TextRequest(_Request):
@@ -72,6 +75,10 @@ class TextItemRequest(TextRequest, _ItemFacts):
     """An item by its text, which is added to its metadata as `text`."""
 
 
+class ImageItemRequest(ImageRequest, _ItemFacts):
+    """An item by its image."""
+
+
 class PatchRequest(_Request):
     """A change of an item's label or metadata."""
 
@@ -81,8 +88,13 @@ class PatchRequest(_Request):
     ]
 
 
-def kind_of(part: Any) -> Literal["image", "text", "embedding"]:
-    """The kind of a query in JSON, by its names."""
+Kind = Literal["image", "text", "embedding"]
+QUERIES: dict[Kind, type[Any]] = {"image": ImageRequest, "text": TextRequest, "embedding": EmbeddingRequest}
+ITEMS: dict[Kind, type[Any]] = {"image": ImageItemRequest, "text": TextItemRequest, "embedding": ItemRequest}
+
+
+def kind_of(part: Any) -> Kind:
+    """The kind of a query or an item in JSON, by its names."""
     names = part if isinstance(part, dict) else ()
     return "image" if "image" in names else "text" if "text" in names else "embedding"
 
@@ -96,8 +108,31 @@ ImageTextOrEmbedding = TypeAliasType(
         Discriminator(kind_of),
     ],
 )
-TextOrEmbedding = TypeAliasType("TextOrEmbedding", EmbeddingRequest | TextRequest)
-TextOrEmbeddingItem = TypeAliasType("TextOrEmbeddingItem", ItemRequest | TextItemRequest)
+ImageTextOrEmbeddingItem = TypeAliasType(
+    "ImageTextOrEmbeddingItem",
+    Annotated[
+        Annotated[ImageItemRequest, Tag("image")]
+        | Annotated[TextItemRequest, Tag("text")]
+        | Annotated[ItemRequest, Tag("embedding")],
+        Discriminator(kind_of),
+    ],
+)
+
+
+class ItemBatchRequest(_Request):
+    """Items to add in one request."""
+
+    items: Annotated[
+        list[ImageTextOrEmbeddingItem], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
+    ]
+
+
+class SearchBatchRequest(_Request):
+    """Queries to search for in one request."""
+
+    queries: Annotated[
+        list[ImageTextOrEmbedding], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
+    ]
 
 
 class FeedbackRequest(_Request):
@@ -143,8 +178,8 @@ class Answer(BaseModel):
     """A JSON object as an answer; a number that is not finite becomes null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_serialization_defaults_required=True)
-    spliced: ClassVar[str] = ""
-    """The field with stored JSON, or with a list of answers that contain stored JSON."""
+    spliced: ClassVar[tuple[str, ...]] = ()
+    """The fields with stored JSON, or with lists of answers that contain stored JSON."""
 
     def to_json(self) -> bytes:
         """The answer as JSON.
@@ -152,13 +187,16 @@ class Answer(BaseModel):
         Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it:
         parsing and serializing it would hold Python's lock for longer than a search takes.
         """
-        name = self.spliced
-        known = self.model_dump_json(exclude={name}).encode()
-        if not name:
-            return known
-        value = getattr(self, name)
-        stored = value.encode() if isinstance(value, str) else b"[%s]" % b",".join(one.to_json() for one in value)
-        return b'%s,"%s":%s}' % (known[:-1], name.encode(), stored)
+        known = self.model_dump_json(exclude=set(self.spliced)).encode()
+        spliced = [b'"%s":%s' % (name.encode(), _as_json(getattr(self, name))) for name in self.spliced]
+        return b"{%s}" % b",".join(part for part in (known[1:-1], *spliced) if part)
+
+
+def _as_json(value: str | Sequence[Answer] | None) -> bytes:
+    """Stored JSON, or a list of answers, as JSON."""
+    if value is None:
+        return b"null"
+    return value.encode() if isinstance(value, str) else b"[%s]" % b",".join(one.to_json() for one in value)
 
 
 class _Thresholds(Answer):
@@ -185,7 +223,7 @@ class SearchThresholds(_Thresholds):
 
 
 class _Item(Answer):
-    spliced: ClassVar[str] = "metadata"
+    spliced: ClassVar[tuple[str, ...]] = ("metadata",)
     id: str
     label: str
     kappa: Kappa
@@ -194,6 +232,7 @@ class _Item(Answer):
     uncertain: bool | None
     thumbnail: str | None
     metadata: Metadata
+    vector: Annotated[list[float] | None, Field(description="null without `with_vector`")] = None
 
 
 class Hit(_Item):
@@ -207,6 +246,14 @@ class Hit(_Item):
         list[Cosine] | None,
         Field(description="ends of the interval that holds the cosine of another input of the query's class, in 90 %"),
     ] = None
+
+
+class Group(Answer):
+    """The nearest items of a label, best first."""
+
+    spliced: ClassVar[tuple[str, ...]] = ("hits",)
+    label: str
+    hits: Sequence[Hit]
 
 
 class UnseenFields(Answer):
@@ -231,7 +278,7 @@ class FilterFields(Answer):
 class SearchResponse(Answer):
     """The answer to a search; fields of the decision are null without one."""
 
-    spliced: ClassVar[str] = "hits"
+    spliced: ClassVar[tuple[str, ...]] = ("hits", "groups")
     decision: Verdict = None
     probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
     known: Annotated[Share | None, Field(description="P(the gallery holds a match)")] = None
@@ -257,7 +304,23 @@ class SearchResponse(Answer):
     answer_id: Annotated[AnswerId | None, Field(description="null where the search does not count")] = None
     gallery_size: Count
     filter: Annotated[FilterFields | None, Field(description="null without a filter")] = None
-    hits: Sequence[Hit]
+    hits: Annotated[Sequence[Hit], Field(description="empty with `group_by`")]
+    groups: Annotated[Sequence[Group] | None, Field(description="null without `group_by`")] = None
+
+
+class RefusedPart(Answer):
+    """The refusal of one query or item of a batch."""
+
+    status: Annotated[int, Field(description="the HTTP status that it would have alone")]
+    error: str
+    allowed: Any
+
+
+class SearchBatchResponse(Answer):
+    """The answers to a batch of queries, in their order; a refused query does not stop the others."""
+
+    spliced: ClassVar[tuple[str, ...]] = ("answers",)
+    answers: Sequence[SearchResponse | RefusedPart]
 
 
 class EmbedResponse(Answer):
@@ -299,10 +362,19 @@ class EnrolResponse(ItemResponse):
     gallery_size: Count
 
 
+class EnrolBatchResponse(Answer):
+    """The items of a batch, in their order; with `on_error=good`, also refusals."""
+
+    spliced: ClassVar[tuple[str, ...]] = ("items",)
+    items: Sequence[EnrolResponse | RefusedPart]
+    stored: Count
+    gallery_size: Count
+
+
 class ListResponse(Answer):
     """A page of items, and the id after which the next page begins; null at the end."""
 
-    spliced: ClassVar[str] = "items"
+    spliced: ClassVar[tuple[str, ...]] = ("items",)
     items: Sequence[ItemResponse]
     after: str | None
     total: Annotated[Count, Field(description="items that pass the filter, or all")]
@@ -362,6 +434,8 @@ class LimitFields(Answer):
     max_side: Count
     max_decoded_bytes: Count
     max_k: Count
+    max_batch: Count
+    max_batch_json_bytes: Count
 
 
 class RecallFields(Answer):
@@ -557,7 +631,15 @@ SECURITY = {
     },
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }
-_BODIES = (TextOrEmbedding, TextOrEmbeddingItem, PairRequest, PatchRequest, FeedbackRequest)
+_BODIES = (
+    ImageTextOrEmbedding,
+    ImageTextOrEmbeddingItem,
+    SearchBatchRequest,
+    ItemBatchRequest,
+    PairRequest,
+    PatchRequest,
+    FeedbackRequest,
+)
 
 
 def request_schemas() -> dict[str, Any]:
@@ -575,8 +657,10 @@ def _request(kind: Any, *, images: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-QUERY = _request(TextOrEmbedding, images=CONTENT_TYPES)
-ITEM = _request(TextOrEmbeddingItem, images=CONTENT_TYPES)
+QUERY = _request(ImageTextOrEmbedding, images=CONTENT_TYPES)
+QUERY_BATCH = _request(SearchBatchRequest)
+ITEM = _request(ImageTextOrEmbeddingItem, images=CONTENT_TYPES)
+ITEM_BATCH = _request(ItemBatchRequest)
 PAIR = _request(PairRequest)
 PATCH = _request(PatchRequest)
 FEEDBACK = _request(FeedbackRequest)

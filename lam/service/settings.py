@@ -13,7 +13,9 @@ class ServiceSettings:
 
     Attributes:
         max_body: bytes of a body.
-        max_json: bytes of a JSON body, plus 32 for each dimension of an embedding; images of a pair do not count.
+        max_json: bytes of a JSON body beside its images, plus 32 for each dimension of an embedding.
+        max_batch: queries or items of one batch.
+        max_batch_json: bytes of a batch beside its images.
         max_held: bytes of all bodies and unread answers in memory.
         max_pixels: pixels of an image.
         max_side: pixels of an image's longer side.
@@ -43,6 +45,8 @@ class ServiceSettings:
 
     max_body: int = 10 * MEBIBYTE
     max_json: int = 2**16
+    max_batch: int = 64
+    max_batch_json: int = 4 * MEBIBYTE
     max_held: int = 256 * MEBIBYTE
     max_pixels: int = 25_000_000
     max_side: int = 16_384

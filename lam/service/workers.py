@@ -84,15 +84,23 @@ class Worker(Generic[Job, Result]):
         Raises:
             Refusal: `busy`, if the queue is full.
         """
-        future: Future[Result] = Future()
+        return self.submit_all([job])[0]
+
+    def submit_all(self, jobs: Sequence[Job]) -> "list[Future[Result]]":
+        """Put jobs into the queue at once, so that they share batches: all of them, or none.
+
+        Raises:
+            Refusal: `busy`, if the queue is full.
+        """
+        entries: list[tuple[Job, Future[Result]]] = [(job, Future()) for job in jobs]
         with self._changed:
             if self._closing:
                 raise busy("the service is shutting down", after=5)
-            if len(self._jobs) >= self._queue:
+            if len(self._jobs) + len(jobs) > self._queue:
                 raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, and no more may")
-            self._jobs.append((job, future))
+            self._jobs.extend(entries)
             self._changed.notify()
-        return future
+        return [future for _, future in entries]
 
     def close(self, *, timeout: float = 10.0) -> None:
         """Refuse new jobs, do the waiting ones, and end the thread."""

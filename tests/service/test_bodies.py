@@ -8,13 +8,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from lam.service.answers import Query
-from lam.service.bodies import pair_of
+from lam.service.bodies import JsonLimits, pair_of, queries_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.settings import ServiceSettings
 from tests.service.asking import JSON, client_of, embedding, refused
 
 D, MOST = 3, 1000
+LIMITS = JsonLimits(D, MOST, max_batch=4, max_batch_json=3000)
 IMAGE = {"image": base64.b64encode(b"\xff" * 30_000).decode()}  # of slashes alone
 
 
@@ -27,7 +28,7 @@ def test_json_has_a_limit_of_its_own(client: TestClient, shared_engine: Engine, 
     for size, status in ((most, (200, 201)), (most + 1, (413,))):
         response = client.post(path, content=body.ljust(size), headers={"content-type": kind})
         assert response.status_code in status
-    assert response.json()["error"] == f"the body is larger than {most} bytes"
+    assert response.json()["error"] == f"the body is larger than {most} bytes beside its images"
     assert response.json()["allowed"] == {"max_bytes": most}
 
 
@@ -36,9 +37,9 @@ def pair(first: object, second: object) -> bytes:
 
 
 def test_images_of_a_pair_may_be_large() -> None:
-    assert pair_of(pair(IMAGE, IMAGE), D, MOST) == [b"\xff" * 30_000] * 2
+    assert pair_of(pair(IMAGE, IMAGE), LIMITS) == [b"\xff" * 30_000] * 2
     by_some = pair(IMAGE, embedding(D)).replace(b"/", b"\\/")
-    image, query = pair_of(by_some, D, MOST)
+    image, query = pair_of(by_some, LIMITS)
     assert image == b"\xff" * 30_000
     assert isinstance(query, Query)
 
@@ -49,24 +50,35 @@ COSTLY = {
     "lists in an embedding": json.dumps({"first": IMAGE})[:-1] + f', "second": {{"embedding": {LISTS}}}}}',
     "lists behind a quote in a text": '{"first": "a\\"", "second": ' + LISTS + ', "third": "\\""}',
     "lists behind an escaped quote": '{"first": "\\u0022", "second": ' + LISTS + "}",
-    "many texts": '{"first": [' + '"",' * 3000 + '""]}',
-    "escapes": '{"first": "' + "\\n" * 3000 + '"}',
+    "many texts": '{"first": [' + '"",' * 10_000 + '""]}',
+    "escapes": '{"first": "' + "\\n" * 10_000 + '"}',
+}
+LONG = {
+    "a text": json.dumps({"first": {"text": "x" * 3000}, "second": IMAGE}),
     "blanks": "{" + " " * 3000 + "}",
+    "an image under another name": json.dumps({"first": {"text": IMAGE["image"]}, "second": IMAGE}),
 }
 
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_costs_more_than_it_weighs_is_refused(name: str) -> None:
-    with pytest.raises(ServiceError, match="the body is larger than 1000 bytes beside its images") as refusal:
-        pair_of(COSTLY[name].encode(), D, MOST)
-    assert (refusal.value.status, refusal.value.allowed) == (413, {"max_bytes": MOST, "and": "base64"})
+    with pytest.raises(ServiceError, match="too many values") as refusal:
+        pair_of(COSTLY[name].encode(), LIMITS)
+    assert refusal.value.status == 413
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_is_long_beside_its_images_is_refused(name: str) -> None:
+    with pytest.raises(ServiceError, match="larger than 2000 bytes beside its images") as refusal:
+        pair_of(LONG[name].encode(), LIMITS)
+    assert (refusal.value.status, refusal.value.allowed) == (413, {"max_bytes": 2 * MOST})
 
 
 def test_lists_that_another_encoding_hides_are_refused() -> None:
     """Where U+2200 has the byte of a quote."""
     hidden = ('{"first": "\u2200", "second": ' + LISTS + ', "third": "\u2200"}').encode("utf-16-be")
-    with pytest.raises(ServiceError, match="no valid JSON|larger"):
-        pair_of(hidden, D, MOST)
+    with pytest.raises(ServiceError, match="no valid JSON|too many values"):
+        pair_of(hidden, LIMITS)
 
 
 def test_a_pair_of_large_images_passes_all_of_it(engine: Engine) -> None:
@@ -76,4 +88,40 @@ def test_a_pair_of_large_images_passes_all_of_it(engine: Engine) -> None:
     response = client_of(engine).post("/v1/verify", content=body, headers=JSON)
     assert refused(response, 415) == "the body is no image of an allowed format"
     costly = ('{"first": ' + LISTS * 10 + "}").encode()
-    assert "beside its images" in refused(client_of(engine).post("/v1/verify", content=costly, headers=JSON), 413)
+    assert "too many values" in refused(client_of(engine).post("/v1/verify", content=costly, headers=JSON), 413)
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "DATA:image/svg+xml;charset=utf-8;BASE64,", ""])
+def test_an_image_is_base64_or_a_data_url(head: str) -> None:
+    image = {"image": head + IMAGE["image"]}
+    assert pair_of(pair(image, IMAGE), LIMITS) == [b"\xff" * 30_000] * 2
+
+
+@pytest.mark.parametrize(
+    "image", ["data:image/png,AAAA", "data:text/plain;base64,AAAA", "data:", "?", "AAA", "QUFB\nQUFB"]
+)
+def test_other_texts_are_no_image(image: str) -> None:
+    with pytest.raises(ServiceError, match="of first") as refusal:
+        pair_of(pair({"image": image}, IMAGE), LIMITS)
+    assert refusal.value.status == 422
+
+
+def test_a_name_twice_is_refused_beside_colons_in_texts() -> None:
+    once = '{"first": {"text": "a:b:c"}, "second": {"text": "data:"}}'
+    assert pair_of(once.encode(), LIMITS) == ["a:b:c", "data:"]
+    for twice in (once[:-1] + ', "second": {"text": "d"}}', once.replace('{"text"', '{"text": "", "text"', 1)):
+        with pytest.raises(ServiceError, match="more than once"):
+            pair_of(twice.encode(), LIMITS)
+
+
+def test_a_batch_has_a_number_and_a_size() -> None:
+    found = queries_of(
+        json.dumps({"queries": [IMAGE, embedding(D), {"text": "a"}, {"text": "a" * 1001}]}).encode(), LIMITS
+    )
+    assert [type(one).__name__ for one in found] == ["bytes", "Query", "str", "ServiceError"]
+    for bad in ({"queries": [IMAGE] * 5}, {"queries": []}, {"queries": {}}, {}, [], {"queries": [IMAGE], "more": 1}):
+        with pytest.raises(ServiceError, match="a list of queries and nothing else") as refusal:
+            queries_of(json.dumps(bad).encode(), LIMITS)
+        assert (refusal.value.status, refusal.value.allowed) == (422, {"queries": "1 to 4"})
+    with pytest.raises(ServiceError, match="larger than 3000 bytes beside its images"):
+        queries_of(json.dumps({"queries": [{"text": "a" * 3000}, IMAGE]}).encode(), LIMITS)

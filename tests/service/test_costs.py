@@ -44,18 +44,36 @@ def lists(name: str) -> bytes:
     return f'{{"{name}":['.encode() + b"[]," * 3_300_000 + b"[]]}"
 
 
+def batch(query: str, count: int = 64) -> bytes:
+    return f'{{"queries":[{",".join([query] * count)}]}}'.encode()
+
+
 def pair() -> bytes:
     noise = base64.b64encode(os.urandom(3_600_000)).decode()
     return json.dumps({"first": {"image": noise}, "second": {"image": noise}}).encode()
 
 
 COSTS = {
-    "lists to search": Cost("/v1/search", JSON, lambda: lists("embedding"), ("413",)),
-    "lists to add": Cost("/v1/items", JSON, lambda: lists("metadata"), ("413",)),
+    "lists to search": Cost("/v1/search", JSON, lambda: lists("embedding"), ("413",), read=True),
+    "lists to add": Cost("/v1/items", JSON, lambda: lists("metadata"), ("413",), read=True),
+    "lists in a batch": Cost("/v1/search/batch", JSON, lambda: lists("queries"), ("413",), read=True),
+    "as many lists as a batch may have": Cost(
+        "/v1/search/batch", JSON, lambda: lists("queries")[:50_000] + b"]}", ("400", "422"), read=True
+    ),
+    "long texts in a batch": Cost(
+        "/v1/search/batch", JSON, lambda: batch(f'{{"text":"{"word " * 12_000}"}}'), ("200", "503"), read=True
+    ),
+    "large images in a batch": Cost(
+        "/v1/search/batch",
+        JSON,
+        lambda: batch(f'{{"image":"{base64.b64encode(os.urandom(110_000)).decode()}"}}'),
+        ("200", "503"),
+        read=True,
+    ),
     "lists to verify": Cost("/v1/verify", JSON, lambda: lists("first"), ("413",), read=True),
     "as many lists as may be": Cost("/v1/search", JSON, lambda: lists("embedding")[:60_000] + b"]]}", ("400", "422")),
     "nested lists": Cost("/v1/items", JSON, lambda: b'{"metadata":' + b"[" * 1000 + b"]" * 1000 + b"}", ("400", "422")),
-    "one long word": Cost("/v1/items", JSON, lambda: b'{"label":"' + b"x" * 1_000_000 + b'"}', ("413",)),
+    "one long word": Cost("/v1/items", JSON, lambda: b'{"label":"' + b"x" * 1_000_000 + b'"}', ("413",), read=True),
     "a pair of large images": Cost("/v1/verify", JSON, pair, ("415", "503"), read=True),
     "a PNG of 1 x 25 million": Cost("/v1/search", "image/png", lambda: blank(1, 25_000_000), ("413",)),
     "a PNG of 16 bits": Cost("/v1/items", "image/png", lambda: blank(5000, 5000, bits=16), ("200", "201", "503")),

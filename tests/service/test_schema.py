@@ -75,8 +75,12 @@ def described_by(engine: Engine, example: dict[str, Any]) -> Any:
     for path, operations in schema.raw_schema["paths"].items():
         for operation in operations.values():
             if JSON in (contents := operation.get("requestBody", {}).get("content", {})):
-                pair = {"first": example, "second": example}
-                contents[JSON]["example"] = pair if path == "/v1/verify" else example
+                several = {
+                    "/v1/verify": {"first": example, "second": example},
+                    "/v1/search/batch": {"queries": [example]},
+                    "/v1/items/batch": {"items": [example]},
+                }
+                contents[JSON]["example"] = several.get(path, example)
     return schema
 
 

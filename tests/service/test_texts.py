@@ -31,10 +31,10 @@ def client(engine: Engine) -> TestClient:
 
 
 @pytest.mark.parametrize("address", ["/v1/search", "/v1/items"])
-def test_a_body_that_names_neither_a_text_nor_an_embedding_is_told_of_both(client: TestClient, address: str) -> None:
+def test_a_body_that_names_no_query_is_told_of_all_kinds(client: TestClient, address: str) -> None:
     response = client.post(address, json={"query": "where is my card?"})
-    assert refused(response, 422) == "the body names neither an embedding nor a text"
-    assert {"text", "embedding", "kappa"} <= response.json()["allowed"].keys()
+    assert refused(response, 422) == "the body names neither an image, a text nor an embedding"
+    assert {"image", "text", "embedding", "kappa"} <= response.json()["allowed"].keys()
 
 
 def first_hit(client: TestClient, text: str) -> Any:

@@ -40,6 +40,11 @@ class Decisions:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __getitem__(self: Same, index: slice) -> Same:
+        """Some of the answers."""
+        rows = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor | tuple)}
+        return replace(self, **rows)
+
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
         """These answers where `which` is true, and `others` elsewhere."""
         chosen: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from lam.service import models
 from lam.service.bodies import content_type, feedback_of
 from lam.service.engine import Engine
 from lam.service.models import JSON, responses_of
-from lam.service.routes.parameters import json_response
+from lam.service.routes.parameters import json_limits_of, json_response
 
 
 def add_feedback(app: FastAPI, engine: Engine) -> None:
@@ -19,5 +19,5 @@ def add_feedback(app: FastAPI, engine: Engine) -> None:
         """Tell what an answer should have been, so that the promises are tested."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.watcher)
-        feedback = await engine.read(partial(feedback_of, await request.body()))
+        feedback = await engine.read(partial(feedback_of, await request.body(), json_limits_of(engine)))
         return json_response(await engine.judge(feedback))

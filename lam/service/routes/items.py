@@ -1,7 +1,9 @@
 """The routes that add, look up, list, change and erase items."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from fastapi import FastAPI, Query, Request, Response
@@ -10,21 +12,35 @@ from starlette.convertors import Convertor, register_url_convertor
 from lam.gallery.filters import MAX_FILTER, Filter
 from lam.gallery.gallery import Matching
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
-from lam.gallery.store import DeleteWhere, Fuse, ItemInfo, Operation, Patch, Replace
+from lam.gallery.refusal import Refusal
+from lam.gallery.store import MAX_PAGE, Batch, Change, DeleteWhere, Fuse, ItemInfo, Patch, Replace
 from lam.service import answers, models
 from lam.service.answers import Responder
-from lam.service.bodies import ParsedItem, content_type, item_of, patch_of
+from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
 from lam.service.engine import Engine, embedding_of
-from lam.service.errors import ServiceError
+from lam.service.errors import ServiceError, attempt
 from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON, responses_of
-from lam.service.routes.parameters import Where, json_response, part_of, picture
+from lam.service.routes.parameters import (
+    Where,
+    WithVector,
+    json_limits_of,
+    json_response,
+    part_answer,
+    part_of,
+    picture,
+)
 
 _PAGE_SIZE = 100
+_CHARACTERS = 20  # of a number of a vector in JSON
 
 Uncertain = Annotated[
     Literal["keep", "refuse"],
     Query(description="an item with a κ below the flag is added and reported as `uncertain`, or refused"),
+]
+OnError = Annotated[
+    Literal["none", "good"],
+    Query(description="if an item is bad, none of the batch is stored, or all the good ones are"),
 ]
 Fusing = Annotated[
     bool,
@@ -68,6 +84,15 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
+    @app.post("/v1/items/batch", responses=responses_of(models.EnrolBatchResponse), openapi_extra=models.ITEM_BATCH)
+    async def add_item_batch(
+        request: Request, on_error: OnError = "none", uncertain: Uncertain = "keep", fuse: Fusing = False
+    ) -> Response:
+        """Add several items in their order, as `/v1/items` adds each; all of them are on disk at once."""
+        content_type(request.headers, JSON)
+        engine.admit(engine.reader, engine.writer)
+        return await _enrol_batch(engine, await request.body(), on_error=on_error, uncertain=uncertain, fuse=fuse)
+
     @app.put("/v1/items/{id:item}", responses=models.ENROLLED, openapi_extra=models.ITEM)
     async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
@@ -80,10 +105,13 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         after: Annotated[str, Query(max_length=128)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = _PAGE_SIZE,
         filter: Where = None,
+        with_vector: WithVector = False,
     ) -> Response:
         """List items by rising id, starting after an id; fewer than the limit, if they are large."""
         engine.admit(engine.lister)
-        return Response(await engine.list_items(partial(_page, engine, after, limit, filter)), media_type=JSON)
+        return Response(
+            await engine.list_items(partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON
+        )
 
     @app.delete("/v1/items", responses=responses_of(models.DeleteItemsResponse))
     async def delete_items(
@@ -123,9 +151,11 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         return picture(request, item.thumbnail)
 
     @app.get("/v1/items/{id:item}", responses=responses_of(models.ItemResponse))
-    async def get_item(id: str) -> Response:
+    async def get_item(id: str, with_vector: WithVector = False) -> Response:
         """Look an item up."""
-        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(await stored(id)), engine.responder)))
+        item = await stored(id)
+        vector = answers.numbers_of(item.vector) if with_vector else None
+        return json_response(models.ItemResponse(**_fields_of(ItemInfo.of(item), engine.responder), vector=vector))
 
     @app.delete("/v1/items/{id:item}", responses=responses_of(models.DeleteResponse))
     async def delete_item(id: str) -> Response:
@@ -141,7 +171,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """Change the label or the metadata of an item, and leave all else."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.writer)
-        label, metadata = await engine.read(partial(patch_of, await request.body()))
+        label, metadata = await engine.read(partial(patch_of, await request.body(), json_limits_of(engine)))
         change = await engine.write(Patch(check_id(id), label, metadata))
         if change.item is None:
             raise _no_item()
@@ -155,6 +185,53 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         return item
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A checked item before it is embedded.
+
+    Attributes:
+        parsed: the item of a body.
+        id: its id; None for the number of its content.
+        label: its label.
+        fuse: whether it is fused into the item of this id.
+    """
+
+    parsed: ParsedItem
+    id: str | None
+    label: str | None
+    fuse: bool
+
+    @classmethod
+    def of(cls, parsed: ParsedItem, item_id: str | None, label: str | None, *, fuse: bool) -> "_Entry":
+        """Check id and label.
+
+        Raises:
+            ServiceError, Refusal: if they cannot be.
+        """
+        label, item_id = (
+            None if label is None else normalize_label(label),
+            None if item_id is None else check_id(item_id),
+        )
+        if fuse and item_id is None:
+            raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+        return cls(parsed, item_id, label, fuse)
+
+    def operation(self, query: answers.Query, responder: Responder, uncertain: Uncertain) -> Item | Replace | Fuse:
+        """The change of the gallery.
+
+        Raises:
+            ServiceError, Refusal: for an uncertain item, if it is not kept, or too long metadata.
+        """
+        file = self.parsed.content if isinstance(self.parsed.content, bytes) else None
+        metadata = self.parsed.metadata or "{}"
+        item = query.to_item(self.id, label=self.label or "", metadata=metadata, file=file)
+        if uncertain == "refuse":
+            _refuse_uncertain(responder, query)
+        fields = {"label": self.label, "metadata": self.parsed.metadata}
+        keeps = [name for name, value in fields.items() if value is None]
+        return Fuse(item) if self.fuse else Replace(item, keeps) if keeps else item
+
+
 async def _enrol(
     engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
@@ -164,42 +241,97 @@ async def _enrol(
     parsed = ParsedItem(body)
     if kind == JSON:
         engine.admit(engine.reader, engine.writer)
-        parsed = await engine.read(partial(item_of, body, engine.gallery.dimension))
+        parsed = await engine.read(partial(item_of, body, json_limits_of(engine)))
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
-    fields = {"label": label, "metadata": parsed.metadata}
-    keeps = [name for name, value in fields.items() if value is None]
-    label, item_id = normalize_label(label or ""), None if item_id is None else check_id(item_id)
-    if fuse and item_id is None:
-        raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+    entry = _Entry.of(parsed, item_id, label, fuse=fuse)
     if not isinstance(parsed.content, answers.Query):
         engine.admit(engine.decoder, engine.network, engine.writer)
     query = await engine.embed(parsed.content, with_thumbnail=True)
-    file = parsed.content if isinstance(parsed.content, bytes) else None
-    item = query.to_item(item_id, label=label, metadata=parsed.metadata or "{}", file=file)
-    if uncertain == "refuse":
-        _refuse_uncertain(engine.responder, query)
-    operation: Operation = Fuse(item) if fuse else Replace(item, keeps) if keeps else item
-    change = await engine.write(operation)
-    answer = models.EnrolResponse(
-        **_fields_of(ItemInfo.of(change.item or item), engine.responder),
+    change = await engine.write(entry.operation(query, engine.responder, uncertain))
+    return json_response(_enrolled(engine, query, change), 201 if change.created else 200)
+
+
+async def _enrol_batch(engine: Engine, body: bytes, *, on_error: OnError, uncertain: Uncertain, fuse: bool) -> Response:
+    """Put or fuse the items of a batch: all of them or none, or the good ones."""
+    parsed = await engine.read(partial(items_of, body, json_limits_of(engine)))
+    entries = [attempt(partial(_entry, part, fuse=fuse)) for part in parsed]
+    contents = [entry.parsed.content if isinstance(entry, _Entry) else entry for entry in entries]
+    queries = await engine.embed_all(contents, with_thumbnail=True)
+    made = [
+        attempt(partial(entry.operation, query, engine.responder, uncertain))
+        if isinstance(entry, _Entry) and isinstance(query, answers.Query)
+        else query
+        for entry, query in zip(entries, queries, strict=True)
+    ]
+    if on_error == "none":
+        _refuse_bad(made)
+    good = [one for one in made if isinstance(one, Item | Replace | Fuse)]
+    change = await engine.write(Batch(good, whole=on_error == "none"))
+    if on_error == "none":
+        _refuse_bad(change.parts)
+    effects = iter(change.parts)
+    results = [next(effects) if isinstance(one, Item | Replace | Fuse) else one for one in made]
+    items = [
+        _enrolled(engine, cast(answers.Query, query), result) if isinstance(result, Change) else part_answer(result)
+        for result, query in zip(results, queries, strict=True)
+    ]
+    stored = sum(isinstance(result, Change) for result in results)
+    batch = models.EnrolBatchResponse(items=items, stored=stored, gallery_size=len(engine.gallery))
+    return Response(await engine.read(batch.to_json), media_type=JSON)
+
+
+def _entry(parsed: ParsedItem | ServiceError, *, fuse: bool) -> _Entry:
+    if isinstance(parsed, ServiceError):
+        raise parsed
+    return _Entry.of(parsed, parsed.id, parsed.label, fuse=fuse)
+
+
+def _refuse_bad(parts: Sequence[object]) -> None:
+    """Refuse a batch with a bad item; the error names all of them, and says what is wrong with the first."""
+    bad = {place: part for place, part in enumerate(parts) if isinstance(part, BaseException)}
+    if not bad:
+        return
+    place, first = next(iter(bad.items()))
+    if not isinstance(first, ServiceError | Refusal):
+        raise first
+    first, places = ServiceError.of(first), ", ".join(map(str, bad))
+    what = f"nothing was stored: items {places} of {len(parts)}, counted from 0, are bad. Item {place}: {first.error}"
+    raise ServiceError(
+        first.status, what, allowed={f"item {place}": first.allowed, "or": "on_error=good"}, headers=first.headers
+    )
+
+
+def _enrolled(engine: Engine, query: answers.Query, change: Change) -> models.EnrolResponse:
+    """The answer to an item that was put."""
+    assert change.item is not None
+    return models.EnrolResponse(
+        **_fields_of(ItemInfo.of(change.item), engine.responder),
         created=change.created,
         kappa_capped=query.capped,
         text_cut=query.text_cut,
         calibration=engine.responder.state(len(engine.gallery)),
         gallery_size=len(engine.gallery),
     )
-    return json_response(answer, 201 if change.created else 200)
 
 
-def _page(engine: Engine, after: str, limit: int, filter: str | None) -> bytes:
+def _page(engine: Engine, after: str, limit: int, filter: str | None, with_vector: bool) -> bytes:
     """A page of items as JSON, and the id after which the next page begins."""
     where, matching = (None, None) if filter is None else _matching(engine, filter)
+    if with_vector:
+        limit = min(limit, max(1, MAX_PAGE // (_CHARACTERS * engine.gallery.dimension)))
     infos = engine.gallery.page(after=after, limit=limit, where=where)
     is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1, where=where))
-    items = [models.ItemResponse(**_fields_of(info, engine.responder)) for info in infos]
+    vectors = {info.id: _vector(engine, info.id) for info in infos} if with_vector else {}
+    items = [models.ItemResponse(**_fields_of(info, engine.responder), vector=vectors.get(info.id)) for info in infos]
     after_last = infos[-1].id if is_more else None
     total, unknown = (len(engine.gallery), ()) if matching is None else (len(matching), matching.unknown)
     return models.ListResponse(items=items, after=after_last, total=total, unknown_fields=list(unknown)).to_json()
+
+
+def _vector(engine: Engine, item_id: str) -> list[float] | None:
+    """The vector of an item; None if it was deleted meanwhile."""
+    item = engine.gallery.get(item_id)
+    return None if item is None else answers.numbers_of(item.vector)
 
 
 def _matching(engine: Engine, filter: str) -> tuple[Filter, Matching]:

@@ -1,14 +1,17 @@
 """What the routes share: parameters and responses."""
 
 import hashlib
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
 from lam.gallery.filters import MAX_FILTER
+from lam.gallery.refusal import Refusal
 from lam.inputs.thumbnails import media_type
 from lam.service import answers, models
+from lam.service.bodies import JsonLimits
 from lam.service.engine import Engine
+from lam.service.errors import ServiceError
 from lam.service.models import JSON
 
 Where = Annotated[
@@ -20,15 +23,29 @@ Where = Annotated[
     ),
 ]
 
+WithVector = Annotated[bool, Query(description="whether items have their vectors")]
+
 
 def json_response(answer: models.Answer, status: int = 200) -> Response:
     """The response that holds an answer."""
     return Response(answer.to_json(), status, media_type=JSON)
 
 
-def max_json_of(engine: Engine) -> int:
-    """The most bytes of a JSON body, which may be an embedding."""
-    return engine.settings.max_json + 32 * engine.gallery.dimension  # 32 characters for each number
+def json_limits_of(engine: Engine) -> JsonLimits:
+    """The limits of JSON bodies."""
+    settings, dimension = engine.settings, engine.gallery.dimension
+    max_json = settings.max_json + 32 * dimension  # 32 characters for each number
+    return JsonLimits(dimension, max_json, settings.max_batch, settings.max_batch_json)
+
+
+def part_answer(result: models.Answer | BaseException) -> Any:
+    """The answer to one part of a batch; an error that is no refusal fails the batch."""
+    if isinstance(result, models.Answer):
+        return result
+    if not isinstance(result, ServiceError | Refusal):
+        raise result
+    error = ServiceError.of(result)
+    return models.RefusedPart(status=error.status, error=error.error, allowed=error.allowed)
 
 
 async def part_of(engine: Engine, filter: str | None) -> answers.Part | None:

@@ -1,54 +1,115 @@
 """The routes that search, embed and compare."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from fastapi import FastAPI, Query, Request, Response
 
 from lam.service import answers, models
-from lam.service.bodies import content_type, embedding_query_of, pair_of, query_of
+from lam.service.bodies import content_type, embedding_query_of, pair_of, queries_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.metrics import Metrics
 from lam.service.models import JSON, responses_of
-from lam.service.routes.parameters import Where, json_response, max_json_of, part_of
+from lam.service.routes.parameters import Where, WithVector, json_limits_of, json_response, part_answer, part_of
+
+_EMBEDDING = b'"embedding"'
+_GROUP_SIZE = 3  # as Qdrant has it
+Share = Annotated[float, Query(ge=0, le=1)]
+Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cosine are left out")]
 
 
 def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     """Add the routes of searches, of embeddings and of pairs."""
 
-    dimension = engine.gallery.dimension
+    limits = json_limits_of(engine)
 
     @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=models.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
-        min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
+        min_probability: Share = 0.0,
         filter: Where = None,
+        score_threshold: Threshold = -1.0,
+        with_vector: WithVector = False,
+        group_by: Annotated[
+            Literal["label"] | None, Query(description="return the nearest items of each of `k` labels, as `groups`")
+        ] = None,
+        group_size: Annotated[
+            int | None, Query(ge=1, le=engine.settings.max_k, description=f"items of a group; {_GROUP_SIZE} if missing")
+        ] = None,
     ) -> Response:
         """Decide whether an image or a text is in the gallery, and return the nearest items."""
+        size = _group_size(engine, k, group_by, group_size)
+        part = await part_searched(filter, min_probability)
+        kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
+        if kind == JSON and not engine.takes_texts and len(body) <= limits.max_json and _EMBEDDING in body:
+            engine.admit(engine.searcher)
+            query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, limits)
+        else:
+            query = await embedded(body, kind)
+        search = answers.Search(
+            query, k, min_probability, part=part, score_threshold=score_threshold, with_vector=with_vector
+        )
+        if group_by is None:
+            answer = await engine.search(search)
+        else:
+            engine.admit(engine.lister)
+            first = replace(search, k=1, score_threshold=-1.0, with_vector=False)
+            answer = await engine.grouped(search, await engine.search(first), size=size)
+        metrics.count_decision(answer.decision, answer.kappa)
+        return json_response(answer)
+
+    @app.post("/v1/search/batch", responses=responses_of(models.SearchBatchResponse), openapi_extra=models.QUERY_BATCH)
+    async def search_batch(
+        request: Request,
+        k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
+        min_probability: Share = 0.0,
+        filter: Where = None,
+        score_threshold: Threshold = -1.0,
+        with_vector: WithVector = False,
+    ) -> Response:
+        """Answer several queries as `/v1/search` answers each; a refused query does not stop the others."""
+        part = await part_searched(filter, min_probability)
+        content_type(request.headers, JSON)
+        engine.admit(engine.reader, engine.searcher)
+        contents = await engine.read(partial(queries_of, await request.body(), limits))
+        if len(contents) * k > (most := engine.settings.batch * engine.settings.max_k):
+            what = f"{len(contents)} queries of {k} hits are more than {most} hits"
+            raise ServiceError(422, what, allowed={"k": most // len(contents)})
+        queries = await engine.embed_all(contents)
+        valid = [query for query in queries if isinstance(query, answers.Query)]
+        search_of = partial(
+            answers.Search,
+            k=k,
+            min_probability=min_probability,
+            part=part,
+            score_threshold=score_threshold,
+            with_vector=with_vector,
+        )
+        found = iter(await engine.search_all([search_of(query) for query in valid]))
+        results = [next(found) if isinstance(query, answers.Query) else query for query in queries]
+        for answer in results:
+            if isinstance(answer, models.SearchResponse):
+                metrics.count_decision(answer.decision, answer.kappa)
+        batch = models.SearchBatchResponse(answers=[part_answer(result) for result in results])
+        return Response(await engine.read(batch.to_json), media_type=JSON)
+
+    async def part_searched(filter: str | None, min_probability: float) -> answers.Part | None:
         if filter is not None and min_probability > 0:
             what = "a filtered search has no probability: it was learnt for the whole gallery"
             raise ServiceError(422, what, allowed="filter without min_probability")
-        part = await part_of(engine, filter)
-        kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
-        if kind == JSON and not engine.takes_texts:
-            engine.admit(engine.searcher)
-            query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, dimension)
-        else:
-            query = await embedded(body, kind)
-        answer = await engine.search(answers.Search(query, k, min_probability, part=part))
-        metrics.count_decision(answer.decision, answer.kappa)
-        return json_response(answer)
+        return await part_of(engine, filter)
 
     async def embedded(body: bytes, kind: str) -> answers.Query:
         content: answers.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
-            content = await engine.read(partial(query_of, body, dimension))
+            content = await engine.read(partial(query_of, body, limits))
         if not isinstance(content, answers.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
@@ -69,11 +130,22 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=models.PAIR)
     async def verify(request: Request) -> Response:
-        """Decide whether two images in base64, texts or embeddings match."""
+        """Decide whether two images, texts or embeddings match."""
         content_type(request.headers, JSON)
         engine.admit(engine.reader, engine.decoder, engine.network)
-        pair = await engine.read(partial(pair_of, await request.body(), dimension, max_json_of(engine)))
+        pair = await engine.read(partial(pair_of, await request.body(), limits))
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.count_pair(answer.decision)
         return json_response(answer)
+
+
+def _group_size(engine: Engine, k: int, group_by: str | None, group_size: int | None) -> int:
+    """The greatest number of items of a group."""
+    if group_by is None and group_size is not None:
+        raise ServiceError(422, "group_size needs group_by", allowed="group_by=label")
+    size, most = group_size or _GROUP_SIZE, engine.settings.max_k
+    if group_by is not None and k * size > most:
+        what = f"{k} groups of {size} items are more than {most} items"
+        raise ServiceError(422, what, allowed={"k * group_size": most})
+    return size

@@ -14,7 +14,7 @@ from lam.service import models
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
-from lam.service.routes.parameters import max_json_of, picture
+from lam.service.routes.parameters import json_limits_of, picture
 from lam.service.watch import Watch
 
 _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
@@ -68,11 +68,13 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             ),
             limits=models.LimitFields(
                 max_bytes=settings.max_body,
-                max_json_bytes=max_json_of(engine),
+                max_json_bytes=json_limits_of(engine).max_json,
                 max_pixels=settings.max_pixels,
                 max_side=settings.max_side,
                 max_decoded_bytes=settings.max_decoded,
                 max_k=settings.max_k,
+                max_batch=settings.max_batch,
+                max_batch_json_bytes=settings.max_batch_json,
             ),
             # FAISS is installed by one of several packages
             versions={"lam": __version__, "faiss": faiss.__version__, **{name: version(name) for name in _VERSIONS}},

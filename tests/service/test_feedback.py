@@ -20,12 +20,14 @@ from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.service import watch
 from lam.service.engine import Engine
-from lam.service.watch import FILE
+from lam.service.errors import ServiceError
+from lam.service.watch import FILE, Feedback, Watch
 from lam.utils.files import CorruptFileError
 from tests.conftest import unrendered_pictures
+from tests.service import serving
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL
-from tests.service.serving import Served, Watch, served
+from tests.service.serving import Served, served
 
 
 def search(client: TestClient, query: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -250,9 +252,22 @@ def test_a_flood_of_feedback_leaves_health_alone(
     with served(run, "lam", "serve") as found:
         ids = [found.ask("POST", "/v1/search", body, JSON)[1]["answer_id"] for _ in range(400)]
         told = [json.dumps({"answer_id": answer_id, "label": "oak"}).encode() for answer_id in ids]
-        with Watch(found) as seen, ThreadPoolExecutor(8) as pool:
+        with serving.Watch(found) as seen, ThreadPoolExecutor(8) as pool:
             statuses = Counter(pool.map(lambda one: found.ask("POST", "/v1/feedback", one, JSON)[0], told))
     record_property("feedback", json.dumps({**seen.told(), "statuses": statuses}))
     assert statuses.keys() <= {200, 503}
     assert statuses[200] > 100
     assert seen.p99() < 0.1  # the clients share the processors
+
+
+def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
+    calibration = engine.responder.calibration
+    with closing(Watch(None, calibration)) as first, closing(Watch(None, calibration)) as second:
+        answer, _, _ = first.count("match", 50.0, 0.9, "oak")
+        given = Feedback(answer, label="")
+        assert first.judge(given, lambda label: False) == (["far", "wrong"], "holds")
+        with pytest.raises(ServiceError, match="judged before"):
+            first.judge(given, lambda label: False)
+        with pytest.raises(ServiceError, match="no answer of this id"):  # of another watch
+            second.judge(given, lambda label: False)
+    assert not Path(":memory:").exists()

@@ -141,8 +141,9 @@ class Engine:
         self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", _results, queue=settings.queue, begin=one)
 
     def _watch(self) -> Watch:
+        """The watch over the promise; a replica keeps its own in memory."""
         try:
-            return Watch(self.run.folder / WATCH, self.responder.calibration)
+            return Watch(None if self.replica else self.run.folder / WATCH, self.responder.calibration)
         except BaseException:
             self.gallery.close()
             raise

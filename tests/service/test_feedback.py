@@ -271,3 +271,12 @@ def test_a_watch_in_memory_writes_nothing(engine: Engine) -> None:
         with pytest.raises(ServiceError, match="no answer of this id"):  # of another watch
             second.judge(given, lambda label: False)
     assert not Path(":memory:").exists()
+
+
+def test_a_replica_watches_its_own_queries(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "open_replica", lambda run, *, index: run.open_gallery(index=index))
+    with closing(Engine(served_run, SMALL, replica=True)) as engine:
+        client = client_of(engine)
+        assert feedback(client, match(engine, "oak"), label="").status_code == 200
+        assert readings(client)["far"]["n"] == 1
+    assert not (served_run / WATCH).exists()

@@ -146,19 +146,6 @@ def posterior_strangers() -> list[Row]:
 
 
 @table
-def prior_ratios() -> list[Row]:
-    """AUROC of classes set aside by κ, by the ratio of prior and curvature."""
-    measured = {cell: RESULTS / "real_ratios" / f"{cell}.json" for cell in REAL}
-    draws = {cell: json.loads(file.read_text())["draws"] for cell, file in measured.items() if file.exists()}
-    ratios = list(next(iter(draws.values()))[0])
-    rows = [
-        [f"{REAL[cell]} ({len(of)})", *(f"{mean(one[ratio] for one in of):.3f}" for ratio in ratios)]
-        for cell, of in draws.items()
-    ]
-    return [["data (draws)", *(f"{float(ratio):g}" for ratio in ratios)], *rows]
-
-
-@table
 def cosine_intervals() -> list[Row]:
     """How often intervals at hits hold the cosine, all and of the third of least κ, and their interval scores."""
     files = {name: RESULTS / "real_intervals" / f"{cell}.json" for cell, name in REAL.items()}

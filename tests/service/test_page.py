@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -812,6 +814,100 @@ def test_a_file_that_is_too_large_leaves_what_is_asked(page: Browser) -> None:
     answered(page)
     assert tone_of_page(page) in TONES
     assert "11 MiB" in page.text("#error")
+
+
+def choose_folder(page: Browser, folder: Path) -> None:
+    """Give all files of a folder to the input of folders, and wait until each has its row."""
+    root = page("DOM.getDocument")["root"]["nodeId"]
+    node = page("DOM.querySelector", nodeId=root, selector="#folder")["nodeId"]
+    page("DOM.setFileInputFiles", files=[str(file) for file in sorted(folder.iterdir())], nodeId=node)
+    page.wait("/done|stopped/.test(document.querySelector('#bulk-progress').textContent)")
+
+
+@needs_chromium
+def test_a_folder_becomes_a_table_and_a_csv(page: Browser, address: str, tmp_path: Path) -> None:
+    folder, saved = tmp_path / "folder", tmp_path / "saved"
+    folder.mkdir()
+    saved.mkdir()
+    images = [*itertools.islice(digits(), 60), *itertools.islice(patches(), 20)]
+    for number, image in enumerate(images):
+        (folder / f"{number:02}.png").write_bytes(image)
+    (folder / "=1+1.png").write_bytes(images[0][:60])
+    (folder / "notes.txt").write_text("no image")
+    choose_folder(page, folder)
+    assert page.text("#bulk-progress") == "81 of 81 images, done; left out: 1 other file."
+    shown = page.run(
+        "[...document.querySelectorAll('#bulk-rows tr')].map((row) => [...row.cells].map((c) => c.innerText))"
+    )
+    page("Page.setDownloadBehavior", behavior="allow", downloadPath=str(saved))
+    page.run("document.querySelector('#bulk-csv').click()")
+    until = time.monotonic() + 20
+    while not (saved / "decisions.csv").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    with (saved / "decisions.csv").open(encoding="utf-8-sig", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["file", "decision", "label", "probability", "kappa", "error"]
+    assert len(rows) == len(shown) == 81
+    by_name = {row[0]: (row, cells) for row, cells in zip(rows, shown, strict=True)}
+    row, cells = by_name.pop("'=1+1.png")
+    assert (row[1], cells[0]) == ("error", "=1+1.png")
+    assert "damaged" in row[5]
+    for number, image in enumerate(images):
+        (row, cells), answer = by_name.pop(f"{number:02}.png"), search(address, image)
+        assert row[1] == answer["decision"]
+        assert row[2] == (answer["hits"][0]["label"] if answer["decision"] == "match" else "")
+        assert float(row[3]) == pytest.approx(answer["probability"], rel=1e-4)
+        assert float(row[4]) == pytest.approx(answer["kappa"], rel=1e-4)
+        words = {"match": "✓ match", "unknown": "✕ unknown", "abstain": "? not sure"}
+        assert cells[1:3] == [words[answer["decision"]], row[2]]
+    assert not by_name
+    page.screenshot(tmp_path / "bulk.png")
+    assert page.run("document.documentElement.scrollWidth") <= 1180
+
+
+@needs_chromium
+def test_a_dropped_folder_is_read_to_its_end(page: Browser) -> None:
+    """Also where a reader gives some entries at a time, and for folders in folders."""
+    script = """(async () => {
+        const file = (name) => ({ isFile: true, fullPath: name, file: (done) => done(new File(["x"], name)) });
+        const folder = (...turns) => ({ isFile: false, isDirectory: true,
+            createReader: () => ({ readEntries: (done) => done(turns.shift() ?? []) }) });
+        const { filesOf, imagesOf, batchesOf } = await import('/bulk.js');
+        const item = (entry) => ({ webkitGetAsEntry: () => entry });
+        const inner = folder([file("/a/b/3.JPG")], [file("/a/b/4.gif")]);
+        const files = await filesOf({ items: [item(folder([file("/a/1.png"), inner], [file("/a/2.webp")]))] });
+        const [images, others] = imagesOf(files);
+        const sizes = (limits) => batchesOf(images, limits).map((batch) => batch.length);
+        return [images.map(({ path }) => path), others, filesOf({ items: [item(file("/1.png"))] }),
+            sizes({ max_bytes: 2 ** 20, max_batch: 2 }), sizes({ max_bytes: 2 ** 16 + 110, max_batch: 64 })];
+    })()"""
+    assert page.run(script) == [["a/1.png", "a/2.webp", "a/b/3.JPG"], 1, None, [2, 1], [1, 1, 1]]
+
+
+@needs_chromium
+def test_no_cell_of_the_csv_is_a_formula(page: Browser) -> None:
+    names = ["=1", "+1", "-1", "@a", "\t=1", " =1", 'a "b", c\nd', "plain"]
+    rows = [
+        {"file": name, "decision": "match", "label": name, "probability": 0.5, "kappa": -1, "error": ""}
+        for name in names
+    ]
+    text = page.run(f"(async () => (await import('/bulk.js')).csvOf({json.dumps(rows)}))()")
+    assert text.startswith("\ufeff")
+    found = list(csv.DictReader(io.StringIO(text[1:])))
+    assert [row["file"] for row in found] == [f"'{name}" for name in names[:6]] + names[6:]
+    assert {(row["probability"], row["kappa"]) for row in found} == {("0.5", "-1")}
+
+
+@needs_chromium
+def test_a_folder_without_images_says_so(page: Browser) -> None:
+    page.run("""(() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["x"], "a.txt"));
+        const input = document.querySelector("#folder");
+        input.files = data.files;
+        input.dispatchEvent(new Event("change"));
+    })()""")
+    assert "no JPEG, PNG or WebP file" in page.text("#error")
 
 
 @needs_chromium

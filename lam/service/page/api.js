@@ -45,6 +45,17 @@ export async function ask(path, { headers = {}, ...options } = {}) {
   return response;
 }
 
+/** A file in base64. */
+export async function base64Of(file) {
+  const address = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+  return address.slice(address.indexOf(",") + 1);
+}
+
 async function said(response) {
   let body = {};
   try {

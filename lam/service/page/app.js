@@ -1,7 +1,8 @@
 // The page sends a query to POST /v1/search and shows the answer. Texts of the service are inserted as text, never as HTML.
 // A query is one of { file }, { text } and { item }, a hit of the gallery.
 
-import { ask, hasKey, Refusal, useKey } from "./api.js";
+import { ask, base64Of, hasKey, Refusal, useKey } from "./api.js";
+import { cellsOf, csvOf, filesOf, imagesOf, searchAll } from "./bulk.js";
 import { drawAngles, drawKappa } from "./charts.js";
 import { canBeDrawn, drawnOn } from "./draw.js";
 import { angle, cosine, degrees, percent, plain } from "./numbers.js";
@@ -29,6 +30,8 @@ let query = null;
 let answer = null;
 let asking = null;
 let comparing = null;
+let searching = null;
+let rows = [];
 const pictures = new Map();
 
 async function open() {
@@ -51,14 +54,13 @@ async function open() {
   document.title = `${questionOf(model.gallery)} – lam`;
   $("desk").hidden = false;
   $("drawing").hidden = !canBeDrawn(model.preprocessing);
-  const takesTexts = "max_bytes" in (model.preprocessing ?? {});
   for (const id of ["asking", "other-asking"]) {
-    $(id).hidden = !takesTexts;
+    $(id).hidden = !takesTexts();
   }
   for (const id of ["drop", "other-choosing"]) {
-    $(id).hidden = takesTexts;
+    $(id).hidden = takesTexts();
   }
-  if (takesTexts) {
+  if (takesTexts()) {
     $("query-title").textContent = model.answers ? "Question" : "Question or text";
     $("reason").textContent = "Type a text to see what the gallery says.";
   }
@@ -70,6 +72,10 @@ async function open() {
   showSamples(samples);
   showState(model.calibration, model.gallery_size);
   showWatch(model.promise?.state);
+}
+
+function takesTexts() {
+  return "max_bytes" in (model.preprocessing ?? {});
 }
 
 /** Use a calibration, or none (null). */
@@ -398,12 +404,7 @@ async function partOf({ file, text }) {
   if (!file) {
     return { text };
   }
-  const address = await new Promise((resolve) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.readAsDataURL(file);
-  });
-  return { image: address.slice(address.indexOf(",") + 1) };
+  return { image: await base64Of(file) };
 }
 
 function made(name, kind = "", ...parts) {
@@ -458,6 +459,58 @@ function take([file]) {
   }
 }
 
+/** Search for the images of a folder, and show a row of each. */
+async function takeAll(files) {
+  const [images, others] = imagesOf(files);
+  say("error", "");
+  if (images.length === 0) {
+    complain(new Refusal("There is no JPEG, PNG or WebP file in this folder."));
+    return;
+  }
+  searching?.abort();
+  const { signal } = (searching = new AbortController());
+  rows = [];
+  $("bulk-rows").replaceChildren();
+  $("bulk").hidden = $("bulk-stop").hidden = false;
+  $("bulk-csv").disabled = true;
+  const progress = (end) => {
+    const left = others ? `; left out: ${others.toLocaleString("en")} other ${others === 1 ? "file" : "files"}` : "";
+    const counts = `${rows.length.toLocaleString("en")} of ${images.length.toLocaleString("en")} images`;
+    $("bulk-progress").textContent = `${counts}${end}${left}.`;
+  };
+  progress("");
+  $("bulk").scrollIntoView({ block: "nearest" });
+  try {
+    await searchAll(images, model.limits, (row) => {
+      if (signal.aborted) {
+        return;
+      }
+      rows.push(row);
+      $("bulk-rows").append(made("tr", row.decision, ...cellsOf(row).map((cell) => made("td", "", made("bdi", "", cell)))));
+      progress("");
+    }, signal);
+    progress(", done");
+  } catch (error) {
+    if (searching.signal !== signal) {
+      return; // another folder was dropped
+    }
+    progress(", stopped");
+    if (error.name !== "AbortError") {
+      complain(error);
+    }
+  }
+  $("bulk-stop").hidden = true;
+  $("bulk-csv").disabled = rows.length === 0;
+}
+
+function download() {
+  const link = made("a");
+  link.href = URL.createObjectURL(new Blob([csvOf(rows)], { type: "text/csv" }));
+  link.download = "decisions.csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
 onSubmit("key-form", () => {
   try {
     useKey($("key").value);
@@ -470,6 +523,9 @@ onSubmit("key-form", () => {
 onSubmit("asking", () => search({ text: $("text").value }));
 onSubmit("other-asking", () => compare({ text: $("other-text").value }));
 onChoice("file", take);
+onChoice("folder", (files) => takeAll(files.map((file) => ({ path: file.webkitRelativePath || file.name, file }))));
+$("bulk-stop").addEventListener("click", () => searching.abort());
+$("bulk-csv").addEventListener("click", download);
 onChoice("other", ([file]) => file && compare({ file }));
 document.addEventListener("paste", (event) => take([...event.clipboardData.files]));
 document.addEventListener("dragover", (event) => {
@@ -480,6 +536,11 @@ document.addEventListener("dragleave", () => document.body.classList.remove("dra
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("dragging");
+  const folder = model && !takesTexts() && filesOf(event.dataTransfer);
+  if (folder) {
+    folder.then(takeAll);
+    return;
+  }
   if (event.dataTransfer.files.length === 0) {
     complain(new Refusal("No file was dropped: save the image first, then drop its file."));
   }

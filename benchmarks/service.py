@@ -1,6 +1,6 @@
 """Requests a second and their latency over loopback, and the search alone against bare FAISS.
 
-    python benchmarks/service.py [--items 100000] [--seconds 10] [--only beside_faiss]
+    python benchmarks/service.py [--items 100000] [--seconds 10] [--only beside_faiss|batches]
 
 Closed loop: 1, 8 and 32 clients that each wait for their answer, on images through convnet28 and on embeddings, 64 on
 images through a ResNet-50, and 8 that open a connection for every request and close it without saying so before. Open
@@ -9,10 +9,12 @@ connections. Client and server share the machine. Every measurement is bounded b
 
 `beside_faiss` is a table of its own, of 128 dimensions: searches by vector of 1, 8 and 32 clients, in an exact index
 and in a graph, over the rate of one thread of bare FAISS just before and after; and searches beside clients that list
-items. With --only it alone is measured, and the rest of the results stays.
+items. `batches` compares one client that asks 64 queries in a request with one that asks them one at a time. With
+--only one of them alone is measured, and the rest of the results stays.
 """
 
 import argparse
+import base64
 import http.client
 import io
 import json
@@ -50,6 +52,7 @@ CLIENTS = (1, 8, 32)
 THREADS = 1
 REPEATS = 51
 CHURN = 100.0  # connections a second beside a load
+BATCH = 64  # queries of a request
 RETRY = 1.0  # seconds that a client in a loop waits where it was refused, as Retry-After says
 
 
@@ -178,14 +181,28 @@ def bodies(kind: str) -> tuple[bytes, str, str]:
         return b"", "/v1/health", "text/plain"
     if kind == "list":
         return b"", "/v1/items?limit=1000", "text/plain"
+    if kind.startswith("batch of "):
+        one = [json_query(kind.removeprefix("batch of "), seed) for seed in range(BATCH)]
+        return json.dumps({"queries": one}).encode(), f"/v1/search/batch?k={K}", "application/json"
     if kind.startswith("vector"):
-        dimension = SMALL_D if kind == "vector of 128" else D
-        vector = F.normalize(torch.randn(dimension, generator=torch.Generator().manual_seed(1)), dim=0)
-        return json.dumps({"embedding": vector.tolist(), "kappa": 50.0}).encode(), path, "application/json"
-    side = 28 if kind == "small image" else 500
+        return json.dumps(json_query(kind)).encode(), path, "application/json"
+    return picture(28 if kind == "small image" else 500), path, "image/jpeg"
+
+
+def json_query(kind: str, seed: int = 1) -> dict[str, Any]:
+    """A query in JSON."""
+    if kind == "small image":
+        return {"image": base64.b64encode(picture(28)).decode()}
+    dimension = SMALL_D if kind == "vector of 128" else D
+    vector = F.normalize(torch.randn(dimension, generator=torch.Generator().manual_seed(seed)), dim=0)
+    return {"embedding": vector.tolist(), "kappa": 50.0}
+
+
+def picture(side: int) -> bytes:
+    """An image file of noise."""
     file = io.BytesIO()
     Image.effect_noise((side, side), 60).convert("L" if side == 28 else "RGB").save(file, "JPEG", quality=85)
-    return file.getvalue(), path, "image/jpeg"
+    return file.getvalue()
 
 
 def asked(port: int, kind: str, clients: int, limit: float, rate: float = 0.0) -> dict[str, Any]:
@@ -270,6 +287,27 @@ def beside_faiss(items: int, limit: float) -> dict[str, Any]:
     return results
 
 
+def batches(items: int, limit: float) -> list[dict[str, Any]]:
+    """Queries a second of one client: one at a time, and 64 in a request."""
+    rows = []
+    for count in (items // 100, items // 10, items):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            served(make_run(Path(folder), "convnet28", count, "Flat")) as (port, _),
+        ):
+            for kind in ("vector", "small image"):
+                alone, together = asked(port, kind, 1, limit), asked(port, f"batch of {kind}", 1, limit)
+                rates = alone["served_per_second"], BATCH * together["served_per_second"]
+                row = {
+                    "items": count,
+                    "kind": kind,
+                    "one_per_second": rates[0],
+                    "batched_per_second": round(rates[1], 1),
+                }
+                rows.append({**row, "ratio": round(rates[1] / rates[0], 2), "batch_p50_ms": together["p50_ms"]})
+    return rows
+
+
 def recall_of(factory: str, items: int) -> float:
     """The share of the true ten nearest that an index finds, over a thousand queries like its items."""
     found = []
@@ -297,7 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--only", choices=["beside_faiss"], help="measure this alone")
+    parser.add_argument("--only", choices=["beside_faiss", "batches"], help="measure this alone")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
@@ -307,6 +345,10 @@ def main() -> None:
 
     torch.set_num_threads(THREADS)
     faiss.omp_set_num_threads(1)
+    if given.only == "batches":
+        table = {"machine": machine(), "dimension": D, "rows": batches(given.items, given.seconds)}
+        write("service", {**kept("service"), "batches": table})
+        return
     if given.only:
         table = {"machine": machine(), **beside_faiss(given.items, given.seconds)}
         write("service", {**kept("service"), "beside_faiss": table})
@@ -332,6 +374,7 @@ def main() -> None:
         results["image_resnet50_64_clients"] = asked(port, "image", 64, limit)
         results["image_resnet50_overload"] = alone_and_beside_churn(port, "image", 128, limit, 45.0)
     results["beside_faiss"] = beside_faiss(given.items, limit)
+    results["batches"] = {"machine": machine(), "dimension": D, "rows": batches(given.items, limit)}
     write("service", results)
 
 

@@ -1350,6 +1350,15 @@ def beside_faiss() -> list[Row]:
 
 
 @table
+def batches() -> list[Row]:
+    rows: list[Row] = [["items", "query", "one at a time", "64 in a request", "ratio"]]
+    for row in read("service")["batches"]["rows"]:
+        rates = [f"{row[name]:.0f}/s" for name in ("one_per_second", "batched_per_second")]
+        rows.append([f"{row['items']:,}", row["kind"], *rates, f"{row['ratio']:.1f}"])
+    return rows
+
+
+@table
 def search_alone() -> list[Row]:
     now = read("service")
     rows: list[Row] = [["", "measured"]]

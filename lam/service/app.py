@@ -1,8 +1,7 @@
-"""The application: it joins the routes, the schema and the page; `lam.service.limits` checks every request first."""
+"""The routes of a run joined, with schema and page; `lam.service.limits` checks every request first."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lam.service.routes.items import add_items
 from lam.service.routes.parameters import json_limits_of
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
+from lam.service.sites import Site, Sites
 
 PAGE = Path(__file__).parent / "page"
 
@@ -43,24 +43,35 @@ class _App(FastAPI):
 
 
 def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | None = None) -> Limits:
-    """The application of an engine; it closes the engine when the server shuts down.
+    """The application of one engine.
 
     Args:
         engine: an opened run.
         keys, log: see `lam.service.limits.Limits`.
     """
+
+    async def reload() -> Engine:
+        await asyncio.to_thread(engine.recalibrate)
+        return engine
+
+    sites = Sites([site_of(engine, reload, name=engine.run.folder.name)])
+    return Limits(sites, engine.settings, keys=keys, log=log)
+
+
+def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: str, root: str = "") -> Site:
+    """The routes of an engine.
+
+    Args:
+        engine: an opened run.
+        reload: reads the run or its calibration anew, and returns the engine that now answers.
+        name: name of the run.
+        root: path of its routes.
+    """
     metrics = Metrics(engine)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # slow; cached here for later
-        yield
-        await asyncio.to_thread(engine.close)
-
     app = _App(
         title="lam",
         version=__version__,
-        lifespan=lifespan,
+        servers=[{"url": root or "/"}],
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -73,7 +84,12 @@ def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | No
     add_items(app, engine)
     add_feedback(app, engine)
     add_state(app, engine, metrics)
-    add_admin(app, engine)
+    add_admin(app, engine, reload)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
-    max_json = json_limits_of(engine).max_json
-    return Limits(app, engine.settings, keys=keys, max_json=max_json, count=metrics.count_request, log=log)
+
+    def close() -> None:
+        if vars(engine):
+            engine.close()
+        vars(engine).clear()  # the application refers to it, and the garbage collector may never look at both again
+
+    return Site(name, app, json_limits_of(engine).max_json, metrics.count_request, close)

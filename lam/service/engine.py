@@ -161,16 +161,16 @@ class Engine:
                 self.searcher.submit(Search(query, 1)).result()
 
     def recalibrate(self) -> None:
-        """Read the run's calibration again; a failure is logged, and the old calibration stays."""
+        """Read the run's calibration again.
+
+        Raises:
+            CorruptFileError, ValueError, OSError: for one that cannot be read; the old one stays.
+        """
+        self.responder = self._responder()
         try:
-            self.responder = self._responder()
             self.watcher.submit(partial(self.watch.renew, self.responder.calibration)).result()
-        except (OSError, ValueError) as error:
-            _LOG.error("the calibration in force stays: %s", error)
         except Refusal as error:
             _LOG.error("the promise of the new calibration is not stored: %s", error)
-        else:
-            _LOG.warning("the calibration was read anew")
 
     def _responder(self) -> Responder:
         return Responder(self.run.calibration, self.encoder.kappa_dimension, self.encoder.ambiguity)

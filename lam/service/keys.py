@@ -17,6 +17,7 @@ _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
     (("POST",), "/v1/backup", "admin"),
+    (("POST",), "/v1/reload", "admin"),
     (("POST",), "/v1/search", "read"),
     (("POST",), "/v1/embed", "read"),
     (("POST",), "/v1/verify", "read"),

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from lam.gallery.refusal import Refusal, busy
 from lam.service.cors import cors_headers, preflight_headers
@@ -23,9 +24,8 @@ from lam.service.errors import FAILED, ServiceError
 from lam.service.keys import RIGHTS, Keys, right_for
 from lam.service.request_log import RequestLog
 from lam.service.settings import ServiceSettings
+from lam.service.sites import PREFIX, Site, Sites
 from lam.service.tracing import HEADER, Trace, traced
-
-Count = Callable[[str, str, int, float], None]
 
 OPEN_PATHS = ("/v1/health", "/v1/ready")
 _WITH_IMAGES = ("/v1/search", "/v1/embed", "/v1/verify", "/v1/items")  # their JSON may hold images
@@ -40,6 +40,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+if TYPE_CHECKING:
+    from lam.service.spans import Spans
+
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
 _CHEAP_A_SECOND = 30  # requests of a connection that need no worker; more are delayed
@@ -52,30 +55,28 @@ _LOG = logging.getLogger(__name__)
 
 
 class Limits:
-    """An application that checks every request for another application.
+    """An application that checks every request, and hands it to the run that it is for.
 
     Args:
-        app: any ASGI application.
+        sites: the runs.
         settings: the limits.
         keys: one is required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health
             checks. Without keys, only requests that name this machine as their host are answered.
-        max_json: greatest bytes of a JSON body without images; with images it may be as large as any body.
-        count: called for every answer with its route, method, status and seconds.
         log: the log of requests; None for none.
+        spans: opens spans; None for none.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        sites: Sites,
         settings: ServiceSettings,
         *,
-        keys: Keys | None,
-        max_json: int,
-        count: Count,
+        keys: Keys | None = None,
         log: RequestLog | None = None,
+        spans: "Spans | None" = None,
     ) -> None:
-        self._app, self._settings, self._max_json, self._count = app, settings, max_json, count
-        self._keys, self._log = keys, log
+        self._sites, self._settings = sites, settings
+        self._keys, self._log, self._spans = keys, log, spans
         self._held = 0
         self._joining = asyncio.Lock()
         self._make_room: Callable[[], object] = lambda: None
@@ -90,7 +91,7 @@ class Limits:
         if scope["type"] == "http":
             await self._traced(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._sites.first.app(scope, receive, send)
 
     async def refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request on a surplus connection."""
@@ -98,14 +99,15 @@ class Limits:
 
     async def _traced(self, scope: Scope, receive: Receive, send: Send, *, refused: Refusal | None = None) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        with traced(headers) as trace:
+        with traced(headers, self._spans) as trace:
             added = {HEADER: trace.id, **cors_headers(self._settings.cors_origins, headers)}
             await self._http(scope, receive, _Sender(send, self._hold, added), trace, refused=refused)
 
     async def _http(
         self, scope: Scope, receive: Receive, send: "_Sender", trace: Trace, *, refused: Refusal | None
     ) -> None:
-        body, started = None, time.perf_counter()
+        body, started, site = None, time.perf_counter(), self._sites.first
+        site.requests += 1
         try:
             if refused is not None:
                 raise refused
@@ -116,6 +118,16 @@ class Limits:
             if b"content-length" in headers and b"transfer-encoding" in headers:
                 raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
             self._require_host(headers)
+            found, path = self._sites.find(scope["path"])
+            if found is None:
+                self._require_right(scope["method"], GUARDED[0], headers)
+                raise ServiceError(
+                    404, "there is no run of this name", allowed=[f"{PREFIX}{name}/" for name in self._sites]
+                )
+            if path != scope["path"]:
+                site.requests -= 1
+                site, scope = found, {**scope, "path": path, "raw_path": path.encode()}
+                site.requests += 1
             preflight = preflight_headers(scope["method"], headers, send.added)
             if preflight is None:
                 self._require_right(scope["method"], scope["path"], headers)
@@ -126,8 +138,8 @@ class Limits:
                 return
             if scope["path"] not in OPEN_PATHS:
                 self._require_memory()
-            body = await self._body(self._limit(scope, headers), headers, receive)
-            await self._app(scope, _replay(body, receive), send)
+            body = await self._body(self._limit(site, scope, headers), headers, receive)
+            await site.app(scope, _replay(body, receive), send)
         except (ServiceError, Refusal) as error:
             refusal = ServiceError.of(error)
             if refusal.status in _PAUSED:
@@ -145,23 +157,25 @@ class Limits:
             await send.refuse(FAILED)
             await send.end()
         finally:
+            site.requests -= 1
             self._hold(-len(body or b""))
             route = getattr(scope.get("route"), "path_format", "other")
             seconds = time.perf_counter() - started
-            self._count(route, scope["method"], send.status, seconds)
+            site.count(route, scope["method"], send.status, seconds)
+            trace.facts |= {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "id": trace.id,
+                "client": next(iter(scope.get("client") or ()), None),
+                "method": scope["method"][:_METHOD],
+                "run": site.name,
+                "route": route,
+                "status": send.status,
+                "received": len(body or b""),
+                "sent": send.sent,
+                "stages": {name: round(each, 6) for name, each in trace.stages.items()},
+            }
             if self._log is not None:
-                self._log.note(
-                    seconds,
-                    time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    id=trace.id,
-                    client=next(iter(scope.get("client") or ()), None),
-                    method=scope["method"][:_METHOD],
-                    route=route,
-                    status=send.status,
-                    received=len(body or b""),
-                    sent=send.sent,
-                    stages={name: round(each, 6) for name, each in trace.stages.items()},
-                )
+                self._log.note(seconds, **trace.facts)
 
     def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
         """Delay in seconds, if a connection or an address has sent too many requests without work in this second."""
@@ -214,11 +228,11 @@ class Limits:
         if size > 0 and self._held > self._settings.max_held:
             self._make_room()
 
-    def _limit(self, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
+    def _limit(self, site: Site, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
         """Maximum bytes of the body; `lam.service.bodies` limits what JSON holds beside images."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         holds_images = scope["method"] in ("POST", "PUT") and scope["path"].startswith(_WITH_IMAGES)
-        return self._max_json if is_json and not holds_images else self._settings.max_body
+        return site.max_json if is_json and not holds_images else self._settings.max_body
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read the whole body; its bytes count as memory in use until the answer."""

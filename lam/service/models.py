@@ -559,6 +559,15 @@ class BackupResponse(Answer):
     files: list[FileFields]
 
 
+class ReloadResponse(Answer):
+    """The run that answers after a reload."""
+
+    run: Annotated[str, Field(description="name of its folder")]
+    exchanged: Annotated[bool, Field(description="whether another run was opened, or only its calibration was read")]
+    calibration: State
+    gallery_size: Count
+
+
 class ErrorResponse(Answer):
     """The error of a request, and what is allowed."""
 

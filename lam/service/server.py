@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,16 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from lam.service.app import create_app
 from lam.service.connections import Connection, OpenConnections
 from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.keys import VARIABLE, Keys
 from lam.service.limits import LOCAL_HOSTS, Limits
 from lam.service.request_log import RequestLog
+from lam.service.served_runs import ServedRuns
 from lam.service.settings import ServiceSettings
+from lam.service.sites import PREFIX
+from lam.utils.extras import install_command
 
 _THREADS = 2
 _GRACE = 8
@@ -40,7 +42,7 @@ _TURN_SECONDS = 5e-5
 
 
 def serve(
-    run: str | Path,
+    runs: str | Path | Mapping[str, str | Path],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -50,10 +52,10 @@ def serve(
     replica: bool = False,
     settings: ServiceSettings | None = None,
 ) -> None:
-    """Serve a run until SIGTERM or SIGINT, then finish open requests; on SIGHUP, read its calibration again.
+    """Serve runs until SIGTERM or SIGINT, then finish open requests; on SIGHUP, reload them (see `ServedRuns`).
 
     Args:
-        run: the run's folder.
+        runs: the run's folder, or folders by name: each is served under `/runs/NAME/`, and the first at the root, too.
         host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
         device: device of the network.
@@ -62,39 +64,47 @@ def serve(
         settings: limits, keys and logs.
 
     Raises:
-        ValueError: for a host that needs a key, or as `Engine` or `Keys.read`.
+        ValueError: for a host that needs a key, a Milvus collection for several runs, or as `Engine` or `Keys.read`.
         CorruptFileError: as `Engine`.
         OSError: for an address that cannot be bound, or a log that cannot be written.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
     settings = ServiceSettings() if settings is None else settings
-    keys = _keys(settings.keys, host)
+    keys, spans = _keys(settings.keys, host), _spans() if settings.traces else None
+    named = runs if isinstance(runs, Mapping) else {Path(runs).absolute().name: runs}
+    folders = {name: Path(folder) for name, folder in named.items()}
+    if len(folders) > 1 and "://" in (index or ""):
+        raise ValueError(f"a Milvus collection belongs to one run, got {index} for {len(folders)} runs")
+    how = {"device": device, "drop_corrupt": drop_corrupt, "index": index, "replica": replica, "threads": _THREADS}
+    open_run: Callable[[Path], Engine] = partial(Engine, settings=settings, **how)
     with block_hangups(), ExitStack() as resources:
         listener = resources.enter_context(_bound(host, port))
         log = resources.enter_context(closing(RequestLog(settings.access_log, settings.slow_seconds)))
         most = min(settings.max_connections, _open_files() - _OTHER_FILES)
-        engine = Engine(
-            run, settings, device=device, drop_corrupt=drop_corrupt, index=index, replica=replica, threads=_THREADS
-        )
+        served = ServedRuns(folders, open_run)
+        resources.callback(served.sites.close)
         listener.listen()  # before the address is printed: a client that reads it can connect
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}"
-        print(f"{engine.run.folder}: {len(engine.gallery)} items at {address}, until interrupted", flush=True)
-        if engine.gallery.recall is not None:
-            print(engine.gallery.recall, flush=True)
+        for number, (name, engine) in enumerate(served.engines.items()):
+            at = f"{address}{PREFIX}{name}/" if number else address
+            print(f"{folders[name]}: {len(engine.gallery)} items at {at}, until interrupted", flush=True)
+            if engine.gallery.recall is not None:
+                print(engine.gallery.recall, flush=True)
         resources.enter_context(_sparing_log())
         resources.enter_context(_short_turns())
-        app = create_app(engine, keys=keys, log=log)
+        app = Limits(served.sites, settings, keys=keys, log=log, spans=spans)
         server = server_of(app, settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # garbage collection over all loaded objects would delay every request
-        uvloop.run(_serve(server, listener, engine))
+        uvloop.run(_serve(server, listener, served))
 
 
-async def _serve(server: uvicorn.Server, listener: socket.socket, engine: Engine) -> None:
+async def _serve(server: uvicorn.Server, listener: socket.socket, served: ServedRuns) -> None:
+    tasks = set[asyncio.Task[None]]()
     if hasattr(signal, "SIGHUP"):
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, engine.recalibrate))
+        loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(served.reload_all())))
     with unblock_hangups():
         await server.serve([listener])
 
@@ -108,7 +118,7 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
         http=connection,
         ws="none",
         interface="asgi3",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -189,6 +199,14 @@ def _keys(file: str | None, host: str) -> Keys | None:
     if keys is None and host.lower() not in LOCAL_HOSTS:
         raise ValueError(f"a host other than this machine needs a key, got host {host!r}: set ${VARIABLE} or --keys")
     return keys
+
+
+def _spans() -> Any:
+    try:
+        from lam.service.spans import Spans
+    except ImportError as error:
+        raise ValueError(f"traces need more than is installed ({error}): {install_command('otel')}") from None
+    return Spans()
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -35,6 +35,7 @@ class ServiceSettings:
         keys: file of keys beside the one in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.
         slow_seconds: requests that take longer are marked in the log; without one, these are logged on standard error.
+        traces: whether to open spans of OpenTelemetry; see `lam.service.spans`.
         cors_origins: origins of pages that may use the service, such as `https://example.org`.
         keep_queries: size of the random sample of searches that is kept as embeddings, for
             `lam calibrate --unlabelled live`; None keeps no sample.
@@ -66,13 +67,14 @@ class ServiceSettings:
     keys: str | None = None
     access_log: str | None = None
     slow_seconds: float | None = None
+    traces: bool = False
     cors_origins: tuple[str, ...] = ()
     keep_queries: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and value is not False and value <= 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
         for origin in self.cors_origins:
             check_origin(origin)

@@ -4,9 +4,13 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lam.service.spans import Spans
 
 HEADER = "X-Request-ID"
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -18,24 +22,29 @@ class Trace:
 
     Attributes:
         id: its id, from the client or new.
+        spans: opens spans, if the service does.
         stages: seconds of waiting and work at each worker, by its name.
+        facts: what the log and the span say of it, once it is answered.
     """
 
     id: str
+    spans: "Spans | None" = None
     stages: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 @contextmanager
-def traced(headers: Mapping[bytes, bytes]) -> Iterator[Trace]:
+def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
     """Within the context, a request. Its headers, with names in lower case, give its id, if that is short and plain."""
     sent = headers.get(HEADER.lower().encode(), b"")
-    trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16))
+    trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
     token = _NOW.set(trace)
     try:
-        yield trace
+        with nullcontext() if spans is None else spans.request(headers, trace.facts):
+            yield trace
     finally:
         _NOW.reset(token)
 
@@ -44,8 +53,10 @@ def traced(headers: Mapping[bytes, bytes]) -> Iterator[Trace]:
 def stage(name: str) -> Iterator[None]:
     """Within the context, the present request is at a stage."""
     trace, started = _NOW.get(), time.perf_counter()
+    spans = None if trace is None else trace.spans
     try:
-        yield
+        with nullcontext() if spans is None else spans.stage(name):
+            yield
     finally:
         if trace is not None:
             trace.stages[name] = trace.stages.get(name, 0.0) + time.perf_counter() - started

@@ -21,6 +21,7 @@ from lam.service.connections import OpenConnections
 from lam.service.limits import Limits
 from lam.service.server import _bound, _open_files, _sparing_log, server_of
 from lam.service.settings import ServiceSettings
+from lam.service.sites import Site, Sites
 
 SETTINGS = ServiceSettings(header_seconds=0.4, write_seconds=0.6, body_seconds=5.0, linger_seconds=0.1)
 BIG = 15_000_000
@@ -36,18 +37,11 @@ class Served:
     def __init__(self, settings: ServiceSettings, most: int) -> None:
         self.connections = OpenConnections(most, settings.client_connections)
         self.let, self.counted = asyncio.Event(), list[int]()
-        limits = Limits(
-            self._app, settings, keys=None, max_json=1000, count=lambda *answer: self.counted.append(answer[2])
-        )
+        limits = Limits(Sites([Site("run", self._app, 1000, lambda *answer: self.counted.append(answer[2]))]), settings)
         self.server, self.port = server_of(limits, settings, self.connections), 0
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        message = await receive()
-        while message["type"].startswith("lifespan"):
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-            message = await receive()
+        await receive()
         if scope["path"] == "/v1/work":
             await self.let.wait()
         body = b"x" * (BIG if scope["path"] == "/v1/big" else 2)

@@ -11,6 +11,7 @@ import pytest
 from lam.service.keys import Keys
 from lam.service.limits import HEADERS, Limits
 from lam.service.settings import ServiceSettings
+from lam.service.sites import Site, Sites
 
 SETTINGS = ServiceSettings(max_body=1000, max_held=1500, body_seconds=0.2, linger_seconds=0.1)
 LONG = 100_000
@@ -51,11 +52,9 @@ counted: list[tuple[str, str, int]] = []
 def limits(key: str | None = None, settings: ServiceSettings = SETTINGS) -> Limits:
     counted.clear()
     return Limits(
-        echo,
+        Sites([Site("run", echo, 400, lambda route, method, status, _: counted.append((route, method, status)))]),
         settings,
         keys=None if key is None else Keys({key: "admin"}),
-        max_json=400,
-        count=lambda route, method, status, _: counted.append((route, method, status)),
     )
 
 

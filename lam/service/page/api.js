@@ -28,11 +28,14 @@ export function useKey(given) {
   }
 }
 
+/** The path of this page, below which the routes of its run lie. */
+const ROOT = new URL(".", document.baseURI).pathname.slice(0, -1);
+
 /** Send a request; an answer without success is thrown as a `Refusal`. */
 export async function ask(path, { headers = {}, ...options } = {}) {
   let response;
   try {
-    response = await fetch(path, { ...options, headers: key ? { ...headers, "X-API-Key": key } : headers });
+    response = await fetch(ROOT + path, { ...options, headers: key ? { ...headers, "X-API-Key": key } : headers });
   } catch (error) {
     if (error.name === "AbortError") {
       throw error;

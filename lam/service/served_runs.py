@@ -1,0 +1,75 @@
+"""Runs that are opened from their folders, and reloaded when a folder or its calibration is another."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from lam.service.app import site_of
+from lam.service.engine import Engine
+from lam.service.sites import PREFIX, Site, Sites
+
+_LOG = logging.getLogger(__name__)
+
+
+class ServedRuns:
+    """Opened runs by name.
+
+    A folder may be a symbolic link. Once it leads elsewhere, a reload opens the new run beside the old one, exchanges
+    them at once, and closes the old one after its last answer. The new run brings its own items.
+
+    Args:
+        folders: folders by name; the first is also served at the root.
+        open_run: opens a run.
+
+    Attributes:
+        engines: the present runs.
+        sites: their routes.
+
+    Raises:
+        CorruptFileError, ValueError, OSError: as `open_run`; runs that were opened are closed.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:
+        self._folders, self._open = dict(folders), open_run
+        self._reloading = asyncio.Lock()
+        self.engines: dict[str, Engine] = {}
+        try:
+            for name, folder in self._folders.items():
+                self.engines[name] = open_run(folder.resolve())
+            self.sites = Sites([self._site(name, engine) for name, engine in self.engines.items()])
+        except BaseException:
+            for engine in self.engines.values():
+                engine.close()
+            raise
+
+    async def reload(self, name: str) -> Engine:
+        """Read the calibration of a run anew, or open the run anew if its folder is another; the run that now answers.
+
+        Raises:
+            CorruptFileError, ValueError, OSError: for a run or a calibration that cannot be read; the old one stays.
+        """
+        async with self._reloading:
+            engine, folder = self.engines[name], self._folders[name].resolve()
+            if folder == engine.run.folder:
+                await asyncio.to_thread(engine.recalibrate)
+                return engine
+            new = await asyncio.to_thread(self._open, folder)
+            self.sites.exchange(await asyncio.to_thread(self._site, name, new))
+            self.engines[name] = new
+            return new
+
+    async def reload_all(self) -> None:
+        """Reload all runs; a failure is logged."""
+        for name in self._folders:
+            try:
+                engine = await self.reload(name)
+            except (OSError, ValueError) as error:
+                _LOG.error("%s stays as it was: %s", name, error)
+            else:
+                _LOG.warning("%s was read anew: %s", name, engine.run.folder)
+
+    def _site(self, name: str, engine: Engine) -> Site:
+        root = "" if name == next(iter(self._folders)) else f"{PREFIX}{name}"
+        return site_of(engine, partial(self.reload, name), name=name, root=root)

@@ -1,0 +1,83 @@
+"""Spans of OpenTelemetry."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.testclient import TestClient
+
+from lam.cli import main
+from lam.service.engine import Engine
+from lam.service.limits import Limits
+from lam.service.spans import Spans
+from tests.service.asking import PNG, client_of
+from tests.service.conftest import HOST
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """The spans that a process with an SDK would send."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    return exporter
+
+
+def test_a_request_and_its_stages_are_spans_below_the_clients(
+    engine: Engine, png: bytes, exported: InMemorySpanExporter
+) -> None:
+    plain: Any = client_of(engine).app
+    client = TestClient(Limits(plain._sites, engine.settings, spans=Spans()), base_url=HOST)
+    headers = {**PNG, "traceparent": PARENT, "X-Request-ID": "mine"}
+    assert client.post("/v1/search", content=png, headers=headers).status_code == 200
+    *stages, request = exported.get_finished_spans()
+    assert request.name == "POST /v1/search"
+    assert request.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/v1/search",
+        "http.response.status_code": 200,
+        "lam.run": "run",
+        "lam.request_id": "mine",
+    }
+    assert request.parent is not None
+    assert f"{request.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{request.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert [stage.name for stage in stages] == ["decoding", "network", "search"]
+    assert {stage.parent and stage.parent.span_id for stage in stages} == {request.context.span_id}
+
+
+def test_a_failure_is_an_error_and_a_refusal_is_none(
+    engine: Engine, exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain: Any = client_of(engine).app
+    client = TestClient(Limits(plain._sites, engine.settings, spans=Spans()), base_url=HOST)
+    client.get("/v1/items/none", headers={"traceparent": "nonsense"})
+    monkeypatch.setattr(engine.network, "_running", False)
+    client.get("/v1/ready")
+    found = {span.name: span for span in exported.get_finished_spans()}
+    assert found["GET /v1/ready"].status.status_code == trace.StatusCode.ERROR
+    assert found["GET /v1/items/{id}"].status.status_code == trace.StatusCode.UNSET
+    assert found["GET /v1/items/{id}"].parent is None
+
+
+def test_without_traces_nothing_of_it_is_loaded_by_lam() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None; import lam.service.limits, lam.service.engine; "
+        "assert 'lam.service.spans' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_traces_without_the_library_name_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lam.service.spans", None)
+    assert main(["serve", "run", "--traces"]) == 1
+    assert "pip install 'lam-retrieval[otel]'" in capsys.readouterr().err

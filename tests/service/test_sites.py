@@ -46,7 +46,7 @@ def test_each_run_answers_under_its_name_and_the_first_at_the_root(
     sizes = [client.get(f"{root}/v1/ready").json()["gallery_size"] for root in ("", "/runs/first", "/runs/second")]
     assert sizes == [60, 60, 61]
     assert client.post("/runs/second/v1/search?k=1", content=png, headers=PNG).json()["hits"][0]["id"] == "a/new"
-    assert client.get("/runs/second/v1/items/a/new/thumbnail").headers["content-type"] == "image/webp"
+    assert client.get("/runs/second/v1/items/a/new/thumbnail").headers["content-type"] == "image/png"
     refused(client.get("/v1/items/a/new"), 404)
     assert client.get("/runs/second/").headers["content-type"].startswith("text/html")
     assert client.get("/runs/second/app.js").status_code == 200

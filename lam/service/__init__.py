@@ -1,6 +1,9 @@
 """The HTTP service of a run: answers with promised error rates, and a gallery that changes while it is searched.
 
 server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
+keys, cors                              who may ask: keys with rights, pages of other sites
+sites, served_runs                      several runs, and their exchange
+tracing, request_log, spans             one request from outside: its id and stages, its line, its spans
 app, refusals, bodies, models, images   routes, their errors, bodies of requests, JSON of requests and answers, images
 engine, workers, answers                the service without HTTP: batching threads, from hits to an answer
 settings, errors, metrics               limits, errors with a status, metrics for Prometheus

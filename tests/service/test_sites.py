@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from lam.cli import main
 from lam.cli.commands import _named_runs
 from lam.gallery.store import FILE, ItemStore
+from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from lam.service.keys import Keys
@@ -182,7 +183,7 @@ class Requests:
 def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> dict[str, Any]:
     """Exchange a run again and again, by route and by SIGHUP, while requests come."""
     runs = [run, Path(shutil.copytree(run, folder / "other"))]
-    dimension = Engine(run).gallery.dimension
+    dimension = Run(run).encoder.dimension
     link = folder / "current"
     link.symlink_to(run)
     with served(link) as found, Requests(found, png, dimension) as requests:

@@ -149,14 +149,18 @@ class Requests:
         for thread in self._threads:
             thread.join()
 
+    def _note(self, status: int, answer: dict[str, Any]) -> None:
+        """Count an answer; on a slow machine a queue may be too long, which is no loss: the client asks again."""
+        is_queue = status == 503 and "of work are before this one" in answer["error"]
+        self.statuses["queue" if is_queue else answer["error"] if status >= 400 else status] += 1
+
     def _search(self, lasts: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._found.port, timeout=20)
         while not self._ends.is_set():
             try:
                 connection.request("POST", "/v1/search", self._body, {"Content-Type": "application/json"})
                 response = connection.getresponse()
-                response.read()
-                self.statuses[response.status] += 1
+                self._note(response.status, json.loads(response.read()))
             except (OSError, http.client.HTTPException) as error:
                 self.statuses[type(error).__name__] += 1
             if not lasts:
@@ -167,8 +171,8 @@ class Requests:
         for number in range(100_000):
             if self._ends.is_set():
                 return
-            status, _ = self._found.ask("PUT", f"/v1/items/new-{number}", self._image)
-            self.statuses[status] += 1
+            status, answer = self._found.ask("PUT", f"/v1/items/new-{number}", self._image)
+            self._note(status, answer)
             if status == 201:
                 self.added.append(f"new-{number}")
             time.sleep(0.01)
@@ -207,7 +211,7 @@ def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> d
                     time.sleep(0.05)
                 assert time.monotonic() < until
         grown = found.memory() - memory
-    assert set(requests.statuses) <= {200, 201}, requests.statuses
+    assert set(requests.statuses) <= {200, 201, "queue"}, requests.statuses
     held: set[str] = set()
     for each in runs:
         with contextlib.closing(ItemStore(each / GALLERY / FILE)) as store:

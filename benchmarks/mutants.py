@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "acknowledged only once written",
         "lam.service.engine:Engine.write",
-        "await asyncio.shield(self._done(_))",
+        "await asyncio.shield(self._done(_, _))",
         "(self.writer.submit(operation), Change(created=True))[1]",
         SERVICE + "test_app.py::test_a_disk_that_is_full_is_507_and_searches_go_on",
     ),
@@ -186,9 +186,9 @@ MUTANTS = (
     ),
     Mutant(
         "size of a body of JSON",
-        "lam.service.limits:Limits._limit",
-        "self._max_json if _ else _",
-        "self._settings.max_body",
+        "lam.service.bodies:_refuse_large",
+        "_ > most",
+        "False",
         SERVICE + "test_bodies.py::test_json_has_a_limit_of_its_own",
     ),
     Mutant(
@@ -228,7 +228,7 @@ MUTANTS = (
     ),
     Mutant(
         "API key",
-        "lam.service.limits:Limits._require_key",
+        "lam.service.keys:Keys.right_of",
         "hmac.compare_digest(_, _)",
         "True",
         SERVICE + "test_limits.py::test_a_key_is_asked_for_where_there_is_one",

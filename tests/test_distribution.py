@@ -3,7 +3,7 @@
 import ast
 import configparser
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -49,11 +49,18 @@ def strings(tree: ast.AST) -> Iterator[str]:
 def distributions(folder: str, modules: Callable[[ast.AST], Iterator[str]]) -> dict[str, str]:
     """Distributions, other than lam, whose modules the files of a folder name, each with one of the files."""
     brought = packages_distributions()
+
+    def bringing(module: str) -> Sequence[str]:
+        """Of several distributions that share a package, the one that is named like the module, or the API."""
+        names = brought.get(module.partition(".")[0], ())
+        own = ["-".join(module.split(".")[:2]), f"{module.partition('.')[0]}-api"]
+        return next(([name] for name in own if len(names) > 1 and name in names), names)
+
     return {
         normal(distribution): path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / folder).rglob("*.py"))
         for module in modules(ast.parse(path.read_text(encoding="utf-8")))
-        for distribution in brought.get(module.partition(".")[0], ())
+        for distribution in bringing(module)
         if not module.startswith("lam")
     }
 
@@ -71,7 +78,7 @@ def test_a_file_imports_libraries_of_an_extra_within_functions() -> None:
     beyond = {name: path for name, path in at_once.items() if name not in declared()}
     apart = "lam/service/", "lam/integrations/", "lam/client.py"
     assert all(path.startswith(apart) for path in beyond.values()), beyond
-    assert {name for name, path in beyond.items() if path.startswith("lam/service/")} <= declared("serve")
+    assert {name for name, path in beyond.items() if path.startswith("lam/service/")} <= declared("serve", "otel")
 
 
 def test_the_source_names_all_that_is_declared() -> None:

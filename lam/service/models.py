@@ -316,11 +316,14 @@ class RefusedPart(Answer):
     allowed: Any
 
 
+SearchOrRefusal = TypeAliasType("SearchOrRefusal", SearchResponse | RefusedPart)
+
+
 class SearchBatchResponse(Answer):
     """The answers to a batch of queries, in their order; a refused query does not stop the others."""
 
     spliced: ClassVar[tuple[str, ...]] = ("answers",)
-    answers: Sequence[SearchResponse | RefusedPart]
+    answers: Sequence[SearchOrRefusal]
 
 
 class EmbedResponse(Answer):
@@ -362,11 +365,14 @@ class EnrolResponse(ItemResponse):
     gallery_size: Count
 
 
+EnrolOrRefusal = TypeAliasType("EnrolOrRefusal", EnrolResponse | RefusedPart)
+
+
 class EnrolBatchResponse(Answer):
     """The items of a batch, in their order; with `on_error=good`, also refusals."""
 
     spliced: ClassVar[tuple[str, ...]] = ("items",)
-    items: Sequence[EnrolResponse | RefusedPart]
+    items: Sequence[EnrolOrRefusal]
     stored: Count
     gallery_size: Count
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def test_it_is_exported_and_served_with_both_parts(second: Path, tmp_path: Path)
     expected = (embeddings.kappa_epistemic, embeddings.kappa_aleatoric, embeddings.p_known)
     for actual, part in zip(outputs[4:], expected, strict=True):
         torch.testing.assert_close(actual, part, rtol=1e-4, atol=1e-4)
-    with client_of(Engine(second)) as client:
+    with closing(Engine(second)) as engine, client_of(engine) as client:
         answer = client.post("/v1/search", content=Run(second).samples[0].image, headers=PNG).json()
     assert answer["kappa_aleatoric"] > 0
     assert answer["kappa_epistemic"] > 0

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.service.serving import started
 
 @contextmanager
 def client(run: Path, **options: Any) -> Iterator[Any]:
-    with client_of(Engine(run, SMALL, **options)) as opened:  # which closes the engine
+    with closing(Engine(run, SMALL, **options)) as engine, client_of(engine) as opened:
         yield opened
 
 

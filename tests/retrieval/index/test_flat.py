@@ -53,7 +53,8 @@ def test_a_search_among_some_ids_equals_the_selector_of_faiss(
     plain.add(items)
     hits = index.search(embeddings(asked), 10, among=ids[kept])
     selected = faiss.SearchParameters(sel=faiss.IDSelectorBatch(kept))
-    scores, places = plain.search(asked, 10, params=selected)
+    search = getattr(plain, "search_numpy", plain.search)  # `faiss.contrib.torch_utils` takes the parameters away
+    scores, places = search(asked, 10, params=selected)
     np.testing.assert_array_equal(hits.ids.numpy(), ids[places])
     np.testing.assert_allclose(hits.scores.numpy(), scores, rtol=0, atol=2e-7)
     assert max(small_blocks) <= 32  # so many rows are copied at once

@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,7 @@ def test_the_report_says_which_part_of_kappa_says_what(folder: Path) -> None:
 
 
 def test_the_service_says_which_it_is(folder: Path) -> None:
-    engine = Engine(folder)
-    with client_of(engine) as client:
+    with closing(Engine(folder)) as engine, client_of(engine) as client:
         answers = [
             client.post("/v1/search", content=sample.image, headers=PNG).json() for sample in Run(folder).samples
         ]

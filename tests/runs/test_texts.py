@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -141,8 +142,7 @@ def test_a_calibrated_run_of_questions_serves_texts(of_questions: Run, tmp_path:
     assert calibration.facts["queries"] == 12
     promised = "for questions like those trained on; no bound for others"
     assert calibration.facts["false_accepts"] == promised
-    engine = Engine(tmp_path / "run")
-    with client_of(engine) as client:
+    with closing(Engine(tmp_path / "run")) as engine, client_of(engine) as client:
         answer = client.post("/v1/search?k=2", json={"text": "where is thing7"}).json()
         assert answer["decision"] in ("match", "unknown", "abstain")
         assert all(hit["metadata"]["text"].endswith("is here") for hit in answer["hits"])

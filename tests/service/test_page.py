@@ -615,7 +615,7 @@ def test_everything_is_reached_by_tab_and_has_a_name(page: Browser) -> None:
         )
         if seen[-1] == "SUMMARY":
             page.press("Enter")
-    assert seen[:8] == ["skip", "file", *["sample"] * 4, "draw-search", "draw-clear"]
+    assert seen[:8] == ["skip", "file", "folder", *["sample"] * 4, "draw-search"]
     assert {"SUMMARY", "accept", "flag"} <= set(seen)
     nodes = page("Accessibility.getFullAXTree")["nodes"]
     roles = {node["role"]["value"] for node in nodes if not node["ignored"]}

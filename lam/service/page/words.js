@@ -300,5 +300,5 @@ function within(answer) {
 
 /** The ends of a hit's interval. */
 export function aboutInterval([low, high]) {
-  return `another of the query's class: ${low.toFixed(2)} to ${high.toFixed(2)} (90 %)`;
+  return `90\u00a0% of the query's class: ${low.toFixed(2)} to ${high.toFixed(2)}`;
 }

@@ -15,15 +15,14 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
-from real_scores import Part, draw, of_queries, searched
+from real_scores import Part, calibration_data, draw, of_queries, searched
 from timing import write
 
 from lam.retrieval.decisions.abstention import MATCH
-from lam.retrieval.decisions.calibrate import CalibrationData, Choices, calibrate
+from lam.retrieval.decisions.calibrate import Choices, calibrate
 from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import least_rate
 from lam.retrieval.decisions.probability import probability_bins
-from lam.retrieval.metrics.reference import Reference
 
 SIZES, FAR = (20, 30, 40, 60, 100), 0.1
 CELLS = {
@@ -44,14 +43,7 @@ def answered(parts: Any, size: int, generator: torch.Generator) -> dict[str, flo
     rows = torch.randperm(len(parts.calibration.labels), generator=generator)[:size]
     asked = Part(parts.calibration.embeddings[rows], parts.calibration.features[rows], parts.calibration.labels[rows])
     gallery, test = parts.gallery, parts.test
-    data = CalibrationData(
-        searched(asked, gallery),
-        asked.embeddings,
-        asked.features,
-        asked.labels,
-        gallery_labels=gallery.labels,
-        reference=Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean),
-    )
+    data = calibration_data(asked, gallery)
     targets = Targets(far=FAR, ood=max(0.05, least_rate(size)), conformal_miss=0.5)
     made = calibrate(data, Choices(targets), key="")
     found = searched(test, gallery)

@@ -3,10 +3,11 @@
     python benchmarks/promise.py simulated [--streams 1000] [--queries 100000]
     python benchmarks/promise.py real --data FOLDER [--cache build/real]
 
-`simulated`: streams of queries like those of the calibration, whose two scores have a correlation of 0.6. Shares of
-streams with a false alarm, by the number of calibration queries: of the promise; of the same bets on p-values among the
-calibration queries alone; and of the Kolmogorov-Smirnov distance of each 1,000 queries at a level of 0.05. Then judged
-answers to strangers, whose rate of false accepts follows the law of calibration sets, and of twice and five times it.
+`simulated`: streams of queries from the distribution of the calibration queries. Two scores of a query have a
+correlation of 0.6. Shares of streams with a false alarm, by the number of calibration queries: of the promise; of the
+same bets on p-values among the calibration queries alone; and of the Kolmogorov-Smirnov distance of each 1,000
+queries at a level of 0.05. Then judged answers to strangers, whose rate of false accepts follows the law of
+calibration sets, and of twice and five times it.
 
 `real`: features of `real.py`. Calibration and queries are drawn from one pool of known items; from some query on, a
 tenth of the queries are strangers, or all come from another camera: blurred, or with less contrast. The delay is the
@@ -87,7 +88,7 @@ def histograms(cells: np.ndarray) -> np.ndarray:
 
 
 def normal_cells(streams: int, generator: np.random.Generator, _: int = 0) -> np.ndarray:
-    """Cells of two correlated normal scores, (2 streams,), as wide as those of real scores."""
+    """Cells of two correlated normal scores, (2 streams,), with the width of the cells of real scores."""
     common, *own = generator.normal(size=(3, streams))
     scores = np.concatenate([0.6**0.5 * common + 0.4**0.5 * values for values in own])
     return np.clip(CELLS // 2 + 150 * scores, 0, CELLS - 1).astype(np.int64)

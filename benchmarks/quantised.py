@@ -23,16 +23,15 @@ import faiss
 import numpy as np
 import real_scores
 import torch
-from real_scores import LOOSE, Draw, Part, as_strangers, asked_of, draw, part, searched
+from real_scores import LOOSE, Draw, Part, as_strangers, asked_of, calibration_data, draw, part
 from timing import kept, write
 from torch import Tensor
 
 from lam.retrieval import Index
-from lam.retrieval.decisions.calibrate import CalibrationData, Choices, OtherQueries, calibrate
+from lam.retrieval.decisions.calibrate import Choices, OtherQueries, calibrate
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.probability import probability_bins
 from lam.retrieval.metrics.hit_scores import N_HITS
-from lam.retrieval.metrics.reference import Reference
 from lam.vmf.embeddings import Embeddings
 
 CELLS = ("minilm__clinc150", "minilm__banking77", "minilm__debian", "efficientnet_lite0__omniglot")
@@ -99,15 +98,7 @@ def answered(made: Calibration, parts: Draw, hits: dict[str, tuple[Tensor, Tenso
 def measure(parts: Draw) -> dict[str, dict[str, float]]:
     """The answers of one draw, by each kind of hits."""
     gallery, asked = parts.gallery, parts.calibration
-    data = CalibrationData(
-        searched(asked, gallery),
-        asked.embeddings,
-        asked.features,
-        asked.labels,
-        gallery_labels=gallery.labels,
-        reference=Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean),
-        strangers=as_strangers(parts.aside, gallery),
-    )
+    data = replace(calibration_data(asked, gallery), strangers=as_strangers(parts.aside, gallery))
     made = calibrate(data, Choices(LOOSE), key="")
     both = {"test": parts.test, "strange": parts.strange}
     exact = {name: by_index("Flat", gallery, one) for name, one in both.items()}

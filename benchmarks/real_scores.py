@@ -240,12 +240,9 @@ def _parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) ->
 def measure(parts: Draw, seed: int) -> dict[str, Any]:
     """AUROC of strangers and AUSC by every score, and what is answered at promised rates."""
     gallery, asked, test = parts.gallery, parts.calibration, parts.test
-    reference = Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean)
-    searches, found = searched(asked, gallery), searched(test, gallery)
+    data, found = calibration_data(asked, gallery), searched(test, gallery)
+    searches = data.searches
     aside, strange = (as_strangers(part, gallery) for part in (parts.aside, parts.strange))
-    data = CalibrationData(
-        searches, asked.embeddings, asked.features, asked.labels, gallery_labels=gallery.labels, reference=reference
-    )
     measured: dict[str, Any] = {
         "recall@1": float(found.correct.double().mean()),
         "queries": len(found),
@@ -266,6 +263,18 @@ def measure(parts: Draw, seed: int) -> dict[str, Any]:
             },
         }
     return measured
+
+
+def calibration_data(asked: Part, gallery: Part) -> CalibrationData:
+    """Searches of a part in the gallery, to calibrate on."""
+    return CalibrationData(
+        searched(asked, gallery),
+        asked.embeddings,
+        asked.features,
+        asked.labels,
+        gallery_labels=gallery.labels,
+        reference=Reference.of(gallery.features, gallery.labels, embeddings=gallery.embeddings.mean),
+    )
 
 
 def searched(part: Part, gallery: Part) -> Searches:

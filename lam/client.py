@@ -141,7 +141,7 @@ class Client:
             after = page["after"]
 
     def delete(self, id: str) -> bool:
-        """Erase an item; False if there is none."""
+        """Erase an item; returns whether the gallery held it."""
         try:
             return self._ask("DELETE", _path(id))["deleted"]
         except ServiceError as error:

@@ -22,20 +22,9 @@ from lam.gallery.enrolment import Enrolment
 from lam.gallery.filters import Filter
 from lam.gallery.item import Item
 from lam.gallery.local_index import LocalIndex, build_index, factory_of
+from lam.gallery.operations import Change, DeleteWhere, Operation
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import (
-    CACHE,
-    FACTORY,
-    FILE,
-    MEAN_SAMPLES,
-    MISSING,
-    Change,
-    DeleteWhere,
-    HitInfo,
-    ItemInfo,
-    ItemStore,
-    Operation,
-)
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, HitInfo, ItemInfo, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits, label_key
 from lam.retrieval.index.recall import Recall

@@ -12,9 +12,10 @@ from typing import NoReturn
 
 from lam.gallery.filters import Filter
 from lam.gallery.gallery import Gallery, Matching
+from lam.gallery.operations import Operation
 from lam.gallery.refusal import read_only
 from lam.gallery.remote_index import RemoteIndex
-from lam.gallery.store import FILE, HitInfo, ItemStore, Operation
+from lam.gallery.store import FILE, HitInfo, ItemStore
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.milvus_index import Address
 from lam.vmf.embeddings import Embeddings

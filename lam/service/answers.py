@@ -1,8 +1,7 @@
 """From a query and its hits to an answer: the decision, its evidence, and the hits. No HTTP, no threads."""
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,9 +12,7 @@ import torch
 from torch import Tensor
 
 from lam.gallery.decide import PValues, decide
-from lam.gallery.gallery import Matching
 from lam.gallery.groups import Place
-from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.gallery.store import HitInfo
 from lam.retrieval.decisions.abstention import SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
@@ -26,7 +23,6 @@ from lam.service.models import (
     CalibrationResponse,
     FalseAcceptPoint,
     FalseFlagPoint,
-    FilterFields,
     Group,
     HistogramFields,
     Hit,
@@ -38,6 +34,7 @@ from lam.service.models import (
     UnseenFields,
     VerifyResponse,
 )
+from lam.service.queries import Part, Query, Search
 from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -48,105 +45,6 @@ _CAPS = 2000  # grid of concentrations for interpolating credible cosines
 
 Verdict = tuple[SearchDecisions, PValues]
 """The decision on one query, and its p-values of new classes."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """An image, a text or an embedding to search for, or to add.
-
-    Attributes:
-        embedding: embedding of one item.
-        features: (1, P) for k-NN; None if the client sent an embedding.
-        thumbnail: a small picture, if the request needs one.
-        text: the part of a text that fits into an input; None for an image.
-        text_cut: whether the network read only the beginning of the text.
-    """
-
-    embedding: Embeddings
-    features: Tensor | None = None
-    thumbnail: bytes | None = None
-    text: str | None = None
-    text_cut: bool = False
-
-    @property
-    def kappa(self) -> float:
-        """Concentration of the query."""
-        return float(self.embedding.kappa[0])
-
-    @property
-    def capped(self) -> bool:
-        """Whether κ is a bound, not an estimate."""
-        return bool(self.embedding.capped[0])
-
-    def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
-        """An item from the query; its text is added to the metadata.
-
-        Without an id, the number of the content is the id. The content is the image file, the text or the vector.
-
-        Raises:
-            Refusal: if metadata and text together are too long.
-        """
-        mean = self.embedding.mean[0].detach().cpu().double()
-        vector = (mean / mean.norm()).float().numpy().tobytes()
-        if self.text is not None:
-            file, metadata = self.text.encode(), metadata_json({**json.loads(metadata), "text": self.text})
-        content = content_id(vector if file is None else file)
-        item_id = str(content) if item_id is None else item_id
-        images = Images(contents=pack([content]))
-        return Item(item_id, vector, self.kappa, label, metadata, self.thumbnail, images=images)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The part of the gallery that passes a filter.
-
-    Attributes:
-        matching: its items.
-        base: calibration of the whole gallery, if any.
-        calibration: calibration of the part; None if false accepts cannot be bounded there.
-    """
-
-    matching: Matching
-    base: Calibration | None
-    calibration: Calibration | None
-
-    @property
-    def fields(self) -> FilterFields:
-        """What an answer says about the filter."""
-        calibration = self.calibration
-        return FilterFields(
-            items=len(self.matching),
-            unknown_fields=list(self.matching.unknown),
-            far=None if calibration is None else calibration.targets.far,
-            queries=0 if calibration is None else calibration.false_accepts.n_units,
-        )
-
-
-@dataclass(frozen=True)
-class Search:
-    """A search of the gallery.
-
-    Attributes:
-        query: a query, or a function that reads it. The searcher calls the function, which saves a change of threads.
-        k: number of hits.
-        min_probability: a match with a lower probability becomes `unknown`.
-        without: id of an item to leave out of the hits, if the query is this item.
-        part: the only items to search; None for all.
-        score_threshold: hits of a lower cosine are left out.
-        with_vector: whether hits have their vectors.
-    """
-
-    query: Query | Callable[[], Query]
-    k: int
-    min_probability: float = 0.0
-    without: str | None = None
-    part: Part | None = None
-    score_threshold: float = -1.0
-    with_vector: bool = False
-
-    def read(self) -> Query:
-        """The query."""
-        return self.query() if callable(self.query) else self.query
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from lam import __version__
-from lam.service import models
+from lam.service import schema
 from lam.service.engine import Engine
 from lam.service.keys import Keys, right_for
 from lam.service.limits import GUARDED, OPEN_PATHS, Limits
@@ -31,14 +31,14 @@ class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The schema, with bodies that routes read themselves, and with the right of each operation."""
         if self.openapi_schema is None:
-            schema = super().openapi()
-            schema["components"]["schemas"] |= models.request_schemas()
-            schema["components"]["securitySchemes"] = models.SECURITY
-            for path, operations in schema["paths"].items():
+            described = super().openapi()
+            described["components"]["schemas"] |= schema.request_schemas()
+            described["components"]["securitySchemes"] = schema.SECURITY
+            for path, operations in described["paths"].items():
                 is_guarded = path.startswith(GUARDED) and path not in OPEN_PATHS
                 for method, operation in operations.items():
                     right = right_for(method.upper(), path)
-                    operation["security"] = [{}, *({name: [right]} for name in models.SECURITY)] if is_guarded else []
+                    operation["security"] = [{}, *({name: [right]} for name in schema.SECURITY)] if is_guarded else []
         return super().openapi()
 
 
@@ -76,7 +76,7 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        responses=models.REFUSALS,
+        responses=schema.REFUSALS,
         dependencies=[Depends(refuse_unknown_parameters)],
     )
     answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))

@@ -25,8 +25,9 @@ from lam.gallery.embed import is_cut, takes_texts
 from lam.gallery.filters import Filter
 from lam.gallery.groups import nearest_by_label
 from lam.gallery.local_index import require_faiss
+from lam.gallery.operations import Change, Operation
 from lam.gallery.refusal import Refusal, busy, full, read_only
-from lam.gallery.store import Change, HitInfo, Operation
+from lam.gallery.store import HitInfo
 from lam.inputs import Preprocessing, TextPreprocessing
 from lam.inputs.thumbnails import thumbnail
 from lam.retrieval.decisions.conformal import needed
@@ -38,10 +39,11 @@ from lam.runs.backup import Backup, back_up
 from lam.runs.finished import Run
 from lam.runs.folder import WATCH
 from lam.runs.live import LiveQueries
-from lam.service.answers import Part, Query, Responder, Search, Verdict
+from lam.service.answers import Responder, Verdict
 from lam.service.errors import ServiceError
 from lam.service.images import read_image
 from lam.service.models import FeedbackResponse, SearchResponse
+from lam.service.queries import Part, Query, Search
 from lam.service.settings import ServiceSettings
 from lam.service.tracing import stage
 from lam.service.watch import Feedback, Watch

@@ -13,8 +13,9 @@ from lam.gallery import store as store_module
 from lam.gallery.filters import MAX_CONDITIONS, MAX_FILTER, MAX_LEVELS, MAX_VALUES, Filter
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item, metadata_json
+from lam.gallery.operations import Change, DeleteWhere
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import Change, DeleteWhere, ItemStore
+from lam.gallery.store import ItemStore
 from lam.vmf.embeddings import Embeddings
 
 CITIES = [

@@ -11,8 +11,9 @@ import torch
 from lam.gallery import fusing
 from lam.gallery.fusing import fuse
 from lam.gallery.item import Images, Item, pack
+from lam.gallery.operations import Fuse
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import Fuse, ItemStore
+from lam.gallery.store import ItemStore
 from lam.retrieval.index.fusion import FusedIdentities, fuse_identities
 from lam.vmf.embeddings import Embeddings
 

@@ -17,8 +17,9 @@ import torch
 
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Images, Item, pack
+from lam.gallery.operations import Change, Fuse, Operation
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import CACHE, FILE, Change, Fuse, ItemStore, Operation
+from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.data import load_data
 from lam.runs.finished import Run
 from lam.runs.index import index_images

@@ -14,8 +14,9 @@ from lam.gallery.embed import preprocessing_of
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Images, Item, file_id, pack
 from lam.gallery.local_index import LocalIndex
+from lam.gallery.operations import Change, Fuse
 from lam.gallery.refusal import Refusal, full
-from lam.gallery.store import Change, Fuse, ItemStore
+from lam.gallery.store import ItemStore
 from lam.inputs import Preprocessing
 from lam.retrieval.index.fusion import fuse_identities
 from lam.runs.finished import Run

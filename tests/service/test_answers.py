@@ -16,8 +16,9 @@ from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.index.hits import Hits, label_key
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
-from lam.service.answers import Query, Responder, Search
+from lam.service.answers import Responder
 from lam.service.engine import Engine, embedding_of
+from lam.service.queries import Query, Search
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE

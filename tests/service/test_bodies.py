@@ -7,10 +7,10 @@ import os
 import pytest
 from starlette.testclient import TestClient
 
-from lam.service.answers import Query
 from lam.service.bodies import JsonLimits, pair_of, queries_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
+from lam.service.queries import Query
 from lam.service.settings import ServiceSettings
 from tests.service.asking import JSON, client_of, embedding, refused
 

@@ -22,10 +22,10 @@ from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images
 from lam.runs.search import search
-from lam.service.answers import Query, Search
 from lam.service.engine import Engine, embedding_of
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.models import SearchResponse
+from lam.service.queries import Query, Search
 from lam.utils.files import CorruptFileError
 from tests.helpers import stored
 from tests.service.conftest import SMALL

@@ -18,8 +18,9 @@ import pytest
 
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
+from lam.gallery.operations import Batch, Fuse
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import Batch, Fuse, ItemStore
+from lam.gallery.store import ItemStore
 from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
 from tests.service.asking import JSON, PNG, client_of, embedding, refused

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.finished import Run
-from lam.service.answers import Query
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
+from lam.service.queries import Query
 from tests.helpers import stored
 from tests.service.asking import PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL, encoded

@@ -20,8 +20,8 @@ class CosineIntervals:
     """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
 
     Another image of the query's class has a cosine in the interval with probability `LEVEL`, in the mean over queries
-    of known classes and their first ten hits. A query with a small κ gets a wide interval: of intervals of one width,
-    those of uncertain queries hold the cosine too rarely.
+    of known classes and their first ten hits. A query with a small κ gets a wide interval. Intervals of one width
+    would hold the cosine too rarely for uncertain queries.
 
     Attributes:
         below: offset of the lower end for κ = 1.

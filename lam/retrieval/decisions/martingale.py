@@ -1,8 +1,8 @@
 """Test martingales: wealth that only a change of the data can multiply, for alarms that may be read at any time.
 
 A gambler bets against a hypothesis. If it is true, no system of bets raises the expected wealth. By Ville's inequality
-a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. A test that is
-repeated, such as that of Kolmogorov and Smirnov, alarms sooner or later with certainty.
+a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. A repeated
+test, such as the Kolmogorov-Smirnov test, alarms sooner or later with certainty.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
 is compared with *all* earlier ones. A fixed calibration set would not do: its chance deviation from the truth is the
@@ -34,8 +34,8 @@ class Martingale:
 
     M_n = asleep(n) + Σ_j W_nj with W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, for J bets b_nj. Under the
     hypothesis each bet has a mean of at most 1, given the past, and so has M_n/M_(n−1). An account that wakes late has
-    not lost in the rounds before: a long good past does not hide a change. The sum over waking times is that of
-    Shiryaev and Roberts, with weights that sum to 1; theirs bounds only the mean time to a false alarm.
+    not lost in the rounds before: a long good past does not hide a change. The sum over waking times is the
+    Shiryaev-Roberts statistic with weights that sum to 1. Without them it bounds only the mean time to a false alarm.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.
@@ -79,8 +79,8 @@ class Martingale:
 def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
     """Logarithms of 16 bets on small p-values: b/a for p ≤ a, else (1 − b)/(1 − a).
 
-    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times those of a. A bet wins most if a
-    share b of the p-values is at most a.
+    The levels a are 0.01, 0.03, 0.1 and 0.3; the odds of b are 1.2, 1.8, 3 and 8 times the odds of a. A bet wins most
+    if a share b of the p-values is at most a.
     """
     odds = np.tile(_ODDS, 4) * _LEVELS / (1 - _LEVELS)
     return _two_valued(p[..., None] <= _LEVELS, _LEVELS, odds)
@@ -89,8 +89,8 @@ def step_bets(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "... J"]:
 def rate_bets(error: Bool[np.ndarray, "..."], rate: float) -> Float[np.ndarray, "... J"]:
     """Logarithms of 6 bets that errors are more frequent than `rate`: b/rate for an error, else (1 − b)/(1 − rate).
 
-    The odds of b are 1.5 to 100 times those of the rate. A bet has a mean of at most 1 for every frequency of errors of
-    at most `rate`.
+    The odds of b are 1.5 to 100 times the odds of the rate. A bet has a mean of at most 1 if errors have a
+    frequency of at most `rate`.
 
     Source: Waudby-Smith and Ramdas (2024), section 4, for one-sided bets.
     """

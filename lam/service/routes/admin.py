@@ -8,8 +8,8 @@ from fastapi import FastAPI, Response
 from lam.service import models
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
-from lam.service.models import responses_of
 from lam.service.routes.parameters import json_response
+from lam.service.schema import responses_of
 
 
 def add_admin(app: FastAPI, engine: Engine, reload: Callable[[], Awaitable[Engine]]) -> None:

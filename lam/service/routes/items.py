@@ -12,15 +12,16 @@ from starlette.convertors import Convertor, register_url_convertor
 from lam.gallery.filters import MAX_FILTER, Filter
 from lam.gallery.gallery import Matching
 from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
+from lam.gallery.operations import Batch, Change, DeleteWhere, Fuse, Patch, Replace
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import MAX_PAGE, Batch, Change, DeleteWhere, Fuse, ItemInfo, Patch, Replace
-from lam.service import answers, models
+from lam.gallery.store import MAX_PAGE, ItemInfo
+from lam.service import answers, models, queries, schema
 from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
 from lam.service.engine import Engine, embedding_of
 from lam.service.errors import ServiceError, attempt
 from lam.service.images import CONTENT_TYPES
-from lam.service.models import JSON, responses_of
+from lam.service.models import JSON
 from lam.service.routes.parameters import (
     Where,
     WithVector,
@@ -30,6 +31,7 @@ from lam.service.routes.parameters import (
     part_of,
     picture,
 )
+from lam.service.schema import responses_of
 
 _PAGE_SIZE = 100
 _CHARACTERS = 20  # of a number of a vector in JSON
@@ -73,7 +75,7 @@ register_url_convertor("item", _ItemId())
 def add_items(app: FastAPI, engine: Engine) -> None:
     """Add the routes of items. Addresses under an item come first: ids may hold slashes."""
 
-    @app.post("/v1/items", status_code=201, responses=models.ENROLLED, openapi_extra=models.ITEM)
+    @app.post("/v1/items", status_code=201, responses=schema.ENROLLED, openapi_extra=schema.ITEM)
     async def add_item(
         request: Request,
         id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
@@ -84,7 +86,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
-    @app.post("/v1/items/batch", responses=responses_of(models.EnrolBatchResponse), openapi_extra=models.ITEM_BATCH)
+    @app.post("/v1/items/batch", responses=responses_of(models.EnrolBatchResponse), openapi_extra=schema.ITEM_BATCH)
     async def add_item_batch(
         request: Request, on_error: OnError = "none", uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
@@ -93,7 +95,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         engine.admit(engine.reader, engine.writer)
         return await _enrol_batch(engine, await request.body(), on_error=on_error, uncertain=uncertain, fuse=fuse)
 
-    @app.put("/v1/items/{id:item}", responses=models.ENROLLED, openapi_extra=models.ITEM)
+    @app.put("/v1/items/{id:item}", responses=schema.ENROLLED, openapi_extra=schema.ITEM)
     async def put_item(
         request: Request, id: str, label: Label = None, uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
@@ -139,10 +141,10 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         """
         item, part = await stored(id), await part_of(engine, filter)
         engine.admit(engine.searcher)
-        query = answers.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
-        return json_response(await engine.search(answers.Search(query, k, without=id, part=part)))
+        query = queries.Query(embedding_of(torch.from_numpy(item.embedding.copy()), item.kappa))
+        return json_response(await engine.search(queries.Search(query, k, without=id, part=part)))
 
-    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=models.THUMBNAIL)
+    @app.get("/v1/items/{id:path}/thumbnail", response_class=Response, responses=schema.THUMBNAIL)
     async def get_thumbnail(request: Request, id: str) -> Response:
         """Look up the small picture of an item."""
         item = await stored(id)
@@ -166,7 +168,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
             raise _no_item()
         return json_response(models.DeleteResponse(id=id, gallery_size=len(engine.gallery)))
 
-    @app.patch("/v1/items/{id:item}", responses=responses_of(models.ItemResponse), openapi_extra=models.PATCH)
+    @app.patch("/v1/items/{id:item}", responses=responses_of(models.ItemResponse), openapi_extra=schema.PATCH)
     async def patch_item(request: Request, id: str) -> Response:
         """Change the label or the metadata of an item, and leave all else."""
         content_type(request.headers, JSON)
@@ -216,7 +218,7 @@ class _Entry:
             raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
         return cls(parsed, item_id, label, fuse)
 
-    def operation(self, query: answers.Query, responder: Responder, uncertain: Uncertain) -> Item | Replace | Fuse:
+    def operation(self, query: queries.Query, responder: Responder, uncertain: Uncertain) -> Item | Replace | Fuse:
         """The change of the gallery.
 
         Raises:
@@ -244,7 +246,7 @@ async def _enrol(
         parsed = await engine.read(partial(item_of, body, json_limits_of(engine)))
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
     entry = _Entry.of(parsed, item_id, label, fuse=fuse)
-    if not isinstance(parsed.content, answers.Query):
+    if not isinstance(parsed.content, queries.Query):
         engine.admit(engine.decoder, engine.network, engine.writer)
     query = await engine.embed(parsed.content, with_thumbnail=True)
     change = await engine.write(entry.operation(query, engine.responder, uncertain))
@@ -256,12 +258,12 @@ async def _enrol_batch(engine: Engine, body: bytes, *, on_error: OnError, uncert
     parsed = await engine.read(partial(items_of, body, json_limits_of(engine)))
     entries = [attempt(partial(_entry, part, fuse=fuse)) for part in parsed]
     contents = [entry.parsed.content if isinstance(entry, _Entry) else entry for entry in entries]
-    queries = await engine.embed_all(contents, with_thumbnail=True)
+    embedded = await engine.embed_all(contents, with_thumbnail=True)
     made = [
         attempt(partial(entry.operation, query, engine.responder, uncertain))
-        if isinstance(entry, _Entry) and isinstance(query, answers.Query)
+        if isinstance(entry, _Entry) and isinstance(query, queries.Query)
         else query
-        for entry, query in zip(entries, queries, strict=True)
+        for entry, query in zip(entries, embedded, strict=True)
     ]
     if on_error == "none":
         _refuse_bad(made)
@@ -272,8 +274,8 @@ async def _enrol_batch(engine: Engine, body: bytes, *, on_error: OnError, uncert
     effects = iter(change.parts)
     results = [next(effects) if isinstance(one, Item | Replace | Fuse) else one for one in made]
     items = [
-        _enrolled(engine, cast(answers.Query, query), result) if isinstance(result, Change) else part_answer(result)
-        for result, query in zip(results, queries, strict=True)
+        _enrolled(engine, cast(queries.Query, query), result) if isinstance(result, Change) else part_answer(result)
+        for result, query in zip(results, embedded, strict=True)
     ]
     stored = sum(isinstance(result, Change) for result in results)
     batch = models.EnrolBatchResponse(items=items, stored=stored, gallery_size=len(engine.gallery))
@@ -301,7 +303,7 @@ def _refuse_bad(parts: Sequence[object]) -> None:
     )
 
 
-def _enrolled(engine: Engine, query: answers.Query, change: Change) -> models.EnrolResponse:
+def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
     """The answer to an item that was put."""
     assert change.item is not None
     return models.EnrolResponse(
@@ -343,7 +345,7 @@ def _fields_of(info: ItemInfo, responder: Responder) -> dict[str, Any]:
     return {**responder.about(info), "kappa": info.kappa, "sha256": info.sha256.hex()}
 
 
-def _refuse_uncertain(responder: Responder, query: answers.Query) -> None:
+def _refuse_uncertain(responder: Responder, query: queries.Query) -> None:
     what, kappa = "image" if query.text is None else "text", query.kappa
     if responder.calibration is None:
         raise ServiceError(

@@ -8,7 +8,7 @@ from fastapi import Query, Request, Response
 from lam.gallery.filters import MAX_FILTER
 from lam.gallery.refusal import Refusal
 from lam.inputs.thumbnails import media_type
-from lam.service import answers, models
+from lam.service import models, queries
 from lam.service.bodies import JsonLimits
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
@@ -48,7 +48,7 @@ def part_answer(result: object) -> Any:
     return result
 
 
-async def part_of(engine: Engine, filter: str | None) -> answers.Part | None:
+async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:
     """The part of the gallery that a filter leaves; None without a filter."""
     if filter is None:
         return None

@@ -8,14 +8,15 @@ from typing import Annotated, Literal
 import torch
 from fastapi import FastAPI, Query, Request, Response
 
-from lam.service import answers, models
+from lam.service import models, queries, schema
 from lam.service.bodies import content_type, embedding_query_of, pair_of, queries_of, query_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.metrics import Metrics
-from lam.service.models import JSON, responses_of
+from lam.service.models import JSON
 from lam.service.routes.parameters import Where, WithVector, json_limits_of, json_response, part_answer, part_of
+from lam.service.schema import responses_of
 
 _EMBEDDING = b'"embedding"'
 _GROUP_SIZE = 3  # as Qdrant has it
@@ -28,7 +29,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
     limits = json_limits_of(engine)
 
-    @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=models.QUERY)
+    @app.post("/v1/search", responses=responses_of(models.SearchResponse), openapi_extra=schema.QUERY)
     async def search(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
@@ -49,10 +50,10 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
         if kind == JSON and not engine.takes_texts and len(body) <= limits.max_json and _EMBEDDING in body:
             engine.admit(engine.searcher)
-            query: answers.Query | Callable[[], answers.Query] = partial(embedding_query_of, body, limits)
+            query: queries.Query | Callable[[], queries.Query] = partial(embedding_query_of, body, limits)
         else:
             query = await embedded(body, kind)
-        search = answers.Search(
+        search = queries.Search(
             query, k, min_probability, part=part, score_threshold=score_threshold, with_vector=with_vector
         )
         if group_by is None:
@@ -64,7 +65,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         metrics.count_decision(answer.decision, answer.kappa)
         return json_response(answer)
 
-    @app.post("/v1/search/batch", responses=responses_of(models.SearchBatchResponse), openapi_extra=models.QUERY_BATCH)
+    @app.post("/v1/search/batch", responses=responses_of(models.SearchBatchResponse), openapi_extra=schema.QUERY_BATCH)
     async def search_batch(
         request: Request,
         k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10,
@@ -81,10 +82,10 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         if len(contents) * k > (most := engine.settings.batch * engine.settings.max_k):
             what = f"{len(contents)} queries of {k} hits are more than {most} hits"
             raise ServiceError(422, what, allowed={"k": most // len(contents)})
-        queries = await engine.embed_all(contents)
-        valid = [query for query in queries if isinstance(query, answers.Query)]
+        read = await engine.embed_all(contents)
+        valid = [query for query in read if isinstance(query, queries.Query)]
         search_of = partial(
-            answers.Search,
+            queries.Search,
             k=k,
             min_probability=min_probability,
             part=part,
@@ -92,29 +93,29 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             with_vector=with_vector,
         )
         found = iter(await engine.search_all([search_of(query) for query in valid]))
-        results = [next(found) if isinstance(query, answers.Query) else query for query in queries]
+        results = [next(found) if isinstance(query, queries.Query) else query for query in read]
         for answer in results:
             if isinstance(answer, models.SearchResponse):
                 metrics.count_decision(answer.decision, answer.kappa)
         batch = models.SearchBatchResponse(answers=[part_answer(result) for result in results])
         return Response(await engine.read(batch.to_json), media_type=JSON)
 
-    async def part_searched(filter: str | None, min_probability: float) -> answers.Part | None:
+    async def part_searched(filter: str | None, min_probability: float) -> queries.Part | None:
         if filter is not None and min_probability > 0:
             what = "a filtered search has no probability: it was learnt for the whole gallery"
             raise ServiceError(422, what, allowed="filter without min_probability")
         return await part_of(engine, filter)
 
-    async def embedded(body: bytes, kind: str) -> answers.Query:
-        content: answers.Query | bytes | str = body
+    async def embedded(body: bytes, kind: str) -> queries.Query:
+        content: queries.Query | bytes | str = body
         if kind == JSON:
             engine.admit(engine.reader, engine.searcher)
             content = await engine.read(partial(query_of, body, limits))
-        if not isinstance(content, answers.Query):
+        if not isinstance(content, queries.Query):
             engine.admit(engine.decoder, engine.network, engine.searcher)
         return await engine.embed(content)
 
-    @app.post("/v1/embed", responses=responses_of(models.EmbedResponse), openapi_extra=models.QUERY)
+    @app.post("/v1/embed", responses=responses_of(models.EmbedResponse), openapi_extra=schema.QUERY)
     async def embed(request: Request) -> Response:
         """Embed an image or a text, and store nothing."""
         query = await embedded(await request.body(), content_type(request.headers, *CONTENT_TYPES, JSON))
@@ -128,7 +129,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             )
         )
 
-    @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=models.PAIR)
+    @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=schema.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images, texts or embeddings match."""
         content_type(request.headers, JSON)

@@ -10,7 +10,7 @@ from fastapi import Path as PathParameter
 
 from lam import __version__
 from lam.gallery.refusal import busy
-from lam.service import models
+from lam.service import models, schema
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
@@ -102,7 +102,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         ]
         return models.SamplesResponse(samples=samples)
 
-    @app.get("/v1/samples/{number}", response_class=Response, responses=models.SAMPLE)
+    @app.get("/v1/samples/{number}", response_class=Response, responses=schema.SAMPLE)
     async def get_sample(
         request: Request, number: Annotated[int, PathParameter(ge=0, description="from 0 on")]
     ) -> Response:
@@ -112,7 +112,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             raise ServiceError(404, "there is no image of this number", allowed="the images of GET /v1/samples")
         return picture(request, image)
 
-    @app.get("/metrics", response_class=Response, responses=models.METRICS)
+    @app.get("/metrics", response_class=Response, responses=schema.METRICS)
     async def get_metrics() -> Response:
         """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")

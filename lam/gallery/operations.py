@@ -1,0 +1,122 @@
+"""Operations that change the items, and their effects."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lam.gallery.filters import Filter
+from lam.gallery.fusing import fuse
+from lam.gallery.item import Item, metadata_json
+from lam.gallery.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Change:
+    """The effect of one operation.
+
+    Attributes:
+        removed: removed keys.
+        key: key of the item.
+        created: whether its id is new.
+        item: the stored item; None after a deletion.
+        parts: for a `Batch`, the effect of each of its operations, or its refusal.
+    """
+
+    removed: tuple[int, ...] = ()
+    key: int | None = None
+    created: bool = False
+    item: Item | None = None
+    parts: "tuple[Change | Refusal, ...]" = ()
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """An item of one image: it is fused into the item with its id, or put if there is no such item."""
+
+    item: Item
+
+    def over(self, old: Item) -> Item:
+        """The fused item.
+
+        Raises:
+            Refusal: as `fuse`.
+        """
+        return fuse(old, self.item)
+
+
+@dataclass(frozen=True)
+class Replace:
+    """An item that replaces another and keeps some of its fields.
+
+    Attributes:
+        item: the new item.
+        keeps: `label`, `metadata`, or both. A text in the old metadata is not kept: it belongs to the old content.
+    """
+
+    item: Item
+    keeps: Sequence[str]
+
+    def over(self, old: Item) -> Item:
+        """The new item with the fields that it keeps from the old one.
+
+        Raises:
+            Refusal: if metadata and text together are too long.
+        """
+        item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
+        if "metadata" not in self.keeps:
+            return item
+        kept = {name: value for name, value in json.loads(old.metadata).items() if name != "text"}
+        return replace(item, metadata=metadata_json(kept | json.loads(item.metadata)))
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change of an item's label and metadata; without an item of this id, nothing changes.
+
+    Attributes:
+        id: id of the item.
+        label: the new label; None keeps it.
+        metadata: new values by name; None as a value removes the name, other names stay.
+    """
+
+    id: str
+    label: str | None
+    metadata: Mapping[str, Any]
+
+    def over(self, old: Item) -> Item:
+        """The changed item.
+
+        Raises:
+            Refusal: for a change of the item's text, or metadata that are too long.
+        """
+        metadata = json.loads(old.metadata)
+        if "text" in self.metadata and old.text is not None:
+            raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
+        metadata |= self.metadata
+        kept = {name: value for name, value in metadata.items() if value is not None or name not in self.metadata}
+        return replace(old, label=old.label if self.label is None else self.label, metadata=metadata_json(kept))
+
+
+@dataclass(frozen=True)
+class DeleteWhere:
+    """The deletion of all items that pass a filter."""
+
+    where: Filter
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items to put, replace or fuse, in this order and in one transaction.
+
+    Attributes:
+        operations: an operation for each item.
+        whole: whether one refused item undoes the others.
+    """
+
+    operations: Sequence[Item | Replace | Fuse]
+    whole: bool
+
+
+Operation = Item | Replace | Fuse | Patch | DeleteWhere | Batch | str
+"""An item to put, replace or fuse, a change of its facts, a batch, or a filter or id of items to delete."""

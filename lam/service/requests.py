@@ -1,0 +1,181 @@
+"""JSON of requests: typed dictionaries that pydantic validates."""
+
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypeAliasType, TypedDict
+
+from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
+from lam.service.errors import ServiceError
+
+MAX_KAPPA = 1e30
+_SHOWN = 80
+
+
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class _Request(TypedDict):
+    """JSON without unknown names, with finite numbers."""
+
+
+class EmbeddingRequest(_Request):
+    """One embedding."""
+
+    embedding: Annotated[list[float], FailFast(), Field(description="a unit vector")]
+    kappa: Annotated[float, Field(ge=0, le=MAX_KAPPA, description="its concentration")]
+
+
+class ImageRequest(_Request):
+    """An image file."""
+
+    image: Annotated[
+        str,
+        Field(description="base64, or a data URL: `data:image/png;base64,...`", json_schema_extra={"format": "byte"}),
+    ]
+
+
+class TextRequest(_Request):
+    """A text; the network may read only its beginning."""
+
+    text: Annotated[str, Field(min_length=1, description="not blank; the limit on JSON applies")]
+
+
+class _ItemFacts(_Request):
+    id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
+    label: NotRequired[
+        Annotated[str, Field(description="must equal the address's", json_schema_extra={"maxLength": MAX_LABEL})]
+    ]
+    metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
+
+
+class ItemRequest(EmbeddingRequest, _ItemFacts):
+    """An item by its embedding."""
+
+
+class TextItemRequest(TextRequest, _ItemFacts):
+    """An item by its text, which is added to its metadata as `text`."""
+
+
+class ImageItemRequest(ImageRequest, _ItemFacts):
+    """An item by its image."""
+
+
+class PatchRequest(_Request):
+    """A change of an item's label or metadata."""
+
+    label: NotRequired[Annotated[str, Field(json_schema_extra={"maxLength": MAX_LABEL})]]
+    metadata: NotRequired[
+        Annotated[dict[str, Any], Field(description="new values by name; null removes a name, others stay")]
+    ]
+
+
+Kind = Literal["image", "text", "embedding"]
+QUERIES: dict[Kind, type[Any]] = {"image": ImageRequest, "text": TextRequest, "embedding": EmbeddingRequest}
+ITEMS: dict[Kind, type[Any]] = {"image": ImageItemRequest, "text": TextItemRequest, "embedding": ItemRequest}
+
+
+def kind_of(part: Any) -> Kind:
+    """The kind of a query or an item in JSON, by its names."""
+    names = part if isinstance(part, dict) else ()
+    return "image" if "image" in names else "text" if "text" in names else "embedding"
+
+
+ImageTextOrEmbedding = TypeAliasType(
+    "ImageTextOrEmbedding",
+    Annotated[
+        Annotated[ImageRequest, Tag("image")]
+        | Annotated[TextRequest, Tag("text")]
+        | Annotated[EmbeddingRequest, Tag("embedding")],
+        Discriminator(kind_of),
+    ],
+)
+ImageTextOrEmbeddingItem = TypeAliasType(
+    "ImageTextOrEmbeddingItem",
+    Annotated[
+        Annotated[ImageItemRequest, Tag("image")]
+        | Annotated[TextItemRequest, Tag("text")]
+        | Annotated[ItemRequest, Tag("embedding")],
+        Discriminator(kind_of),
+    ],
+)
+
+
+class ItemBatchRequest(_Request):
+    """Items to add in one request."""
+
+    items: Annotated[
+        list[ImageTextOrEmbeddingItem], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
+    ]
+
+
+class SearchBatchRequest(_Request):
+    """Queries to search for in one request."""
+
+    queries: Annotated[
+        list[ImageTextOrEmbedding], Field(min_length=1, description="at most `limits.max_batch` of GET /v1/model")
+    ]
+
+
+class FeedbackRequest(_Request):
+    """What an answer should have been: `label` or `correct`."""
+
+    answer_id: Annotated[str, Field(max_length=_SHOWN, description="of an answer of `POST /v1/search`")]
+    label: NotRequired[
+        Annotated[
+            str,
+            Field(description="the true label; empty: no item is right", json_schema_extra={"maxLength": MAX_LABEL}),
+        ]
+    ]
+    correct: NotRequired[Annotated[bool, Field(description="whether a `match` is right")]]
+
+
+class PairRequest(_Request):
+    """Two images, texts or embeddings to compare."""
+
+    first: ImageTextOrEmbedding
+    second: ImageTextOrEmbedding
+
+
+adapter_of = cache(TypeAdapter)
+
+
+def validate(content: Any, kind: type[Any]) -> Any:
+    """Validate JSON as one of these kinds of requests.
+
+    Raises:
+        ServiceError: 422, with pydantic's message for the first error; `allowed` is the OpenAPI schema.
+    """
+    try:
+        return adapter_of(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:_SHOWN]
+        allowed = schema_of(kind)["properties"]
+        raise ServiceError(422, f"{place or 'the body'}: {first['msg']}", allowed=allowed) from None
+
+
+@cache
+def schema_of(kind: type[Any]) -> dict[str, Any]:
+    """The JSON schema of a request, with each reference replaced by the schema that it names."""
+    schema = adapter_of(kind).json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(node: Any) -> Any:
+        if isinstance(node, list):
+            return [whole(part) for part in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return whole(parts[node["$ref"].rpartition("/")[2]])
+        return {name: whole(part) for name, part in node.items()}
+
+    return whole(schema)

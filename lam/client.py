@@ -58,6 +58,7 @@ class Hit(Item):
     accepted: bool | None
     credible: bool
     conformal: bool | None
+    interval: Sequence[float] | None
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,16 @@ class Client:
     def search(self, query: Query, *, k: int = 10, min_probability: float = 0.0, filter: Json | None = None) -> Answer:
         """Decide whether the gallery holds a match, and find the nearest items."""
         found = self._ask("POST", "/v1/search", query, k=k, min_probability=min_probability, filter=filter)
-        return _of(Answer, {**found, "hits": [_of(Hit, hit) for hit in found["hits"]], "fields": found})
+        return _answer(found)
+
+    def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
+        """The answers to several queries, which is faster than one at a time; a refused query raises."""
+        body = {"queries": [_part(query) for query in queries]}
+        answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
+        for place, found in enumerate(answers):
+            if "error" in found:
+                raise ServiceError(found["status"], f"query {place}: {found['error']}", found["allowed"])
+        return [_answer(found) for found in answers]
 
     def embed(self, query: Query) -> Embedding:
         """The embedding of an image or a text, and its κ; nothing is stored."""
@@ -139,6 +149,11 @@ class Client:
             page = self._ask("GET", "/v1/items", after=after, limit=1000, filter=filter)
             yield from (_of(Item, item) for item in page["items"])
             after = page["after"]
+
+    def patch(self, id: str, *, label: str | None = None, metadata: Json | None = None) -> Item:
+        """Change the label or the metadata of an item; None as a value removes a name from the metadata."""
+        changes = {"label": label, "metadata": metadata}
+        return _of(Item, self._ask("PATCH", _path(id), {name: to for name, to in changes.items() if to is not None}))
 
     def delete(self, id: str) -> bool:
         """Erase an item; returns whether the gallery held it."""
@@ -176,6 +191,10 @@ class Client:
 def _of(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
     """A record from the fields of an answer; it leaves out fields that a later service may add."""
     return kind(**{field.name: found[field.name] for field in fields(kind)})  # pyright: ignore[reportArgumentType]
+
+
+def _answer(found: Json) -> Answer:
+    return _of(Answer, {**found, "hits": [_of(Hit, hit) for hit in found["hits"]], "fields": found})
 
 
 def _encoded(body: Query | Json | None) -> tuple[bytes | None, dict[str, str]]:

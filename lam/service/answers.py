@@ -14,7 +14,7 @@ from torch import Tensor
 from lam.gallery.decide import PValues, decide
 from lam.gallery.groups import Place
 from lam.gallery.store import HitInfo
-from lam.retrieval.decisions.abstention import SearchDecisions
+from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
@@ -127,8 +127,7 @@ class Responder:
             decided = _fields(decisions, search.min_probability)
             if part is not None:  # learnt for the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
-        cap, first = self.credible_cosine(query.kappa), ranked[0].label if ranked else ""
-        is_match, depth = decided.get("decision") == "match", None if calibration is None else calibration.depth
+        cap, depth = self.credible_cosine(query.kappa), None if calibration is None else calibration.depth
         vectors = (vectors or {}) if search.with_vector else {}
         rows = zip(
             hits.ids[0].tolist(), ranked[: search.k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False
@@ -152,9 +151,7 @@ class Responder:
                     **self.about(hit),
                     score=score,
                     kappa=kappa,
-                    accepted=None
-                    if decisions is None
-                    else is_match and (place == 0 or (first != "" and hit.label == first)),
+                    accepted=_is_accepted(decided.get("decision"), hit, ranked[0]),
                     credible=score >= cap,
                     # the first `depth` hits contain a match at the promised rate, see `Calibration.conformal_set`
                     conformal=None if depth is None else place < depth,
@@ -183,26 +180,17 @@ class Responder:
         """
         calibration = self.calibration if search.part is None else search.part.calibration
         depth = None if calibration is None else calibration.depth
-        first = answer.hits[0] if answer.hits else None
         places = [place for group in groups for place in group]
         scores = torch.tensor([[place.score for place in places]])
         ends = _intervals(None if search.part is not None else calibration, search.read(), scores)
         interval_of = {place.key: interval for place, interval in zip(places, ends, strict=True)}
-
-        def is_accepted(hit: HitInfo) -> bool | None:
-            if answer.decision is None or first is None:
-                return None
-            return answer.decision == "match" and (
-                hit.id == first.id or (first.label != "" and hit.label == first.label)
-            )
-
         found = [
             [
                 Hit(
                     **self.about(infos[place.key]),
                     score=place.score,
                     kappa=place.kappa,
-                    accepted=is_accepted(infos[place.key]),
+                    accepted=_is_accepted(answer.decision, infos[place.key], *answer.hits),
                     credible=place.score >= answer.credible_cosine,
                     conformal=None if depth is None else place.rank is not None and place.rank < depth,
                     interval=interval_of[place.key],
@@ -310,6 +298,13 @@ class Responder:
             return None
         impostors, far = self.calibration.verifier.impostors, self.calibration.targets.far
         return None if len(impostors) < needed(far) else impostors.threshold(far)
+
+
+def _is_accepted(decision: Decision | None, hit: HitInfo | Hit, first: HitInfo | Hit | None = None) -> bool | None:
+    """Whether a hit is the first hit of a match, or shares its label; None without a decision or a first hit."""
+    if decision is None or first is None:
+        return None
+    return decision == "match" and (hit.id == first.id or (first.label != "" and hit.label == first.label))
 
 
 def _intervals(calibration: Calibration | None, query: Query, scores: Tensor) -> list[list[float] | None]:

@@ -1,4 +1,4 @@
-"""From the body of a request to a query, at a bounded cost. `lam.service.models` defines the allowed JSON."""
+"""From the body of a request to a query, at a bounded cost. `lam.service.requests` defines the allowed JSON."""
 
 import base64
 import json

@@ -57,7 +57,6 @@ _KEPT_PARTS = 16
 _LOG = logging.getLogger(__name__)
 
 
-Keys = Int64[np.ndarray, " G"]
 Decoded = tuple[Tensor, dict[str, Any]]
 """An input of the network, and fields of its `Query`: thumbnail, text, text_cut."""
 
@@ -282,7 +281,7 @@ class Engine:
         part, query = search.part, _searchable(search.read().embedding)
         items = self.gallery.matching(Filter.parse("{}")) if part is None else part.matching
 
-        def nearest(k: int, among: Keys | None) -> Hits:
+        def nearest(k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
             return self.gallery.nearest(query, k, items.keys if among is None and part is not None else among)
 
         groups = nearest_by_label(nearest, items, n_groups=search.k, size=size)

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
+from lam.retrieval.decisions.abstention import Decision
 from lam.tuning.ambiguity import Doubt
 
 JSON = "application/json"
@@ -29,7 +30,6 @@ Digest = Annotated[str, Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 Cut = Annotated[bool, Field(description="the network read only the beginning of the text")]
 Accept = Annotated[str, Field(description="the deciding statistic: `probability`, or a score such as `cosine`")]
 Metadata = Annotated[str, WithJsonSchema({"type": "object"})]
-Verdict = Literal["match", "unknown", "abstain"] | None
 AnswerId = Annotated[str, Field(description="for `POST /v1/feedback`")]
 PromiseState = Annotated[
     Literal["holds", "in doubt", "broken"],
@@ -143,7 +143,7 @@ class SearchResponse(Answer):
     """The answer to a search; fields of the decision are null without one."""
 
     spliced: ClassVar[tuple[str, ...]] = ("hits", "groups")
-    decision: Verdict = None
+    decision: Decision | None = None
     probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
     known: Annotated[Share | None, Field(description="P(the gallery holds a match)")] = None
     right_if_known: Annotated[Share | None, Field(description="P(first hit right | the gallery holds a match)")] = None
@@ -204,7 +204,7 @@ class VerifyResponse(Answer):
     """The answer to a comparison; fields of the decision are null without one."""
 
     same: bool | None = None
-    decision: Verdict = None
+    decision: Decision | None = None
     probability: Annotated[Share | None, Field(description="P(match), if half of all pairs match")] = None
     score: Cosine
     far: Annotated[Share | None, Field(description="at most this share of pairs without match is a `match`")] = None

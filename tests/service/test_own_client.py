@@ -55,6 +55,15 @@ def test_items_come_are_found_and_go(asked: Client, png: bytes, tmp_path: Path) 
     assert answer.decision in ("match", "unknown", "abstain")
     assert (answer.hits[0].id, len(answer.hits), answer.gallery_size) == (item.id, 3, size + 1)
     assert answer.fields["threshold"] is not None
+    batch = asked.search_batch([png, Embedding([1.0, 0.0, 0.0], 50.0)], k=3)
+    assert [found.id for found in batch[0].hits] == [found.id for found in answer.hits]
+    assert (len(batch), len(batch[1].hits)) == (2, 3)
+    with pytest.raises(ServiceError, match="query 1: ") as refused:
+        asked.search_batch([png, b"no picture"])
+    assert refused.value.status in (415, 422)
+    patched = asked.patch(item.id, metadata={"shelf": 3})
+    assert (patched.label, patched.metadata) == ("grey", {"shelf": 3})
+    assert asked.patch(item.id, metadata={"shelf": None}).metadata == {}
     filter = {"must": [{"has_label": ["grey"]}]}
     assert [hit.id for hit in asked.search(png, filter=filter).hits] == [item.id]
     assert [found.id for found in asked.items(filter=filter)] == [item.id]

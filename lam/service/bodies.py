@@ -231,7 +231,7 @@ def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
         _refuse_costly(body, parts * (limits.dimension + _VALUES_BESIDE) + _VALUES)
     try:
         content = from_json(body)  # ten times as fast as Python's parser, which also blocks other threads
-        if body.count(b":") != _colons_in(content):  # a name is repeated, or a colon is escaped: Python tells
+        if _count(body, ":") != _colons_in(content):  # a name is repeated, or a colon is escaped: Python tells
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
@@ -257,8 +257,8 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 def _refuse_costly(body: bytes, most: int) -> None:
     """Refuse a large body of many values before it is parsed: a list takes twenty times its bytes, and 0.5 µs."""
-    weights = {b",": 1, b"[": 4, b"{": 4, b"\\": 1}
-    values = sum(weight * body.count(sign) for sign, weight in weights.items()) - body.count(b"\\/")
+    weights = {",": 1, "[": 4, "{": 4, "\\": 1}
+    values = sum(weight * _count(body, sign) for sign, weight in weights.items()) - _escaped_slashes(body)
     if values > most:
         what = f"the body holds too many values: {values}, where a list counts as four"
         raise ServiceError(413, what, allowed={"max_values": most})
@@ -267,10 +267,19 @@ def _refuse_costly(body: bytes, most: int) -> None:
 def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
     """Refuse a body that is large beside the images of its parts."""
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
-    escapes = body.count(b"\\/")  # some encoders escape the slashes of base64
-    if len(body) - escapes - sum(map(len, images)) > most:
+    if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
         what = f"the body is larger than {most} bytes beside its images"
         raise ServiceError(413, what, allowed={"max_bytes": most})
+
+
+def _count(body: bytes, sign: str) -> int:
+    """Number of bytes equal to an ASCII character, ten times as fast as `bytes.count`."""
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(sign)))
+
+
+def _escaped_slashes(body: bytes) -> int:
+    """Number of escaped slashes: some encoders escape the slashes of base64."""
+    return body.count(b"\\/") if b"\\" in body else 0
 
 
 def _file(image: str, where: str) -> bytes:

@@ -4,12 +4,13 @@ A request is a typed dictionary that pydantic validates; an answer is a model th
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     WithJsonSchema,
 )
 from typing_extensions import TypeAliasType
@@ -29,7 +30,18 @@ Positive = Annotated[int, Field(json_schema_extra={"minimum": 1})]
 Digest = Annotated[str, Field(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 Cut = Annotated[bool, Field(description="the network read only the beginning of the text")]
 Accept = Annotated[str, Field(description="the deciding statistic: `probability`, or a score such as `cosine`")]
-Metadata = Annotated[str, WithJsonSchema({"type": "object"})]
+
+
+def _set_aside(text: str, info: Any) -> int:
+    """Leave a zero in the place of metadata, which `Answer.to_json` inserts."""
+    info.context.append(text)
+    return 0
+
+
+_PLACE = b'"metadata":0'  # in a text, the quotes would be escaped
+Metadata = Annotated[
+    str, PlainSerializer(_set_aside, when_used="json", return_type=int), WithJsonSchema({"type": "object"})
+]
 AnswerId = Annotated[str, Field(description="for `POST /v1/feedback`")]
 PromiseState = Annotated[
     Literal["holds", "in doubt", "broken"],
@@ -42,8 +54,6 @@ class Answer(BaseModel):
     """A JSON object as an answer; a number that is not finite becomes null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_serialization_defaults_required=True)
-    spliced: ClassVar[tuple[str, ...]] = ()
-    """The fields with stored JSON, or with lists of answers that contain stored JSON."""
 
     def to_json(self) -> bytes:
         """The answer as JSON.
@@ -51,16 +61,10 @@ class Answer(BaseModel):
         Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it:
         parsing and serializing it would hold Python's lock for longer than a search takes.
         """
-        known = self.model_dump_json(exclude=set(self.spliced)).encode()
-        spliced = [b'"%s":%s' % (name.encode(), _as_json(getattr(self, name))) for name in self.spliced]
-        return b"{%s}" % b",".join(part for part in (known[1:-1], *spliced) if part)
-
-
-def _as_json(value: str | Sequence[Answer] | None) -> bytes:
-    """Stored JSON, or a list of answers, as JSON."""
-    if value is None:
-        return b"null"
-    return value.encode() if isinstance(value, str) else b"[%s]" % b",".join(one.to_json() for one in value)
+        stored: list[str] = []
+        first, *others = self.model_dump_json(context=stored).encode().split(_PLACE)
+        parts = [b'"metadata":%s%s' % (text.encode(), part) for text, part in zip(stored, others, strict=True)]
+        return b"".join([first, *parts])
 
 
 class _Thresholds(Answer):
@@ -87,7 +91,6 @@ class SearchThresholds(_Thresholds):
 
 
 class _Item(Answer):
-    spliced: ClassVar[tuple[str, ...]] = ("metadata",)
     id: str
     label: str
     kappa: Kappa
@@ -115,7 +118,6 @@ class Hit(_Item):
 class Group(Answer):
     """The nearest items of a label, best first."""
 
-    spliced: ClassVar[tuple[str, ...]] = ("hits",)
     label: str
     hits: Sequence[Hit]
 
@@ -142,7 +144,6 @@ class FilterFields(Answer):
 class SearchResponse(Answer):
     """The answer to a search; fields of the decision are null without one."""
 
-    spliced: ClassVar[tuple[str, ...]] = ("hits", "groups")
     decision: Decision | None = None
     probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
     known: Annotated[Share | None, Field(description="P(the gallery holds a match)")] = None
@@ -186,7 +187,6 @@ SearchOrRefusal = TypeAliasType("SearchOrRefusal", SearchResponse | RefusedPart)
 class SearchBatchResponse(Answer):
     """The answers to a batch of queries, in their order; a refused query does not stop the others."""
 
-    spliced: ClassVar[tuple[str, ...]] = ("answers",)
     answers: Sequence[SearchOrRefusal]
 
 
@@ -235,7 +235,6 @@ EnrolOrRefusal = TypeAliasType("EnrolOrRefusal", EnrolResponse | RefusedPart)
 class EnrolBatchResponse(Answer):
     """The items of a batch, in their order; with `on_error=good`, also refusals."""
 
-    spliced: ClassVar[tuple[str, ...]] = ("items",)
     items: Sequence[EnrolOrRefusal]
     stored: Count
     gallery_size: Count
@@ -244,7 +243,6 @@ class EnrolBatchResponse(Answer):
 class ListResponse(Answer):
     """A page of items, and the id after which the next page begins; null at the end."""
 
-    spliced: ClassVar[tuple[str, ...]] = ("items",)
     items: Sequence[ItemResponse]
     after: str | None
     total: Annotated[Count, Field(description="items that pass the filter, or all")]

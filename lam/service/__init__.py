@@ -5,7 +5,8 @@ keys, cors                              who may ask: keys with rights, pages of 
 sites, served_runs                      several runs, and their exchange
 tracing, request_log, spans             one request from outside: its id and stages, its line, its spans
 app, refusals, bodies, models, images   routes, their errors, bodies of requests, JSON of requests and answers, images
-engine, workers, answers                the service without HTTP: batching threads, from hits to an answer
+engine, workers, embedder, gallery_search, answers
+                                        the service without HTTP: threads, an input's embedding, a search, its answer
 settings, errors, metrics               limits, errors with a status, metrics for Prometheus
 page/                                   HTML, CSS and JavaScript modules for browsers
 

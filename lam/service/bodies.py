@@ -13,7 +13,7 @@ import torch
 from pydantic_core import from_json
 
 from lam.gallery.item import metadata_json, normalize_label
-from lam.service.engine import embedding_of, no_texts
+from lam.service.embedder import embedding_of, no_texts
 from lam.service.errors import ServiceError, attempt
 from lam.service.models import JSON
 from lam.service.queries import Query

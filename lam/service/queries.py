@@ -9,9 +9,7 @@ from torch import Tensor
 from lam.gallery.gallery import Matching
 from lam.gallery.item import Images, Item, content_id, metadata_json, pack
 from lam.retrieval.decisions.calibration import Calibration
-from lam.service.models import (
-    FilterFields,
-)
+from lam.service.models import FilterFields
 from lam.vmf.embeddings import Embeddings
 
 
@@ -99,6 +97,7 @@ class Search:
         part: the only items to search; None for all.
         score_threshold: hits of a lower cosine are left out.
         with_vector: whether hits have their vectors.
+        counted: whether the watch and the live queries count it.
     """
 
     query: Query | Callable[[], Query]
@@ -108,6 +107,7 @@ class Search:
     part: Part | None = None
     score_threshold: float = -1.0
     with_vector: bool = False
+    counted: bool = True
 
     def read(self) -> Query:
         """The query."""

@@ -17,7 +17,8 @@ from lam.retrieval.index.hits import Hits, label_key
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.service.answers import Responder
-from lam.service.engine import Engine, embedding_of
+from lam.service.embedder import embedding_of
+from lam.service.engine import Engine
 from lam.service.queries import Query, Search
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
 from lam.vmf.distribution import credible_cosine
@@ -88,10 +89,10 @@ def test_steps_of_the_accept_threshold_are_of_rate_and_of_recall(made: Calibrati
 @pytest.fixture
 def image(shared_engine: Engine) -> Query:
     """A blank image."""
-    preprocessing = shared_engine.encoder.preprocessing
+    preprocessing = shared_engine.embedder.encoder.preprocessing
     assert preprocessing is not None
     assert preprocessing.shape is not None
-    (query,) = shared_engine._embedded(torch.zeros(1, *preprocessing.shape))
+    (query,) = shared_engine.embedder._embedded(torch.zeros(1, *preprocessing.shape))
     return query
 
 
@@ -309,5 +310,5 @@ def test_images_and_embeddings_are_searched_in_one_batch(shared_engine: Engine, 
     sampled = Query(replace(image.embedding, mean_samples=8))
     sent = Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 10.0))
     jobs = [Search(query, 2) for query in (image, sent, sampled)]
-    kappas = [answer.kappa for answer in shared_engine._search(jobs)]
+    kappas = [answer.kappa for answer in shared_engine.searches.search(jobs)]
     assert kappas == [job.read().kappa for job in jobs]

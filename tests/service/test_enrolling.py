@@ -33,12 +33,12 @@ def test_uncertain_items_are_kept_and_told(engine: Engine) -> None:
     hits = {hit["id"]: hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]}
     assert hits == {"uncertain": True, "good": False}
     made = engine.responder.calibration
-    engine.responder = Responder(
+    engine.searches.responder = Responder(
         None, engine.responder.dimension
     )  # what is uncertain is told by the calibration in force when asked
     assert client.get("/v1/items/uncertain").json()["uncertain"] is None
     assert {hit["uncertain"] for hit in client.post("/v1/search?k=2", json=body).json()["hits"]} == {None}
-    engine.responder = Responder(made, engine.responder.dimension)
+    engine.searches.responder = Responder(made, engine.responder.dimension)
     assert client.get("/v1/items/uncertain").json()["uncertain"]
 
 

@@ -22,7 +22,8 @@ from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.runs.index import index_images
 from lam.runs.search import search
-from lam.service.engine import Engine, embedding_of
+from lam.service.embedder import embedding_of
+from lam.service.engine import Engine
 from lam.service.hangups import block_hangups, unblock_hangups
 from lam.service.models import SearchResponse
 from lam.service.queries import Query, Search
@@ -139,7 +140,7 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
 ) -> None:
     """One that searches for as many hits as it was asked for, which are fewer than a decision rests on."""
     calibrated, search = engine.responder, engine.gallery.search
-    engine.responder = replace(calibrated, calibration=None)
+    engine.searches.responder = replace(calibrated, calibration=None)
 
     def meanwhile(*arguments: Any) -> Any:
         engine.recalibrate()
@@ -147,7 +148,7 @@ def test_a_calibration_that_comes_during_a_search_is_of_the_next(
 
     monkeypatch.setattr(engine.gallery, "search", meanwhile)
     job = Search(Query(embedding_of(torch.tensor([1.0, 0.0, 0.0]), 1e4)), 1)
-    first, second = (engine._search([job])[0] for _ in range(2))
+    first, second = (engine.searches.search([job])[0] for _ in range(2))
     assert isinstance(first, SearchResponse)
     assert isinstance(second, SearchResponse)
     assert first.decision is None

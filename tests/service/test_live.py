@@ -33,7 +33,7 @@ def test_what_was_searched_for_is_kept_and_calibrated_on(
     pictures = [encoded(Image.effect_noise((8, 8), 20 + shade)) for shade in range(20)]
     for picture in pictures:
         assert client.post("/v1/search", content=picture, headers=PNG).status_code == 200
-    client.post("/v1/search", json={"embedding": [1.0] + [0.0] * (engine.encoder.dimension - 1), "kappa": 5.0})
+    client.post("/v1/search", json={"embedding": [1.0] + [0.0] * (engine.embedder.encoder.dimension - 1), "kappa": 5.0})
     engine.close()
     embeddings, features = live_queries(Run(served_run))
     assert len(embeddings) == len(features) == 20  # no warming up, and nothing that came without features

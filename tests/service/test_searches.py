@@ -39,12 +39,12 @@ def test_a_search_decides_and_gives_hits(client: TestClient, png: bytes) -> None
 
 
 def tensor_of(engine: Engine, png: bytes) -> torch.Tensor:
-    ((tensor, _),) = engine._decode([(png, False)])
+    ((tensor, _),) = engine.embedder.decode([(png, False)])
     return tensor
 
 
 def test_an_embedding_gets_what_its_image_gets(shared_engine: Engine, client: TestClient, png: bytes) -> None:
-    (query,) = shared_engine._embed([tensor_of(shared_engine, png)])
+    (query,) = shared_engine.embedder.embed([tensor_of(shared_engine, png)])
     assert isinstance(query, Query)
     body = {"embedding": query.embedding.mean[0].tolist(), "kappa": query.kappa}
     by_embedding = client.post("/v1/search", json=body).json()
@@ -75,7 +75,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
 ) -> None:
     engine = Engine(served_run, replace(SMALL, batch_seconds=0.5))
     good = tensor_of(engine, png)
-    whole = engine.encoder.predict
+    whole = engine.embedder.encoder.predict
 
     def predict(batch: torch.Tensor, **options: Any) -> Any:
         """Of a network that takes any shape, whose head without bias gives 0 for an image in which it finds nothing."""
@@ -83,7 +83,7 @@ def test_an_image_without_an_embedding_spoils_no_other_of_its_batch(
         nothing = (batch == 0).flatten(1).all(1)[:, None]
         return replace(seen, embeddings=replace(seen.embeddings, mean=seen.embeddings.mean.where(~nothing, 0.0)))
 
-    monkeypatch.setattr(engine.encoder, "predict", predict)
+    monkeypatch.setattr(engine.embedder.encoder, "predict", predict)
     for bad in (good * torch.inf, good * 0, torch.cat([good, good], 1) * torch.inf):
         futures = [engine.network.submit(tensor) for tensor in (good, bad, good)]
         assert futures[0].result(5).kappa == pytest.approx(futures[2].result(5).kappa, rel=1e-5)

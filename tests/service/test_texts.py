@@ -75,7 +75,7 @@ def test_what_is_uncertain_is_a_text(engine: Engine, client: TestClient) -> None
     calibration = engine.responder.calibration
     assert calibration is not None
     calibration = replace(calibration, targets=replace(calibration.targets, ood=0.5))
-    engine.responder = replace(engine.responder, calibration=calibration)
+    engine.searches.responder = replace(engine.responder, calibration=calibration)
     flag = calibration.kappa_below
     texts = [f"{'where is ' * (number % 2)}thing{number}" for number in range(40)]  # known questions, and other texts
     answers = [client.put("/v1/items/it?uncertain=refuse", json={"text": text}) for text in texts]

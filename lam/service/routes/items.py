@@ -18,7 +18,8 @@ from lam.gallery.store import MAX_PAGE, ItemInfo
 from lam.service import answers, models, queries, schema
 from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
-from lam.service.engine import Engine, embedding_of
+from lam.service.embedder import embedding_of
+from lam.service.engine import Engine
 from lam.service.errors import ServiceError, attempt
 from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON

@@ -48,7 +48,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         size = _group_size(engine, k, group_by, group_size)
         part = await part_searched(filter, min_probability)
         kind, body = content_type(request.headers, *CONTENT_TYPES, JSON), await request.body()
-        if kind == JSON and not engine.takes_texts and len(body) <= limits.max_json and _EMBEDDING in body:
+        if kind == JSON and not engine.embedder.takes_texts and len(body) <= limits.max_json and _EMBEDDING in body:
             engine.admit(engine.searcher)
             query: queries.Query | Callable[[], queries.Query] = partial(embedding_query_of, body, limits)
         else:

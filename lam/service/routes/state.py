@@ -42,7 +42,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """The run that answers: hashes, calibration, limits and versions."""
         import faiss
 
-        encoder, settings, recall = engine.encoder, engine.settings, engine.gallery.recall
+        encoder, settings, recall = engine.embedder.encoder, engine.settings, engine.gallery.recall
         return models.ModelResponse(
             run=engine.run.folder.name,
             kind=encoder.kind,
@@ -50,7 +50,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             answers=engine.run.has_answers,
             sha256=engine.run.fingerprint,
             dimension=encoder.dimension,
-            device=engine.device,
+            device=engine.embedder.device,
             preprocessing=None if encoder.preprocessing is None else encoder.preprocessing.to_json(),
             calibration=engine.responder.state(len(engine.gallery)),
             promise=_promise(engine.watch),

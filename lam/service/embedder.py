@@ -1,0 +1,153 @@
+"""From an image or a text to a query: decoding, and the network. No HTTP, no threads."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lam.encoders.base import Encoder
+from lam.gallery.embed import is_cut, takes_texts
+from lam.gallery.refusal import busy
+from lam.inputs import Preprocessing, TextPreprocessing
+from lam.inputs.thumbnails import thumbnail
+from lam.retrieval.index.checks import unit_vectors
+from lam.runs.finished import Run
+from lam.service.errors import ServiceError
+from lam.service.images import read_image
+from lam.service.queries import Query
+from lam.service.settings import ServiceSettings
+from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
+
+_LOG = logging.getLogger(__name__)
+
+Decoded = tuple[Tensor, dict[str, Any]]
+"""An input of the network, and fields of its `Query`: thumbnail, text, text_cut."""
+
+
+class Embedder:
+    """The encoder of a run, which embeds files and texts of requests.
+
+    Args:
+        run: the run.
+        settings: limits of images.
+        device: device of the network.
+
+    Attributes:
+        encoder: the encoder.
+        device: the present device; after a GPU fails, the CPU.
+
+    Raises:
+        ValueError: for a missing device.
+    """
+
+    def __init__(self, run: Run, settings: ServiceSettings, device: str) -> None:
+        self._run, self._settings = run, settings
+        self.encoder, self.device = _move_to(run.encoder, device), device
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether inputs of the run are texts."""
+        return takes_texts(self.encoder)
+
+    @property
+    def blank(self) -> Tensor | None:
+        """An input of zeros; None if the run does not know the shape of its inputs."""
+        preprocessing = self.encoder.preprocessing
+        if preprocessing is None or preprocessing.shape is None:
+            return None
+        dtype = torch.uint8 if isinstance(preprocessing, TextPreprocessing) else torch.float32
+        return torch.zeros(*preprocessing.shape, dtype=dtype)
+
+    def decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
+        """The input in an image file or a text, and with a thumbnail if wanted.
+
+        Raises:
+            ServiceError: for other content.
+        """
+        ((body, with_thumbnail),) = jobs  # one at a time: an error belongs to one request
+        preprocessing = self.encoder.preprocessing
+        if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
+            return [self._read_text(body)]
+        if not isinstance(preprocessing, Preprocessing):
+            raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+        image = read_image(body, self._settings, least=preprocessing.reduced_to)
+        try:
+            return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
+        except ValueError as error:
+            raise ServiceError(
+                422, f"the image cannot become an input: {error}", allowed="an ordinary photograph"
+            ) from None
+
+    def _read_text(self, text: bytes | str) -> Decoded:
+        preprocessing = self.encoder.preprocessing
+        if not isinstance(preprocessing, TextPreprocessing):
+            raise no_texts()
+        if isinstance(text, bytes):
+            raise ServiceError(422, "this run takes no images", allowed='{"text": "..."} or embeddings')
+        try:
+            cut = is_cut(self.encoder.network, preprocessing, text)
+            return preprocessing(text), {"text": preprocessing.kept(text), "text_cut": cut}
+        except ValueError as error:
+            raise ServiceError(422, str(error), allowed="a text that is not empty") from None
+
+    def embed(self, tensors: Sequence[Tensor]) -> list[Query | Exception]:
+        """The query of each input, or its error."""
+        results: dict[int, Query | Exception] = {}
+        for shape in {tensor.shape for tensor in tensors}:
+            rows = [row for row, tensor in enumerate(tensors) if tensor.shape == shape]
+            results |= zip(rows, self._embedded(torch.stack([tensors[row] for row in rows])), strict=True)
+        return [results[row] for row in range(len(tensors))]
+
+    def _embedded(self, batch: Tensor) -> list[Query | Exception]:
+        try:
+            prediction = self.encoder.predict(batch.to(self.device))
+        except ValueError:
+            if len(batch) > 1:
+                raise  # the worker then tries each job alone
+            return [_no_embedding()]
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        embeddings, features = prediction.embeddings.to("cpu"), prediction.features.cpu()
+        return [_query(embeddings[row : row + 1], features[row : row + 1]) for row in range(len(batch))]
+
+    def _lost(self, error: RuntimeError) -> Exception:
+        """The error that a batch reports when its device fails; after a GPU fails, the network runs on the CPU."""
+        if self.device != "cpu":
+            _LOG.error("the network goes on without %s: %s", self.device, error)
+            self.encoder, self.device = Run(self._run.folder).encoder, "cpu"
+            return busy("the device of the network was lost; it goes on without")
+        if "memory" in str(error):
+            return busy("there is not enough memory for this batch")
+        return error
+
+
+def embedding_of(mean: Tensor, kappa: float) -> Embeddings:
+    """Embedding of one item from a unit vector (D,) and κ, clamped to `KAPPA_RANGE`."""
+    within = torch.tensor([kappa], dtype=torch.float64).clamp(*KAPPA_RANGE)
+    return Embeddings(mean[None], within, torch.ones_like(within), torch.zeros_like(within))
+
+
+def _query(embedding: Embeddings, features: Tensor) -> Query | Exception:
+    try:
+        unit_vectors(embedding, embedding.dimension)
+    except ValueError:
+        return _no_embedding()
+    return Query(embedding, features)
+
+
+def no_texts() -> ServiceError:
+    """The refusal of a text by a run on images."""
+    return ServiceError(422, "this run takes no texts", allowed="images or embeddings")
+
+
+def _no_embedding() -> ServiceError:
+    return ServiceError(422, "the input has no finite embedding with a direction", allowed="an ordinary input")
+
+
+def _move_to(encoder: Encoder, device: str) -> Encoder:
+    try:
+        return encoder.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the network cannot be moved to device {device!r}: {error}") from None

@@ -1,0 +1,196 @@
+"""Searches of the gallery, and of the parts that filters leave. No HTTP, no threads."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from lam.gallery.filters import Filter
+from lam.gallery.gallery import Gallery
+from lam.gallery.groups import nearest_by_label
+from lam.gallery.store import HitInfo
+from lam.retrieval.decisions.conformal import needed
+from lam.retrieval.decisions.gallery_part import false_accepts, of_part
+from lam.retrieval.index.hits import Hits
+from lam.retrieval.metrics.hit_scores import N_HITS
+from lam.runs.live import LiveQueries
+from lam.service.answers import Responder, Verdict
+from lam.service.models import SearchResponse
+from lam.service.queries import Part, Query, Search
+from lam.service.watch import Watch
+from lam.vmf.embeddings import Embeddings
+
+Value = TypeVar("Value")
+_KEPT_PARTS = 16
+_LOG = logging.getLogger(__name__)
+
+
+class GallerySearch:
+    """Searches of a gallery, which a responder answers.
+
+    Args:
+        gallery: the gallery.
+        responder: answers by the present calibration; another may replace it.
+        watch: counts the queries.
+        live: keeps queries; None for none.
+        judges_items: whether a search by an item has a decision.
+        write: called when the watch should be written.
+    """
+
+    def __init__(
+        self,
+        gallery: Gallery,
+        responder: Responder,
+        watch: Watch,
+        *,
+        live: LiveQueries | None,
+        judges_items: bool,
+        write: Callable[[], None],
+    ) -> None:
+        self.responder, self.live = responder, live
+        self._gallery, self._watch, self._write = gallery, watch, write
+        self._judges_items = judges_items
+        self._known_parts: dict[str, Part] = {}
+
+    def grouped(self, search: Search, answer: SearchResponse, size: int) -> SearchResponse:
+        """The answer with the nearest items of `search.k` labels, at most `size` of each, instead of the hits."""
+        part, query = search.part, _searchable(search.read().embedding)
+        items = self._gallery.matching(Filter.parse("{}")) if part is None else part.matching
+
+        def nearest(k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
+            return self._gallery.nearest(query, k, items.keys if among is None and part is not None else among)
+
+        groups = nearest_by_label(nearest, items, n_groups=search.k, size=size)
+        keys = [place.key for group in groups for place in group]
+        vectors = self._gallery.vectors_of(keys) if search.with_vector else {}
+        return self.responder.grouped(search, answer, groups, self._gallery.hit_infos(keys), vectors)
+
+    def parts(self, jobs: Sequence[str]) -> list[Part | Exception]:
+        """The part of the gallery that passes each filter, with its calibration, or the error of the filter."""
+        return results_of(partial(self._part, job) for job in jobs)
+
+    def _part(self, filter: str) -> Part:
+        where, calibration = Filter.parse(filter), self.responder.calibration
+        matching, known = self._gallery.matching(where), self._known_parts.get(where.text)
+        if known is not None and known.matching is matching and known.base is calibration:
+            return known
+        own = None
+        if calibration is not None:
+            scores = false_accepts(
+                calibration,
+                partial(self._gallery.nearest, among=matching.keys),
+                lambda ids: torch.from_numpy(matching.labels[matching.keys.searchsorted(ids.numpy())]),
+                len(matching),
+            )
+            if scores is not None and scores.n_units >= needed(calibration.targets.far):
+                own = of_part(calibration, scores, len(matching))
+        self._known_parts[where.text] = part = Part(matching, calibration, own)
+        while len(self._known_parts) > _KEPT_PARTS:
+            del self._known_parts[next(iter(self._known_parts))]
+        return part
+
+    def search(self, jobs: Sequence[Search]) -> list[SearchResponse | Exception]:
+        """The answer to each search, or its error."""
+        queries = results_of(job.read for job in jobs)
+        valid = [(job, query) for job, query in zip(jobs, queries, strict=True) if isinstance(query, Query)]
+        answers = iter(self._answers(*zip(*valid, strict=True)) if valid else ())
+        return [query if isinstance(query, Exception) else next(answers) for query in queries]
+
+    def _answers(self, jobs: Sequence[Search], queries: Sequence[Query]) -> list[SearchResponse | Exception]:
+        answers: dict[int, SearchResponse | Exception] = {}
+        for key, part in {id(job.part): job.part for job in jobs}.items():
+            rows = [row for row, job in enumerate(jobs) if id(job.part) == key]
+            chosen = [jobs[row] for row in rows], [queries[row] for row in rows]
+            answers |= zip(rows, self._answers_in(part, *chosen), strict=True)
+        for job, query in zip(jobs, queries, strict=True):
+            if self.live is not None and query.features is not None and job.counted:
+                logging_failure(partial(self.live.add, query.embedding, query.features))
+        return [answers[row] for row in range(len(jobs))]
+
+    def _answers_in(
+        self, part: Part | None, jobs: Sequence[Search], queries: Sequence[Query]
+    ) -> list[SearchResponse | Exception]:
+        embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
+        responder = self.responder  # a SIGHUP may replace it meanwhile by one that needs more hits
+        least = 0 if responder.calibration is None else N_HITS
+        most = max(max(least, job.k) + (job.without is not None) for job in jobs)
+        hits, infos = self._gallery.search(embeddings, most, None if part is None else part.matching)
+        shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
+        vectors = self._gallery.vectors_of(shown) if shown else {}
+        size = len(self._gallery)
+        verdicts: dict[int, Verdict] = {}
+        for kind in {_kind(query) for query in queries}:
+            rows = [row for row, job in enumerate(jobs) if job.without is None and _kind(queries[row]) == kind]
+            if rows:
+                chosen = [queries[row] for row in rows]
+                verdicts |= zip(rows, responder.verdicts(part, chosen, hits[torch.tensor(rows)], infos), strict=False)
+        answers = results_of(
+            partial(
+                responder.answer,
+                job,
+                query,
+                hits[row : row + 1] if job.without is None else _without(hits[row : row + 1], infos, job.without),
+                infos,
+                size=size,
+                judged=job.without is None or self._judges_items,
+                verdict=verdicts.get(row),
+                vectors=vectors,
+            )
+            for row, (job, query) in enumerate(zip(jobs, queries, strict=True))
+        )
+        if part is not None:
+            return answers
+        firsts = [hits[row : row + 1, :1] for row in range(len(jobs))]
+        return [self._counted(*each, infos) for each in zip(jobs, answers, firsts, strict=True)]
+
+    def _counted(
+        self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, HitInfo]
+    ) -> SearchResponse | Exception:
+        """The answer with its id and the state of the promises, if it is about a new query and has a decision."""
+        if isinstance(answer, Exception) or job.without is not None or answer.decision is None or not job.counted:
+            return answer
+        labels = [infos[key].label for key in first.ids.flatten().tolist()]
+        cosine, label = (float(first.scores[0, 0]), labels[0]) if labels else (-1.0, "")
+        answer_id, promise, is_due = self._watch.count(answer.decision, answer.kappa, cosine, label)
+        if is_due:
+            self._write()
+        return answer.model_copy(update={"answer_id": answer_id, "promise": promise})
+
+
+def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
+    """The result of each job, or its exception."""
+    results: list[Value | Exception] = []
+    for job in jobs:
+        try:
+            results.append(job())
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def logging_failure(keep: Callable[[], None]) -> None:
+    """Keep live queries; a failure is only logged."""
+    try:
+        keep()
+    except OSError as error:
+        _LOG.error("the live queries are not kept: %s", error)
+
+
+def _kind(query: Query) -> tuple[object, ...]:
+    """Queries of one kind can be decided together."""
+    return query.features is None, query.embedding.has_parts, query.embedding.mean_samples
+
+
+def _searchable(embedding: Embeddings) -> Embeddings:
+    """An embedding without samples and parts of κ. Embeddings from clients have neither, and share the batch."""
+    return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
+
+
+def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
+    """The hits of one query without an item."""
+    kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
+    return hits[:, kept]

@@ -31,7 +31,6 @@ from lam.runs.config import OodConfig, RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data
 from lam.runs.finished import Run
-from lam.runs.plan import Plan
 from lam.runs.run import Evaluator, RunResult, run
 
 REPEATED = ("laplace_posthoc", "laplace_online", "norm", "knn_distance")
@@ -216,7 +215,7 @@ def measured(parsed: argparse.Namespace, name: str, source: Source, method: str,
     metrics = cell(parsed, name, source, method, seed).metrics
     if parsed.again:
         config = configured(parsed, name, source, method, seed)
-        metrics = Evaluator.of(Plan.of(config)).evaluate(Run(config.folder).encoder, *load_data(config.data))[2]
+        metrics = Evaluator(config).evaluate(Run(config.folder).encoder, *load_data(config.data))[2]
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in metrics.items()}
 
 

@@ -24,7 +24,7 @@ from lam.gallery.item import metadata_json
 from lam.gallery.refusal import Refusal
 from lam.pairs.pairs import check_labels
 from lam.retrieval.metrics.reference import NEIGHBOUR, Reference
-from lam.runs.config import DataConfig
+from lam.runs.config import DataConfig, RunConfig
 from lam.runs.copies import (
     Copy,
     check_copies,
@@ -124,30 +124,24 @@ class RunData:
             write_copies(self.copies, folder)
 
 
-def prepare_data(
-    data: DataConfig, folder: Path, *, learns: bool, corruptions: Sequence[str] | str | None, progress: bool
-) -> RunData:
+def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
     """Load the data of a run; its first start reads and checks every item.
 
-    Args:
-        data: the settings.
-        folder: folder of the run.
-        learns: whether the run learns from matching items.
-        corruptions: kinds for the test split; see `lam.runs.corruption.corruptions_of`.
-        progress: show a progress bar on standard error.
+    `learns` tells whether the run learns from matching items.
 
     Raises:
         ValueError: as `load_data`, `check_splits`, `check_texts`, `corruptions_of`, or for damaged files or copies that
             the settings do not allow.
     """
+    data, folder = config.data, config.folder
     known = left_out(folder, data.root)
     splits, ood = distributed.rank_zero_first(lambda: load_data(data, known))
     check_splits(splits, learns=learns)
     check_texts(splits.test)
-    corruptions_of(splits.test, corruptions)
+    corruptions_of(splits.test, config.evaluation.corruptions)
     is_new = not (folder / DATA).is_file()
     copies, damaged = distributed.broadcast_from_rank_zero(
-        lambda: _check_items(data, folder, splits, ood, progress) if is_new else (read_copies(folder), {})
+        lambda: _check_items(config, splits, ood, progress) if is_new else (read_copies(folder), {})
     )
     if damaged:
         splits, ood = leave_out(splits, ood, frozenset(map(path_key, damaged)))
@@ -160,10 +154,10 @@ def prepare_data(
 
 
 def _check_items(
-    data: DataConfig, folder: Path, splits: Splits, ood: Mapping[str, Dataset], progress: bool
+    config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
     """Copies among the items, and reasons of damaged files; every image file is read."""
-    parts = parts_of(splits, ood).values()
+    data, folder, parts = config.data, config.folder, parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
     # A rejected run has no folder yet: the list is written beside it.
     listed = None if data.skip_damaged else folder.with_name(f"{folder.name}-{DAMAGED}")

@@ -1,4 +1,4 @@
-"""`Plan`, a configuration resolved into the arguments of a run's stages, with `Start`, its weights, and `Stages`."""
+"""`Plan`, the arguments of a run's stages from its configuration, with `Start`, its weights, and `Stages`."""
 
 import shlex
 import sys
@@ -19,20 +19,17 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import HeadEncoder
-from lam.losses import Loss
-from lam.methods import Method
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
 from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval.index.exact import rank
-from lam.runs.config import AmbiguityConfig, DataConfig, EvaluationConfig, NetworkConfig, PlacesConfig, RunConfig
+from lam.runs.config import RunConfig
 from lam.runs.data import EMBEDDING_BATCH, loader_of
 from lam.runs.finished import Run
 from lam.training import History, Training
 from lam.training.features import with_features
-from lam.training.settings import Accelerator
 from lam.tuning.ambiguity import TrainedHead, check_enough
 from lam.utils.files import read_json, verify, write_json
 
@@ -42,8 +39,6 @@ SECONDS = "seconds.json"
 """File with the seconds of each stage so far, in the folder of an unfinished run."""
 
 _OF_LOSS = ("loss", "temperature")
-_SAME = ("folder", "data", "augmentation", "method", "places", "evaluation", "ambiguity", "accelerator", "seed")
-"""Attributes that a plan copies from its configuration."""
 
 
 @dataclass
@@ -89,23 +84,24 @@ class Start:
     kappa_head: KappaHead | None = None
 
 
-@dataclass(frozen=True)
-class NetworkPlan:
-    """Building of the network.
+class Plan:
+    """A checked configuration: the network, the training and the start of a run.
 
     Attributes:
-        settings: its name, size and options.
-        seed: seed of random weights.
-        checkpoint: weights to start from; None to train it.
+        config: configuration of the run.
+        loss: loss of the training.
+
+    Raises:
+        ValueError: as `RunConfig.check`.
     """
 
-    settings: NetworkConfig
-    seed: int
-    checkpoint: str | None
+    def __init__(self, config: RunConfig) -> None:
+        config.check()
+        self.config, self.loss = config, config.loss()
 
     def build(self, seed: int) -> EmbeddingNetwork:
         """A network with the library's pretrained weights, or with random weights of a seed."""
-        settings = self.settings
+        settings = self.config.network
         options = {**({} if settings.head == "train" else {"head": settings.head}), **settings.options}
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
@@ -115,101 +111,52 @@ class NetworkPlan:
         Raises:
             ValueError: for a checkpoint that does not fit the network, or inputs that the network does not take.
         """
-        network = self.build(self.seed)
-        start = Start() if self.checkpoint is None else start_from(network, self.checkpoint)
+        network, checkpoint = self.build(self.config.seed), self.config.checkpoint
+        start = Start() if checkpoint is None else start_from(network, checkpoint)
         try:
             with evaluating(network):
                 network(torch.stack([items[0][0]] * 2))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"network {self.settings.name} does not take inputs of shape {items.shape} ({reason}): choose another "
-                "network.name or network.options, or another size of the inputs"
+                f"network {self.config.network.name} does not take inputs of shape {items.shape} ({reason}): choose "
+                "another network.name or network.options, or another size of the inputs"
             ) from None
         return network, start
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run's configuration, resolved into the arguments of its stages.
-
-    Attributes:
-        folder: folder of the run.
-        settings: the whole configuration, as in the folder.
-        data: choice of the data.
-        network: building of the network.
-        loss: loss of the training.
-        options: fields of `lam.training.Training` that the configuration sets.
-        augmentation: augmentation of the training images.
-        method: method that turns the network into an encoder.
-        places: rules for matching places.
-        evaluation: options of the evaluation.
-        ambiguity: whether the encoder learns its ambiguity.
-        accelerator: the device.
-        seed: seed of all random choices.
-    """
-
-    folder: Path
-    settings: dict[str, Any]
-    data: DataConfig
-    network: NetworkPlan
-    loss: Loss
-    options: dict[str, Any]
-    augmentation: AugmentationOptions
-    method: Method
-    places: PlacesConfig
-    evaluation: EvaluationConfig
-    ambiguity: AmbiguityConfig
-    accelerator: Accelerator
-    seed: int
-
-    @classmethod
-    def of(cls, config: RunConfig) -> "Plan":
-        """The plan of a configuration, after a check.
-
-        Raises:
-            ValueError: as `RunConfig.check`.
-        """
-        config.check()
-        return cls(
-            **{name: getattr(config, name) for name in _SAME},
-            settings=config.resolved(),
-            network=NetworkPlan(config.network, config.seed, config.checkpoint),
-            loss=config.loss(),
-            options={name: value for name, value in vars(config.training).items() if name not in _OF_LOSS},
-        )
 
     @property
     def learns(self) -> bool:
         """Whether the run learns from matching items."""
-        needs_matches = self.network.settings.head != "identity" or self.method.learns_from_matches
-        return self.method.reads_labels and needs_matches
+        method = self.config.method
+        needs_matches = self.config.network.head != "identity" or method.learns_from_matches
+        return method.reads_labels and needs_matches
 
     def items(self, splits: Splits) -> Dataset:
         """The training split, augmented if the configuration asks for it."""
-        is_augmented = self.augmentation != AugmentationOptions()
-        return Augmented(splits.train, self.augmentation) if is_augmented else splits.train
+        augmentation = self.config.augmentation
+        return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
         """The training; it keeps the best epoch on the validation split, or the last if no items match there."""
-        relation, validation = self.places.relation_of(splits.train), splits.validation
-        has_matches = bool(self.places.relevance_of(validation, relation).count().any())
+        config, validation = self.config, splits.validation
+        relation = config.places.relation_of(splits.train)
+        has_matches = bool(config.places.relevance_of(validation, relation).count().any())
 
         def validate(network: nn.Module) -> float:
             return self.recall_at_1(network, validation, relation)
 
         return Training(
-            **self.options,
+            **{name: value for name, value in vars(config.training).items() if name not in _OF_LOSS},
             loss=self.loss,
             relation=relation,
-            seed=self.seed,
-            pretrained=self.network.checkpoint is not None,
+            seed=config.seed,
+            pretrained=config.checkpoint is not None,
             trained_by=start.trained_by,
-            another=self.network.build,
+            another=self.build,
             validate=validate if has_matches else None,
-            folder=self.folder / "checkpoints",
-            num_workers=self.data.num_workers,
-            accelerator=self.accelerator,
+            folder=config.folder / "checkpoints",
+            num_workers=config.data.num_workers,
+            accelerator=config.accelerator,
             progress=stages.progress,
             stage=stages,
         )
@@ -222,18 +169,18 @@ class Plan:
         Raises:
             ValueError: if they are too few, but the configuration asks for the ambiguity.
         """
-        learn = self.ambiguity.learn
-        is_posterior = issubclass(self.method.encoder, BayesianEncoder)
+        config, learn = self.config, self.config.ambiguity.learn
+        is_posterior = issubclass(config.method.encoder, BayesianEncoder)
         start = start if is_posterior and learn is not False else replace(start, kappa_head=None)
         if not learn and start.kappa_head is None:
             return start
         try:
-            check_enough(self.places.relevance_of(validation))
+            check_enough(config.places.relevance_of(validation))
         except ValueError as error:
             if learn:
                 raise
             warnings.warn(
-                f"the κ head of checkpoint {self.network.checkpoint} is left out, and κ comes from the posterior only: "
+                f"the κ head of checkpoint {config.checkpoint} is left out, and κ comes from the posterior only: "
                 f"p_known cannot be learnt on the validation split: {error}, or set --ambiguity.learn=false",
                 stacklevel=2,
             )
@@ -245,15 +192,15 @@ class Plan:
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = histories["network"].learned if "network" in histories else None
-        return self.method.trained_by(self.loss, self.network.settings.dimension, learned)
+        return self.config.method.trained_by(self.loss, self.config.network.dimension, learned)
 
     def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
         """Recall@1 of a network on held-out items, which chooses the epoch; 0 if no query has a match."""
-        relevance = self.places.relevance_of(items, relation)
+        relevance, num_workers = self.config.places.relevance_of(items, relation), self.config.data.num_workers
         with evaluating(network):
             device = next(network.parameters()).device
-            features = with_features(network, items, num_workers=self.data.num_workers)
-            batches = loader_of(features, EMBEDDING_BATCH, self.data.num_workers)
+            features = with_features(network, items, num_workers=num_workers)
+            batches = loader_of(features, EMBEDDING_BATCH, num_workers)
             embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
         gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
         hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)

@@ -19,7 +19,7 @@ A run that is started again with the same configuration continues; a finished ru
 Several processes of torchrun train and fit together. Only rank zero writes, evaluates and reports.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from lam.evaluation import Evaluation, evaluate
 from lam.gallery.local_index import require_faiss
 from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
-from lam.runs.config import UNSEEN, EvaluationConfig, RunConfig
+from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.copies import COPIES
 from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
@@ -105,54 +105,52 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
             them, or a folder that holds a run with other settings or data. Nothing is then written.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
-    plan = Plan.of(config)
+    plan, folder, method = Plan(config), config.folder, config.method
     require_faiss()
     distributed.join()
     progress = progress and distributed.is_rank_zero()
-    if finished := distributed.broadcast_from_rank_zero(lambda: _finished(plan)):
+    if finished := distributed.broadcast_from_rank_zero(lambda: _finished(config)):
         return finished
-    data = prepare_data(
-        plan.data, plan.folder, learns=plan.learns, corruptions=plan.evaluation.corruptions, progress=progress
-    )
-    network, start = distributed.rank_zero_first(lambda: plan.network.start(data.splits.train))
+    data = prepare_data(config, learns=plan.learns, progress=progress)
+    network, start = distributed.rank_zero_first(lambda: plan.start(data.splits.train))
     is_first = distributed.is_rank_zero() and data.is_new
     if is_first:
         warn_of_cut_texts(network, data.parts.values())
-    stages = Stages.of(plan.folder, progress=progress)
+    stages = Stages.of(folder, progress=progress)
     items, training = plan.items(data.splits), plan.training(data.splits, start, stages)
-    plan.method.check(network, items, training)
+    method.check(network, items, training)
     start = plan.checked(start, data.splits.validation)
-    with open_for_writing(plan.folder, plan.settings, data.parts, data.splits):
+    with open_for_writing(folder, config.resolved(), data.parts, data.splits):
         if is_first:
-            data.write_lists(plan.folder)
-        is_trained = distributed.broadcast_from_rank_zero((plan.folder / ENCODER / MANIFEST).is_file)
-        trained = None if is_trained else plan.method.train(network, items, training)
+            data.write_lists(folder)
+        is_trained = distributed.broadcast_from_rank_zero((folder / ENCODER / MANIFEST).is_file)
+        trained = None if is_trained else method.train(network, items, training)
 
         def refit(method: Method) -> Encoder:
             with distributed.alone():  # the other processes wait for the tuning
                 return method.train(network, items, replace(training, pretrained=True)).encoder
 
         def finish() -> RunResult:
-            device = device_of(plan.accelerator)
+            device = device_of(config.accelerator)
             if trained is None:
-                encoder = load(plan.folder / ENCODER).to(device)
+                encoder = load(folder / ENCODER).to(device)
             else:
                 encoder = _tune(plan, trained, start, data.splits, refit, stages)
-            return _report(plan, encoder, data, stages)
+            return _report(config, encoder, data, stages)
 
         return distributed.broadcast_from_rank_zero(finish)
 
 
-def _finished(plan: Plan) -> RunResult | None:
+def _finished(config: RunConfig) -> RunResult | None:
     """The run's result if it has finished on the present data, else None; missing data are not compared."""
-    folder = plan.folder
-    refuse_other_run(folder, plan.settings)
+    folder = config.folder
+    refuse_other_run(folder, config.resolved())
     if not is_finished(folder):
         return None
     try:
-        parts = parts_of(*load_data(plan.data, left_out(folder, plan.data.root)))
+        parts = parts_of(*load_data(config.data, left_out(folder, config.data.root)))
     except MissingDataError:
-        if read_yaml(folder / CONFIG)["data"].get("root") != plan.data.root:
+        if read_yaml(folder / CONFIG)["data"].get("root") != config.data.root:
             raise
         parts = {}
     refuse_changed_data(folder, parts)
@@ -161,41 +159,41 @@ def _finished(plan: Plan) -> RunResult | None:
 
 def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Refit, stages: Stages) -> Encoder:
     """The encoder, tuned on the validation split and saved."""
-    encoder, histories = trained
-    write_json(plan.folder / TRAINED_BY, plan.trained_by(start, histories))
+    config, (encoder, histories) = plan.config, trained
+    write_json(config.folder / TRAINED_BY, plan.trained_by(start, histories))
     if histories:
-        write_json(plan.folder / TRAINING, {name: asdict(history) for name, history in histories.items()})
+        write_json(config.folder / TRAINING, {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
         stages.seconds["train"] = round(total, 3)  # over all starts
-    encoder.n_samples = plan.evaluation.n_samples
-    held_out = Evaluator.of(plan, stages).held_out(splits.validation)
-    if plan.method.tunes:
+    encoder.n_samples = config.evaluation.n_samples
+    held_out = Evaluator(config, stages).held_out(splits.validation)
+    if config.method.tunes:
         with stages("tune"):
-            plan.method.tune_on(encoder, held_out, refit=refit)
-    if plan.ambiguity.learn or start.kappa_head is not None:
+            config.method.tune_on(encoder, held_out, refit=refit)
+    if config.ambiguity.learn or start.kappa_head is not None:
         with stages("ambiguity"):
-            reference, count = None, plan.ambiguity.reference
+            reference, count = None, config.ambiguity.reference
             if count:
-                drawn = splits.train.limit(count, seed=plan.seed)
-                reference = loader_of(drawn, EMBEDDING_BATCH, plan.data.num_workers)
-            encoder.learn_ambiguity(held_out, reference=reference, kappa_head=start.kappa_head, seed=plan.seed)
-    stages.write(plan.folder)
-    encoder.save(plan.folder / ENCODER)
+                drawn = splits.train.limit(count, seed=config.seed)
+                reference = loader_of(drawn, EMBEDDING_BATCH, config.data.num_workers)
+            encoder.learn_ambiguity(held_out, reference=reference, kappa_head=start.kappa_head, seed=config.seed)
+    stages.write(config.folder)
+    encoder.save(config.folder / ENCODER)
     return encoder
 
 
-def _report(plan: Plan, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
+def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
     """Evaluate the encoder, fill the gallery, write metrics and report, then the run's manifest."""
-    folder, splits, ood = plan.folder, data.splits, data.ood
-    evaluation, corrupted, measured = Evaluator.of(plan, stages).evaluate(encoder, splits, ood)
+    folder, splits, ood = config.folder, data.splits, data.ood
+    evaluation, corrupted, measured = Evaluator(config, stages).evaluate(encoder, splits, ood)
     with stages("index"):
         index_dataset(folder, evaluation.gallery, splits.test.subset(evaluation.candidates.cpu()))
     seconds = {f"seconds_{name}": seconds for name, seconds in stages.seconds.items()}
     metrics = {**measured, **_skipped(folder), **seconds}
     write_json(folder / METRICS, metrics)
-    samples = write_samples(folder, draw_samples(splits, ood, evaluation.candidates, seed=plan.seed))
+    samples = write_samples(folder, draw_samples(splits, ood, evaluation.candidates, seed=config.seed))
     Curves.of(evaluation).save(folder)
-    plots = write_plots_and_report(folder, plan.settings, metrics, encoder, evaluation, corrupted, splits, ood)
+    plots = write_plots_and_report(folder, config.resolved(), metrics, encoder, evaluation, corrupted, splits, ood)
     names = [CONFIG, DATA, TRAINED_BY, METRICS, CURVES, "report.html", *samples]
     names += [f"plots/{path.name}" for path in plots]
     names += [name for name in (TRAINING, DAMAGED, COPIES) if (folder / name).is_file()]
@@ -217,41 +215,29 @@ class Evaluator:
     """Measures an encoder on the splits of a run.
 
     Attributes:
-        options: options of the evaluation.
-        relevant_within: greatest distance of a right answer, in metres, for places.
-        num_workers: number of processes that read data.
-        seed: seed of all random choices.
+        config: configuration of the run.
         stages: prints and times the stages.
     """
 
-    options: EvaluationConfig
-    relevant_within: float
-    num_workers: int
-    seed: int
-    stages: Stages
-
-    @classmethod
-    def of(cls, plan: Plan, stages: Stages | None = None) -> "Evaluator":
-        """The evaluator of a run."""
-        stages = Stages(progress=False) if stages is None else stages
-        return cls(plan.evaluation, plan.places.relevant_within, plan.data.num_workers, plan.seed, stages)
+    config: RunConfig
+    stages: Stages = field(default_factory=lambda: Stages(progress=False))
 
     def held_out(self, part: Dataset) -> HeldOut:
         """A split as batches, with its rule for right answers."""
-        return HeldOut(self._batches(part), part.is_query, self.relevant_within, part.soft_labels)
+        return HeldOut(self._batches(part), part.is_query, self.config.places.relevant_within, part.soft_labels)
 
     def evaluate(
         self, encoder: Encoder, splits: Splits, ood: dict[str, Dataset]
     ) -> tuple[Evaluation, dict[AnyKind, CorruptionCurve], dict[str, float | None]]:
         """The evaluation on the test split, curves under corruption, and the metrics of both."""
-        options, seed = self.options, self.seed
+        options, seed = self.config.evaluation, self.config.seed
         with self.stages("evaluate"):
             evaluation = evaluate(
                 encoder,
                 self.held_out(splits.test),
                 {name: self._batches(items) for name, items in ood.items()},
                 reference=reference_features(
-                    encoder, splits.train, options.reference, seed=seed, num_workers=self.num_workers
+                    encoder, splits.train, options.reference, seed=seed, num_workers=self.config.data.num_workers
                 ),
                 costly=options.costly,
                 progress=self.stages.progress,
@@ -268,10 +254,10 @@ class Evaluator:
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
         """Recall among items of held-out classes, and how well each score detects wrong answers among them."""
-        count = self.options.unseen
+        count = self.config.evaluation.unseen
         if strangers is None or not count:
             return {}
-        strangers = strangers.limit(count, seed=self.seed)
+        strangers = strangers.limit(count, seed=self.config.seed)
         if len(strangers.labels.unique()) == len(strangers):
             return {}
         measured = evaluate(encoder, self._batches(strangers)).metrics
@@ -282,4 +268,4 @@ class Evaluator:
         return {"unseen_recall@1": measured["recall@1"], **answers}
 
     def _batches(self, items: Dataset) -> Any:
-        return loader_of(items, EMBEDDING_BATCH, self.num_workers)
+        return loader_of(items, EMBEDDING_BATCH, self.config.data.num_workers)

@@ -135,5 +135,5 @@ def test_validation_answers_within_the_distance_of_an_answer() -> None:
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2, bias=False))
     torch.nn.init.eye_(cast(torch.nn.Linear, network[1]).weight)
     for within, expected in ((10.0, 0.0), (25.0, 1.0)):
-        plan = Plan.of(load_config("digits laplace_posthoc", [f"--places.relevant_within={within}"]))
+        plan = Plan(load_config("digits laplace_posthoc", [f"--places.relevant_within={within}"]))
         assert plan.recall_at_1(network, places, relation) == expected

@@ -123,7 +123,7 @@ def test_a_finished_run_is_not_touched_again(
 ) -> None:
     folder = finished_run.folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr("lam.runs.plan.NetworkPlan.start", lambda *_: pytest.fail("a network was built"))
+    monkeypatch.setattr("lam.runs.plan.Plan.start", lambda *_: pytest.fail("a network was built"))
     result = run(load_config(folder))
     assert result.metrics == json.loads((folder / "metrics.json").read_text())
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before

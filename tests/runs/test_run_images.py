@@ -100,7 +100,7 @@ def test_the_check_of_many_files_shows_how_far_it_is(
     digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lam.gallery.damaged.MANY_FILES", 10)
-    monkeypatch.setattr("lam.runs.plan.NetworkPlan.start", lambda *_: pytest.fail("the files are read"))
+    monkeypatch.setattr("lam.runs.plan.Plan.start", lambda *_: pytest.fail("the files are read"))
     for progress in (True, False):
         with pytest.raises(pytest.fail.Exception, match="the files are read"):
             run(folder_config(digit_folder, tmp_path / "run", []), progress=progress)

@@ -116,7 +116,7 @@ def test_what_the_loss_of_a_run_learned_is_part_of_the_curvature(tmp_path: Path)
 
 
 def test_a_run_that_trained_no_network_hands_on_what_it_started_with(tmp_path: Path) -> None:
-    plan, start = Plan.of(tiny(tmp_path, "--checkpoint=first")), Start({"name": "infonce", "temperature": 0.3})
+    plan, start = Plan(tiny(tmp_path, "--checkpoint=first")), Start({"name": "infonce", "temperature": 0.3})
     assert plan.trained_by(start, {}) == start.trained_by
     trained = History((1.0,), (), (1.0,), 1, 0)
     for of_start, histories in ((start, {"network": trained}), (Start(), {})):
@@ -128,7 +128,7 @@ def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is
 
     def taken_over(n: int, *settings: str) -> Start:
         items = TensorImages(torch.rand(n, 1, 4, 4), torch.arange(n) % 4)
-        return Plan.of(tiny(tmp_path, "--checkpoint=first", *settings)).checked(start, items)
+        return Plan(tiny(tmp_path, "--checkpoint=first", *settings)).checked(start, items)
 
     assert taken_over(20) == taken_over(20, "--ambiguity.learn=true") == start
     without = replace(start, kappa_head=None)

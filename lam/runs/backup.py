@@ -28,13 +28,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """A file of a backup.
-
-    Attributes:
-        name: its path in the folder.
-        bytes: its size.
-        sha256: its hash.
-    """
+    """A file of a backup: its path in the folder, its size and its hash."""
 
     name: str
     bytes: int
@@ -43,14 +37,7 @@ class CopiedFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup.
-
-    Attributes:
-        folder: its folder.
-        created: when it began, in UTC.
-        items: number of items in its gallery.
-        files: its files by name.
-    """
+    """A backup, with its beginning in UTC, the number of items in its gallery, and its files by name."""
 
     folder: Path
     created: str

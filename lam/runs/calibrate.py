@@ -11,6 +11,7 @@ over 200 splits of FashionMNIST, a target of 0.001 gave a rate of 0.0019.
 """
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,8 @@ def _facts(
     """Facts for readers: the data of a calibration, and the queries for which its bounds hold."""
     options, run = inputs.options, inputs.run
     right = known.searches.correct[known.searches.has_mate]
-    paths = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
-    paths = {name: None if path is None else str(path) for name, path in paths.items()}
+    given = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
+    paths = {name: None if path is None else str(path) for name, path in given.items()}
     n_queries = len(known.searches)
     return {
         "data": paths["folder"] or VALIDATION,
@@ -168,7 +169,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
         return None
-    keys, order = torch.tensor([label_key(label) for label in gallery.labels or ()]).sort()
+    keys, order = _keys(gallery.labels or ()).sort()
     if not (keys.unique(return_counts=True)[1] == 1).any():
         return None
     hits = search_flat(items, items, 2)
@@ -178,40 +179,36 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
     """The queries whose false accepts are bounded, at most about `KEPT`; None for positions instead of labels."""
-    images = known.images
-    if images.targets.ndim > 1:
+    if known.labels is None:
         return None
-    if strangers.found is not None and strangers.can_bound(far):
-        mean, classes = strangers.found.embeddings.mean.cpu().float(), strangers.found.classes
-        labels = torch.full((len(mean),), -1)
-        if strangers.labels is not None:
-            labels = torch.tensor([label_key(label) for label in strangers.labels])
-        return UnmatchedQueries(mean, labels, classes if strangers.n_classes else None)
-    has_other = known.searches.non_mated.isfinite()
-    names = [images.classes[number] for number in images.labels[known.searchable.relevance.queries].tolist()]
-    mean, labels = known.queries.embeddings.mean.cpu().float(), torch.tensor([label_key(name) for name in names])
-    rows = has_other.nonzero().flatten()
+    if (found := strangers.found) is not None and strangers.can_bound(far):
+        mean = found.embeddings.mean.cpu().float()
+        labels = torch.full((len(mean),), -1) if strangers.labels is None else _keys(strangers.labels)
+        return UnmatchedQueries(mean, labels, found.classes if strangers.n_classes else None)
+    rows = known.searches.non_mated.isfinite().nonzero().flatten()
     kept = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[: max(KEPT, 2 * needed(far))]
     rows = rows[kept.sort().values]
-    return UnmatchedQueries(mean[rows], labels[rows])
+    labels = _keys(known.images.classes[number] for number in known.labels[rows].tolist())
+    return UnmatchedQueries(known.queries.embeddings.mean.cpu().float()[rows], labels)
+
+
+def _keys(labels: Iterable[str]) -> Tensor:
+    return torch.tensor([label_key(label) for label in labels], dtype=torch.int64)
 
 
 def _intervals(known: Known) -> CosineIntervals | None:
     """Intervals of cosines; None for positions instead of labels."""
-    if known.images.targets.ndim > 1:
+    if known.labels is None:
         return None
-    labels = known.images.labels[known.searchable.relevance.queries]
-    return CosineIntervals.fit(known.queries.embeddings, labels, known.searchable.items.mean, known.searches.hits)
+    return CosineIntervals.fit(known.queries.embeddings, known.labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:
     """(Q,) classes of the queries, numbered as in the training data, −1 for other classes; None for positions."""
-    images = known.images
-    if images.targets.ndim > 1 or train.targets.ndim > 1:
+    if known.labels is None or train.targets.ndim > 1:
         return None
     numbers = {name: number for number, name in enumerate(train.classes)}
-    labels = images.labels[known.searchable.relevance.queries].tolist()
-    return torch.tensor([numbers.get(images.classes[label], -1) for label in labels])
+    return torch.tensor([numbers.get(known.images.classes[label], -1) for label in known.labels.tolist()])
 
 
 def _warn_of_constant_flag(calibration: Calibration) -> None:

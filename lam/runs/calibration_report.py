@@ -58,7 +58,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """The queries for which the bound on false accepts holds; other strangers may exceed it many times.
+    """The queries for which the bound `far` on false accepts holds; other strangers may exceed it many times.
 
     Args:
         what: kind of queries: `classes`, `identities` or `questions`.
@@ -66,7 +66,6 @@ def bounded_queries(
         strangers: folder of strangers, if any.
         is_trained: whether the network was trained on the run's data.
         n_classes: number of held-out classes.
-        far: the bound.
     """
     if strangers is not None:
         return f"for strangers like those in {strangers}"
@@ -83,14 +82,7 @@ def bounded_queries(
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
-    """The queries for which the bound on wrong answers holds.
-
-    Args:
-        n_queries: number of labelled queries.
-        n_without_match: number of labelled queries without a match.
-        n_strangers: number of strangers in addition.
-        strangers: folder of the strangers; None for held-out classes.
-    """
+    """The queries for which the bound on wrong answers holds; without a folder, strangers are held-out classes."""
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""

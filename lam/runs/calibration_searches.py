@@ -44,10 +44,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and their data.
 
-    Attributes:
-        config: configuration of the run, with the present folder of its data.
-        splits: splits of the run; None with fresh images and no reference.
-        columns: columns of tables of texts.
+    `config` has the present folder of the data. `splits` are None with fresh images and no reference.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -97,6 +94,12 @@ class Known:
     searches: Searches
     verifier: Verifier | None
     reference: Reference | None
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(Q,) labels of the queries; None for positions."""
+        images = self.images
+        return None if images.targets.ndim > 1 else images.labels[self.searchable.relevance.queries]
 
     @property
     def gallery_labels(self) -> Tensor | None:
@@ -191,10 +194,7 @@ def _search_without_match(
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
     """Hits of strangers, and which strangers find themselves.
 
-    Args:
-        queries: the strangers.
-        are_held_out: whether they are held-out classes of the run. Their classes are then known: items added to the
-            gallery under their labels are left out.
+    The classes of held-out strangers are known: items added to the gallery under their labels are left out.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean

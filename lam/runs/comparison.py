@@ -31,10 +31,7 @@ class ComparedRun:
 
     Attributes:
         name: name of its method, or of its folder if two runs share a method.
-        folder: folder of the run.
-        method: name of its method.
         metrics: metrics by flat key; None if undefined, such as metrics of κ if all κ are equal.
-        curves: data of its curves.
     """
 
     name: str
@@ -46,13 +43,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs.
-
-    Attributes:
-        folder: folder of table and plots.
-        runs: the runs, in the order of the arguments.
-        written: files of table and plots.
-    """
+    """Runs in the order of the arguments, and the files of their table and plots."""
 
     folder: Path
     runs: list[ComparedRun]
@@ -125,7 +116,7 @@ def _refuse_other_data(runs: Sequence[Path]) -> None:
 def _evaluated_on(run: Path) -> dict[str, Any]:
     data = read_data(run)
     parts = {name: part for name, part in data["parts"].items() if name not in ("train", "validation")}
-    config = _config(run)
+    config = read_yaml(run / CONFIG)
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
     main_set = titles[0] if titles else None  # its metrics have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
@@ -136,7 +127,7 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
 
 
 def _read(folders: Sequence[Path]) -> list[ComparedRun]:
-    methods = [_config(folder)["method"]["name"] for folder in folders]
+    methods = [read_yaml(folder / CONFIG)["method"]["name"] for folder in folders]
     choices = (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders])
     names = next(names for names in choices if len(set(names)) == len(folders))
     runs = []
@@ -148,15 +139,11 @@ def _read(folders: Sequence[Path]) -> list[ComparedRun]:
     return runs
 
 
-def _config(run: Path) -> dict[str, Any]:
-    return read_yaml(run / CONFIG)
-
-
 def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
-    rows = [{"name": run.name, "method": run.method, "folder": str(run.folder)} for run in runs]
+    rows = [({"name": run.name, "method": run.method, "folder": str(run.folder)}, run.metrics) for run in runs]
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    write_csv(folder / _CSV, [*rows[0], *names], (row | run.metrics for row, run in zip(rows, runs, strict=True)))
-    write_json(folder / _JSON, {"runs": [row | {"metrics": run.metrics} for row, run in zip(rows, runs, strict=True)]})
+    write_csv(folder / _CSV, [*rows[0][0], *names], (row | metrics for row, metrics in rows))
+    write_json(folder / _JSON, {"runs": [row | {"metrics": metrics} for row, metrics in rows]})
     return [folder / _CSV, folder / _JSON]
 
 

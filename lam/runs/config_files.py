@@ -57,9 +57,9 @@ def load_config(
     """
     words = _words(source)
     settings = [_parse_override(override) for override in overrides]
-    content = _content(words, _method_in(settings), network=_network_in(settings))
-    for name, value in settings:
-        _set(content, name, value)
+    chosen = _with({METHOD: {}}, settings)
+    network = _network_of(chosen.get("network"))
+    content = _with(_content(words, chosen[METHOD].get("name"), network=network), settings)
     try:
         config = RunConfig.parsed(content)
     except ValueError as error:
@@ -84,24 +84,6 @@ def _outsiders(name: str) -> dict[str, str]:
     return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
 
 
-def _method_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The method that the overrides name last, or None."""
-    sections = {METHOD: lambda value: value, f"{METHOD}.name": lambda value: {"name": value}}
-    names = [named_method(sections[name](value))[0] for name, value in settings if name in sections]
-    return next((name for name in reversed(names) if name is not None), None)
-
-
-def _network_in(settings: Sequence[tuple[str, Any]]) -> str | None:
-    """The network that overrides choose; see `_network_of`."""
-    section: dict[str, Any] = {}
-    for name, value in settings:
-        if name == "network" and isinstance(value, Mapping):
-            section |= value
-        elif name in ("network.name", "network.weights"):
-            section[name.removeprefix("network.")] = value
-    return _network_of(section)
-
-
 def _network_of(section: Any) -> str | None:
     """The network that a section names; "" if it names only weights; None if it names neither."""
     if not isinstance(section, Mapping):
@@ -109,17 +91,21 @@ def _network_of(section: Any) -> str | None:
     return section.get("name") or ("" if section.get("weights") else None)
 
 
-def _set(content: dict[str, Any], name: str, value: Any) -> None:
-    """Set a setting by its dotted name; missing sections are created."""
-    if name == METHOD:
-        content[METHOD] |= named_method(value)[1]
-        return
-    *above, last = name.split(".")
-    for part in above:
-        content = content.setdefault(part, {})
-        if not isinstance(content, dict):
-            raise ValueError(f"there is no setting {name}: {part} is no section")
-    content[last] = value
+def _with(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Set settings by their dotted names, in place; missing sections are created."""
+    for name, value in settings:
+        if name == METHOD:
+            method, options = named_method(value)
+            content[METHOD] |= options if method is None else {"name": method, **options}
+            continue
+        *above, last = name.split(".")
+        section = content
+        for part in above:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ValueError(f"there is no setting {name}: {part} is no section")
+        section[last] = value
+    return content
 
 
 def _allowing_missing(config: RunConfig) -> RunConfig:

@@ -52,13 +52,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """An item and its original.
-
-    Attributes:
-        kind: `exact` or `near`.
-        path, part, label: fields of the item.
-        path_of_original, part_of_original, label_of_original: fields of its original.
-    """
+    """An item and its original; the kind is `exact` or `near`."""
 
     kind: str
     path: str
@@ -99,12 +93,7 @@ def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
 
 
 def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> list[Copy]:
-    """All copies of splits.
-
-    Args:
-        splits: splits of a run.
-        hashes: perceptual hashes by file; see `perceptual_hash`. A file without a hash has no near copies.
-    """
+    """All copies of splits; `hashes` holds perceptual hashes by file. A file without a hash has no near copies."""
     exact = exact_copies(splits)
     repeated = {(item.part, item.row) for group in exact for item in group[1:]}
     items, bits = list[Item](), list[Tensor]()
@@ -117,11 +106,9 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
 
 
 def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor, " B"] | None:
-    """A 256-bit hash, nearly equal for images that look alike; None for a small or uniform image.
+    """A 256-bit hash of a network's input (C, H, W), nearly equal for images that look alike.
 
-    Args:
-        preprocessing: preprocessing of the input.
-        image: (C, H, W) input of the network.
+    None for a small or uniform image.
     """
     if min(image.shape[1:]) < _LEAST_SIDE:
         return None

@@ -20,7 +20,7 @@ from lam.inputs.corruption import KINDS, corrupt, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 
 TextKind = Literal["words", "typing"]
-AnyKind = str
+str = str
 TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
 TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
@@ -34,7 +34,7 @@ SEVERITIES = 5
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> tuple[AnyKind, ...]:
+def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> tuple[str, ...]:
     """The kinds of corruption to measure.
 
     Args:
@@ -124,13 +124,11 @@ def measure_corruption(
     size: int,
     seed: int = 0,
     kinds: Sequence[str] | str | None = None,
-) -> dict[AnyKind, CorruptionCurve]:
+) -> dict[str, CorruptionCurve]:
     """κ and first hits of corrupted queries from an evaluated set, in the clean gallery.
 
     Args:
-        encoder: the evaluated encoder.
-        items: the evaluated set.
-        evaluation: evaluation of the encoder on the set.
+        encoder, items, evaluation: the encoder, and its evaluation on these items.
         size: greatest number of queries, drawn at random from queries with a match.
         seed: seed of the draw and the noise.
         kinds: as for `corruptions_of`.
@@ -147,7 +145,7 @@ def measure_corruption(
     relevant = evaluation.relevance.of_rows(rows)
     is_itself = positions[:, None] == evaluation.candidates.cpu()
     gallery = evaluation.gallery.mean.cpu()
-    curves: dict[AnyKind, CorruptionCurve] = {}
+    curves: dict[str, CorruptionCurve] = {}
     for kind, inputs_by_severity in worse_inputs(items, positions.tolist(), generator, kinds):
         embedded = [encoder.embed(list(inputs.split(BATCH))).to("cpu") for inputs in inputs_by_severity]
         cosines = (embeddings.mean @ gallery.T for embeddings in embedded)
@@ -162,7 +160,7 @@ def measure_corruption(
 
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
-) -> Iterator[tuple[AnyKind, Iterator[Tensor]]]:
+) -> Iterator[tuple[str, Iterator[Tensor]]]:
     """Corrupted inputs of some items by kind, at every severity from 0 on."""
     preprocessing = items.preprocessing
     if isinstance(items, Texts):
@@ -181,14 +179,10 @@ def worse_inputs(
         yield kind, (inputs(kind, severity) for severity in range(SEVERITIES + 1))
 
 
-def corruption_metrics(curves: Mapping[AnyKind, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
+def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
     """Metrics of curves: medians of κ, recall@1 and `trend`, as `corruption_KIND_SEVERITY_...`.
 
     For crops also `crop_less_sure`: the share of queries with a smaller κ in the smallest crop.
-
-    Args:
-        curves: curves of the same queries.
-        has_kappa: whether the encoder's κ varies.
     """
     values: dict[str, float] = {}
     for kind, curve in curves.items():
@@ -213,6 +207,5 @@ def _trend(values: Float[Tensor, "V N"]) -> float:
     ranks = torch.from_numpy(rankdata(values.numpy(), axis=0)).T
     ranks = ranks - ranks.mean(1, keepdim=True)
     severity = torch.arange(len(values), dtype=torch.float64)
-    return float(
-        F.cosine_similarity(severity - severity.mean(), ranks[ranks.any(1)], dim=1).mean()
-    )  # constant κ has no rank
+    ranks = ranks[ranks.any(1)]  # constant κ has no rank
+    return float(F.cosine_similarity(severity - severity.mean(), ranks, dim=1).mean())

@@ -95,14 +95,9 @@ def load_data(
 
 @dataclass(frozen=True)
 class RunData:
-    """The checked data of a run.
+    """The checked data of a run: splits, OOD sets by title, copies, and reasons why image files are left out, by path.
 
-    Attributes:
-        splits: train, validation, test and strangers.
-        ood: OOD sets by title.
-        copies: copies among the items.
-        damaged: reasons why image files are left out, by path.
-        is_new: whether this is the first start of the run.
+    `is_new` tells whether this is the first start of the run.
     """
 
     splits: Splits
@@ -179,9 +174,7 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
-    Args:
-        splits: splits of a run.
-        learns: whether the run learns from matching items; else a split without matches is only a warning.
+    Unless the run `learns` from matching items, a split without matches is only a warning.
 
     Raises:
         ValueError: naming the split.

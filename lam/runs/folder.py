@@ -106,12 +106,8 @@ def open_for_writing(
 
     Rank zero locks the folder for all ranks.
 
-    Args:
-        folder: folder of the run; created if it is missing.
-        settings: settings of the run, written to the folder.
-        parts: the splits and OOD sets by name. Their fingerprints are written to the folder: a run that continued on
-            other data could test on training items.
-        splits: their kind of gallery is written to the folder.
+    The folder gets the settings, the kind of gallery of the splits, and the fingerprints of all `parts`, by name: a run
+    that continued on other data could test on training items.
 
     Raises:
         ValueError: as `refuse_other_run`, for changed data, or if another process has locked the folder.
@@ -140,12 +136,7 @@ def _open(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset
 
 
 def left_out(folder: Path, root: str | None) -> frozenset[str]:
-    """Paths of damaged images that a run leaves out.
-
-    Args:
-        folder: folder of the run.
-        root: present folder of its data.
-    """
+    """Paths of damaged images that a run leaves out; `root` is the present folder of its data."""
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
         return paths

@@ -26,13 +26,7 @@ Values = Mapping[str, float | int | None]
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of the report.
-
-    Attributes:
-        title: its heading.
-        caption: how to read it.
-        path: a PNG file, embedded in the report.
-    """
+    """A PNG file that the report embeds, with its heading, and how to read it."""
 
     title: str
     caption: str
@@ -53,14 +47,9 @@ def write_report(
     """Write a report as one HTML file.
 
     Args:
-        path: the file to write; its folder must exist.
-        title: title of the page.
+        path, title, plots, configuration, notes: the file, and the parts of the page.
         metrics: values by flat key; None or NaN if a metric is undefined.
-        plots: plots in the order of the page.
-        configuration: nested settings.
-        notes: sentences for the reader.
-        ood_score: name of the encoder's own score; its keys leave it out.
-        ood_set: name of the main OOD set; its keys leave it out.
+        ood_score, ood_set: names of the encoder's own score and of the main OOD set; keys leave them out.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))

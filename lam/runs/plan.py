@@ -43,12 +43,7 @@ _OF_LOSS = ("loss", "temperature")
 
 @dataclass
 class Stages:
-    """Prints the name of each stage, and measures its seconds.
-
-    Attributes:
-        progress: whether to print names, on standard error.
-        seconds: seconds by stage.
-    """
+    """Prints the name of each stage on standard error, with `progress`, and measures its seconds."""
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
@@ -86,10 +81,6 @@ class Start:
 
 class Plan:
     """A checked configuration: the network, the training and the start of a run.
-
-    Attributes:
-        config: configuration of the run.
-        loss: loss of the training.
 
     Raises:
         ValueError: as `RunConfig.check`.

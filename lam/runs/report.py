@@ -15,7 +15,7 @@ from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.extremes import plot_extremes
 from lam.retrieval.metrics.scores import SCORES
-from lam.runs.corruption import AnyKind, CorruptionCurve
+from lam.runs.corruption import CorruptionCurve
 from lam.runs.html import Plot, write_report
 from lam.tuning.ambiguity import SEVERAL, UNSEEN, Doubt
 
@@ -26,7 +26,7 @@ def write_plots_and_report(
     metrics: Mapping[str, Any],
     encoder: Encoder,
     evaluation: Evaluation,
-    corrupted: Mapping[AnyKind, CorruptionCurve],
+    corrupted: Mapping[str, CorruptionCurve],
     splits: Splits,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
@@ -51,7 +51,7 @@ def _plots(
     folder: Path,
     encoder: Encoder,
     evaluation: Evaluation,
-    corrupted: Mapping[AnyKind, CorruptionCurve],
+    corrupted: Mapping[str, CorruptionCurve],
     test: Dataset,
     ood: Mapping[str, Dataset],
 ) -> Iterator[Plot]:

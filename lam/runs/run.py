@@ -33,7 +33,7 @@ from lam.methods.base import Method, Refit, Trained
 from lam.retrieval.metrics.registry import Key
 from lam.runs.config import UNSEEN, RunConfig
 from lam.runs.copies import COPIES
-from lam.runs.corruption import AnyKind, CorruptionCurve, corruption_metrics, measure_corruption
+from lam.runs.corruption import CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
     EMBEDDING_BATCH,
@@ -212,12 +212,7 @@ def _skipped(folder: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures an encoder on the splits of a run.
-
-    Attributes:
-        config: configuration of the run.
-        stages: prints and times the stages.
-    """
+    """Measures an encoder on the splits of a run."""
 
     config: RunConfig
     stages: Stages = field(default_factory=lambda: Stages(progress=False))
@@ -228,7 +223,7 @@ class Evaluator:
 
     def evaluate(
         self, encoder: Encoder, splits: Splits, ood: dict[str, Dataset]
-    ) -> tuple[Evaluation, dict[AnyKind, CorruptionCurve], dict[str, float | None]]:
+    ) -> tuple[Evaluation, dict[str, CorruptionCurve], dict[str, float | None]]:
         """The evaluation on the test split, curves under corruption, and the metrics of both."""
         options, seed = self.config.evaluation, self.config.seed
         with self.stages("evaluate"):
@@ -244,7 +239,7 @@ class Evaluator:
             )
             unseen = self._unseen(encoder, splits.strangers)
         with self.stages("corrupt"):
-            corrupted: dict[AnyKind, CorruptionCurve] = {}
+            corrupted: dict[str, CorruptionCurve] = {}
             if size := options.corrupted:
                 corrupted = measure_corruption(
                     encoder, splits.test, evaluation, size=size, seed=seed, kinds=options.corruptions

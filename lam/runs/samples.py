@@ -25,13 +25,9 @@ _LIST = f"{FOLDER}/samples.json"
 
 @dataclass(frozen=True)
 class Sample:
-    """An input to try a run with.
+    """A text, or an image as a PNG or JPEG file, to try a run with.
 
-    Attributes:
-        source: its part of the data, or its OOD set.
-        stranger: whether the gallery holds no match.
-        text: the text; None for an image.
-        image: a PNG or JPEG file; None for a text.
+    `source` is its part of the data, or its OOD set. The gallery holds no match of a stranger.
     """
 
     source: str

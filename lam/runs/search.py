@@ -60,11 +60,10 @@ class SearchResult:
 
     def intervals(self, row: int) -> list[list[float]] | None:
         """Ends for each hit of a query, see `CosineIntervals`; None if the calibration has none."""
-        if self.calibration is None or self.calibration.intervals is None:
+        intervals = None if self.calibration is None else self.calibration.intervals
+        if intervals is None:
             return None
-        return self.calibration.intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[
-            0
-        ].tolist()
+        return intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[0].tolist()
 
     def decision_in_words(self, row: int) -> list[str]:
         """Lines with the evidence for a decision, each with its event and condition."""

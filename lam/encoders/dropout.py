@@ -4,7 +4,7 @@ Source: Gal and Ghahramani (2016); Warburg et al. (2023), appendix G.4.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -125,10 +125,7 @@ def check_network(network: nn.Module) -> None:
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
     """Within the context, each dropout layer of a network runs its forward hook, `hook` of its path."""
-    with network_lock:
-        handles = [module.register_forward_hook(hook(path)) for path, module in dropouts_of(network).items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    with network_lock, ExitStack() as hooks:
+        for path, module in dropouts_of(network).items():
+            hooks.enter_context(module.register_forward_hook(hook(path)))
+        yield

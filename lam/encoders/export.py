@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lam.models.head import ADDED, evaluating, record_head_inputs
+from lam.models.head import ADDED, evaluating, head_input_and_output
 from lam.posteriors.base import Predictor
 from lam.utils.autocast import without_autocast
 from lam.utils.files import write_atomically
@@ -23,9 +23,7 @@ class _Program(nn.Module):
         self._head, self._predict = head, predict
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        with record_head_inputs(self.network, self._head) as head_inputs:
-            output = self.network(inputs)
-        features = head_inputs[-1]
+        features, output = head_input_and_output(self.network, self._head, inputs)
         embeddings = self._predict(features, None if self._head == ADDED else output)
         features = features.to(torch.promote_types(features.dtype, torch.float32))  # as `Encoder.predict` does
         return features, embeddings.mean, embeddings.kappa, embeddings.variance, *embeddings.parts().values()
@@ -33,11 +31,7 @@ class _Program(nn.Module):
 
 @without_autocast()  # a program exported under autocast would run only under autocast
 def export_encoder(
-    path: str | Path,
-    example: Float[Tensor, "N ..."],
-    network: nn.Module,
-    head: str,
-    predict: Predictor,
+    path: str | Path, example: Float[Tensor, "N ..."], network: nn.Module, head: str, predict: Predictor
 ) -> None:
     """Write the program of a network and its head; see `BayesianEncoder.export`.
 

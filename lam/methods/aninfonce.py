@@ -16,7 +16,7 @@ from lam.losses import AnInfoNCE, Loss
 from lam.losses.base import margin_of
 from lam.methods.base import head_of
 from lam.methods.deterministic import Deterministic
-from lam.models.head import record_head_inputs
+from lam.models.head import head_input_and_output
 from lam.pairs.pairs import Pairs
 from lam.training import History, Training
 from lam.training.steps import Minibatch, Step
@@ -92,7 +92,6 @@ class Aninfonce(Deterministic):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; see `Method.train_network`."""
         if self.n_members > 1 or not self.normalise:
             step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
         if self.n_members > 1:
@@ -110,17 +109,15 @@ class AnInfoNCEStep(Step):
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
         if not isinstance(loss, AnInfoNCE):
             raise TypeError(f"the loss must be AnInfoNCE, got {type(loss).__name__}")
-        with record_head_inputs(network, self.head) as head_inputs:
-            compared = embeddings = network(batch.inputs)
+        features, embeddings = head_input_and_output(network, self.head, batch.inputs)
+        compared = embeddings
         if not self.settings["normalise"]:
-            compared = network.get_submodule(self.head)(batch.gather(head_inputs[-1]))
+            compared = network.get_submodule(self.head)(batch.gather(features))
         terms = []
         for number, rows in enumerate(rows_of_members(batch, self.settings["n_members"])):
             own, targets = embeddings[rows], None if batch.targets is None else batch.targets[rows]
-            pairs = replace(batch, pairs=pairs_among(batch.pairs, rows), targets=targets).choose_pairs(
-                own, margin_of(loss)
-            )
-            terms.append(loss.of_member(compared[rows], pairs, number))
+            part = replace(batch, pairs=pairs_among(batch.pairs, rows), targets=targets)
+            terms.append(loss.of_member(compared[rows], part.choose_pairs(own, loss), number))
         return torch.stack(terms).sum()
 
 

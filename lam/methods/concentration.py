@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.losses import DistributionLoss, Loss
-from lam.losses.base import as_settings, margin_of
+from lam.losses.base import as_settings
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
-from lam.models.head import record_head_inputs
+from lam.models.head import head_input_and_output
 from lam.models.kappa_head import Form, KappaHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
@@ -142,9 +142,7 @@ class DistributionNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Tensor, ...]:
         """μ (N, D) and κ (N,)."""
-        with record_head_inputs(self.network, self.head) as head_inputs:
-            self.network(inputs)
-        features = head_inputs[-1]
+        features, _ = head_input_and_output(self.network, self.head, inputs)
         output = self.network.get_submodule(self.head)(features).float()
         output = output if self.norm is None else self.norm(output)
         mean = F.normalize(output)
@@ -190,4 +188,4 @@ class DistributionStep(Step):
         options: dict[str, Any] = {"generator": on_device(batch.generator, mean.device)}
         if targets:
             options["targets"] = targets[0]
-        return model.loss(mean, kappa, batch.choose_pairs(mean, margin_of(loss)), **options)
+        return model.loss(mean, kappa, batch.choose_pairs(mean, loss), **options)

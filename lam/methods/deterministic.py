@@ -19,7 +19,6 @@ class Deterministic(Method):
     learns_from_matches = False
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network; see `Method.train`."""
         self.check(network, dataset, training)
         head = head_of(network, dataset)
         layer: Any = network.get_submodule(head)

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
-from lam.losses.base import margin_of
 from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Method, Trained, head_of
-from lam.models.head import record_head_inputs
+from lam.models.head import head_input_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
 from lam.training.steps import Minibatch, Step
@@ -95,9 +94,7 @@ class HibNetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]]:
         """μ, the output of the head before normalisation, and log σ²."""
-        with record_head_inputs(self.network, self.head) as head_inputs:
-            self.network(inputs)
-        features = head_inputs[-1]
+        features, _ = head_input_and_output(self.network, self.head, inputs)
         return self.network.get_submodule(self.head)(features).float(), self.uncertainty(features.float())
 
 
@@ -113,7 +110,7 @@ class HibStep(Step):
         mean, log_variance = model(batch.inputs)
         noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)
         samples = mean + (log_variance / 2).exp() * noise
-        pairs = batch.choose_pairs(F.normalize(mean), margin_of(loss))
+        pairs = batch.choose_pairs(F.normalize(mean), loss)
         match = soft_contrastive(samples, pairs, scale=model.log_scale.exp(), offset=model.offset)
         return match + self.options.kl_weight * divergence_from_unit_gaussian(mean, log_variance).mean()
 

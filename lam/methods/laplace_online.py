@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import Diagonal, diagonal_ggn
 from lam.losses import Loss
-from lam.losses.base import margin_of, settings_of
+from lam.losses.base import settings_of
 from lam.methods.base import Trained, head_of, inputs_of
 from lam.methods.fit import detached_copies
 from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_posterior, learned_parameters
-from lam.models.head import record_head_inputs
+from lam.models.head import head_input_and_output
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Relation
@@ -29,7 +29,7 @@ from lam.posteriors.diagonal import DiagonalPosterior
 from lam.posteriors.settings import check_settings
 from lam.training import Training
 from lam.training.steps import DivergenceError, Minibatch, Step
-from lam.utils.checks import check_at_least, check_choice, check_positive
+from lam.utils.checks import check_at_least, check_choice, check_positive, check_share
 from lam.utils.random import on_device
 
 Update = Literal["average", "accumulate"]
@@ -81,8 +81,7 @@ class LaplaceOnline(LaplaceMethod):
         if self.prior_precision is None:
             raise ValueError("prior_precision must be positive and finite in online training, got None")
         check_positive("initial_precision", self.initial_precision)
-        if not 0 < self.memory_factor < 1:
-            raise ValueError(f"memory_factor must be in (0, 1), got {self.memory_factor}")
+        check_share("memory_factor", self.memory_factor)
         check_choice("update", self.update, get_args(Update))
         for name, least in (("n_samples", 1), ("refresh_every", 1), ("warmup_epochs", 0)):
             check_at_least(name, getattr(self, name), least)
@@ -173,9 +172,7 @@ class OnlineLaplaceStep(Step):
         Miners choose pairs by each sample's own embeddings, for its loss and for its curvature.
         """
         layer: Any = network.get_submodule(self.head)
-        with record_head_inputs(network, self.head) as head_inputs:
-            network(batch.inputs)
-        features = batch.gather(head_inputs[-1])
+        features = batch.gather(head_input_and_output(network, self.head, batch.inputs)[0])
         self.curvature = self.own.with_defaults(settings_of(loss))
         theta = layer.weight if layer.bias is None else torch.cat([layer.weight, layer.bias[:, None]], 1)
         if self.h is None:
@@ -194,11 +191,11 @@ class OnlineLaplaceStep(Step):
             weight, bias = _split(samples[-1], layer.bias is not None)
             output = F.linear(features, weight.to(features), None if bias is None else bias.to(features))
             embeddings.append(F.normalize(output).to(theta.dtype))
-            mined = batch.choose_pairs(embeddings[-1], margin_of(loss))
+            mined = batch.choose_pairs(embeddings[-1], loss)
             value = value + loss(embeddings[-1], mined) / self.options.n_samples
         backward(value)
         if self._steps % self.options.refresh_every == 0 and value.isfinite():
-            pairs = [batch.choose_pairs(sample, margin_of(loss), self.mining) for sample in embeddings]
+            pairs = [batch.choose_pairs(sample, loss, self.mining) for sample in embeddings]
             self._update_h(features.detach().float(), [sample.detach().float() for sample in samples], pairs, layer)
         self._steps += 1
         return value.detach()
@@ -210,11 +207,9 @@ class OnlineLaplaceStep(Step):
         return Diagonal(self.h[None], None, self.curvature, has_bias)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """h and the number of steps."""
         return {} if self.h is None else {"h": self.h, "steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore h and the number of steps."""
         self.h = state["h"].clone() if "h" in state else None
         self._steps = int(state["steps"]) if "steps" in state else 0
 

@@ -109,18 +109,19 @@ def check_head(head: str, layers: str | None, dropout: float) -> None:
 
 
 def with_head(
-    frozen: Frozen, *, name: str, dimension: int, head: Head, dropout: float, sha256: str | None
+    frozen: Frozen, *, name: str, layers: Layers, dimension: int, head: Head, dropout: float, sha256: str | None
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
 
-    The name goes into the recipe. Frozen weights with a hash other than `sha256` raise a `ValueError`; None allows any.
+    Name and layers go into the recipe. Frozen weights with a hash other than `sha256` raise a `ValueError`; None allows
+    any.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")
     last = identity_layer(frozen.width) if head == "identity" else nn.Linear(frozen.width, dimension)
     features = nn.Sequential(frozen, nn.Dropout(dropout)) if dropout and head == "train" else frozen
     embedding = EmbeddingNetwork(features, last)
-    embedding.recipe = {"name": name, "dimension": last.out_features, "sha256": frozen.sha256}
+    embedding.recipe = {"name": name, "dimension": last.out_features, "sha256": frozen.sha256, "layers": layers}
     return embedding
 
 

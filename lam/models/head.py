@@ -8,7 +8,8 @@ posterior holds its weights.
 import inspect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,6 +110,13 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
     return features, output
 
 
+def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Any, Any]:
+    """Inputs of the head and the network's output for a batch, in the network's own mode, with gradients."""
+    with record_head_inputs(network, head) as head_inputs:
+        output = network(inputs)
+    return head_inputs[-1], output
+
+
 @contextmanager
 def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
     """A list that collects the inputs of the head, positional or named, while the network runs."""
@@ -126,10 +134,8 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
             handle = network.get_submodule(head).register_forward_pre_hook(
                 lambda _module, args, kwargs: record(args[0] if args else kwargs["input"]), with_kwargs=True
             )
-        try:
+        with handle:
             yield head_inputs
-        finally:
-            handle.remove()
 
 
 @contextmanager
@@ -139,10 +145,9 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
     With gradients, a graph starts at each output. Later layers get a copy, so they cannot change a record in place.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
-
     own = threading.get_ident()
 
-    def record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def record(path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not _runs_in(own):
             return output
         entered = (*args, *kwargs.values())
@@ -152,18 +157,11 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
         calls[path] = [*calls.pop(path), (entered, output)]
         return output.clone() if isinstance(output, Tensor) else output
 
-    with network_lock:
-        handles = [
-            network.get_submodule(path).register_forward_hook(
-                lambda _module, args, kwargs, output, path=path: record(path, args, kwargs, output), with_kwargs=True
-            )
-            for path in calls
-        ]
-        try:
-            yield calls
-        finally:
-            for handle in handles:
-                handle.remove()
+    with network_lock, ExitStack() as hooks:
+        for path in calls:
+            layer, recorded = network.get_submodule(path), partial(record, path)
+            hooks.enter_context(layer.register_forward_hook(recorded, with_kwargs=True))
+        yield calls
 
 
 def run(network: nn.Module, inputs: Any) -> Any:

@@ -16,9 +16,6 @@ from torch.func import functional_call
 from lam.models.head import evaluating, items, record_layers, run
 from lam.utils.checks import layers_without
 
-Layers = Literal["last", "all"] | Sequence[str]
-"""Layers of a posterior: the last one, all layers with weights, or a list of paths."""
-
 AT_ONCE = 1 << 26
 """Most numbers that a linearised network holds at once, unless one item takes more: 256 MiB of float32."""
 
@@ -28,14 +25,9 @@ _SHARE_OF_GPU = 10
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer in a pass of N items through a network.
+    """One layer in a pass of N items through a network: its parameters by name, and its inputs.
 
-    Attributes:
-        path: path of the layer.
-        module: the layer.
-        weights: its parameters, by name.
-        inputs: (N, ...) inputs of the layer.
-        slopes: (N, D, ...) derivatives of the network's D outputs in the layer's output.
+    `slopes` are the derivatives of the network's D outputs in the layer's output.
     """
 
     path: str

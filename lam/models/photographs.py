@@ -90,10 +90,10 @@ def efficientnet_lite0(
     check_head(head, layers, dropout)
     if layers is None:
         layers = "all" if head == "train" else "last"
-    frozen = PhotographFeatures(_network(), layers)
-    embedding = with_head(frozen, name=NAME, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
-    embedding.recipe["layers"] = layers
-    return embedding
+    network = classifier()
+    network.reset_classifier(0)
+    frozen = PhotographFeatures(network, layers)
+    return with_head(frozen, name=NAME, layers=layers, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
 
 
 def why_missing() -> str | None:
@@ -102,12 +102,6 @@ def why_missing() -> str | None:
     if not missing:
         return None
     return f"{NAME} needs {' and '.join(missing)}, not installed here: {install_command('images')}"
-
-
-def _network() -> Any:
-    network = classifier()
-    network.reset_classifier(0)
-    return network
 
 
 def classifier() -> Any:

@@ -104,9 +104,7 @@ def from_sentence_transformers(
     frozen = SentenceFeatures(_with_every_layer(network, architecture) if layers == "all" else network)
     place = str(Path(architecture).resolve()) if Path(architecture).is_dir() else architecture
     name = f"sentence-transformers:{place}"
-    embedding = with_head(frozen, name=name, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
-    embedding.recipe["layers"] = layers
-    return embedding
+    return with_head(frozen, name=name, layers=layers, dimension=dimension, head=head, dropout=dropout, sha256=sha256)
 
 
 def is_cut(network: nn.Module | None, text: str) -> bool:

@@ -48,12 +48,12 @@ class Minibatch:
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
-    def choose_pairs(self, embeddings: Tensor, margin: float | None, mining: Mining | None = None) -> Pairs:
-        """Pairs mined by these embeddings (N, D), unit rows; by default with the loss's mining."""
+    def choose_pairs(self, embeddings: Tensor, loss: Loss, mining: Mining | None = None) -> Pairs:
+        """Pairs mined by these embeddings (N, D), unit rows, with the margin of a loss; by default by `self.mining`."""
         mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs
-        return mining.choose(embeddings, self.pairs, self.targets, margin=margin, generator=self.generator)
+        return mining.choose(embeddings, self.pairs, self.targets, margin=margin_of(loss), generator=self.generator)
 
 
 class Step:
@@ -68,7 +68,7 @@ class Step:
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
         """The loss of one batch, a scalar; arguments and errors as in `backward`."""
         embeddings = network(batch.inputs)
-        return loss(embeddings, batch.choose_pairs(embeddings, margin_of(loss)))
+        return loss(embeddings, batch.choose_pairs(embeddings, loss))
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the gradient of one batch to the parameters' `grad`.

@@ -39,7 +39,7 @@ def test_a_step_adds_up_the_members_each_of_its_own_views(mining: Mining) -> Non
         alone = AnInfoNCE(4)
         alone.log_concentration = torch.nn.Parameter(loss.log_concentration[number : number + 1].detach())
         own = batch_of(LABELS, views[number], mining=mining)
-        expected = expected + alone(views[number], own.choose_pairs(views[number], 0.7))
+        expected = expected + alone(views[number], own.choose_pairs(views[number], loss))
     torch.testing.assert_close(value, expected.detach())
     assert loss.log_concentration.grad is not None
     assert (loss.log_concentration.grad.abs().sum(1) > 0).all() or mining.miner == "hard"

@@ -185,7 +185,7 @@ def test_the_encoder_embeds_saves_and_loads_but_does_not_forget(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory_factor": 1.0}, r"memory_factor must be in \(0, 1\), got 1.0"),
+        ({"memory_factor": 1.0}, r"memory_factor must lie in \(0, 1\), got 1.0"),
         ({"memory_factor": 0.0}, "got 0.0"),
         ({"likelihood_scale": -1.0}, "likelihood_scale must be positive and finite, got -1.0"),
         ({"initial_precision": 0.0}, "initial_precision must be positive"),

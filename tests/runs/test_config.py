@@ -202,7 +202,7 @@ def test_a_loss_that_is_none_is_refused() -> None:
         ("laplace_posthoc", "likelihood_scale=0", "method.likelihood_scale must be positive and finite, got 0.0"),
         ("laplace_posthoc", "batch_size=1", "method.batch_size must be at least 2, got 1"),
         ("laplace_posthoc", "tune=x", "method.tune: Input should be 'calibration', 'marginal_likelihood' or 'none'"),
-        ("laplace_online", "memory_factor=1", r"method.memory_factor must be in \(0, 1\), got 1.0"),
+        ("laplace_online", "memory_factor=1", r"method.memory_factor must lie in \(0, 1\), got 1.0"),
         ("deep_ensemble", "n_members=1", "method.n_members must be at least 2, got 1"),
         ("deep_ensemble", "checkpoints=[a,b]", "method.checkpoints must be empty, or one file for each"),
         ("deep_ensemble", "checkpoints=3", "method.checkpoints: Input should be .*, got 3"),

@@ -41,7 +41,7 @@ def test_training_online_goes_on_after_a_stop(tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--method.memory_factor=1.5", r"memory_factor must be in (0, 1), got 1.5"),
+        ("--method.memory_factor=1.5", r"memory_factor must lie in (0, 1), got 1.5"),
         ("--method.update=sum", "method.update"),
         ("--checkpoint=setup.cfg", "laplace_online cannot start from a trained network"),
     ],

@@ -283,7 +283,6 @@ class BayesianEncoder(Encoder):
 
     @classmethod
     def restored(cls, saved: SavedEncoder) -> "BayesianEncoder":
-        """A saved encoder, with its posterior."""
         settings = saved.settings
         check_choice("structure", settings["posterior"]["structure"], cls.posteriors)
         posterior = cls._restore_posterior(cls.posteriors[settings["posterior"]["structure"]], saved)

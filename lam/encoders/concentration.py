@@ -94,9 +94,6 @@ class NeighbourEncoder(ConcentrationEncoder):
         network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
         k: number of the neighbour, from 1.
-
-    Raises:
-        ValueError: for k below 1, fewer than k reference items, or rows that are not unit vectors.
     """
 
     kind = "knn_distance"

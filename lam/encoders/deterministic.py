@@ -38,8 +38,6 @@ class DeterministicEncoder(Encoder):
         return layer.out_features
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches, without draws."""
-
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = features_and_output(self.network, self.head, inputs)
             mean = directions_of(output)
@@ -98,7 +96,6 @@ class TwoHeadedEncoder(SeededEncoder):
 
     @classmethod
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
-        """A saved encoder, with its second head."""
         name, kind = cls.own_head
         with torch.device("meta"):  # an untrusted recipe takes no memory before its shapes are checked
             check_state(kind(**saved.settings[name]).state_dict(), saved.tensors)

@@ -46,9 +46,6 @@ class EnsembleEncoder(Encoder):
         rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None for no alignment.
         combine: `concatenate` or `mean`.
         common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
-
-    Raises:
-        ValueError: for fewer than two members, another `combine`, or rotations of another shape.
     """
 
     kind = "deep_ensemble"

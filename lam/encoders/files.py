@@ -37,18 +37,11 @@ _TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "setting
 
 @dataclass(frozen=True)
 class SavedEncoder:
-    """The contents of an encoder's folder.
+    """The contents of an encoder's folder: its arguments, as JSON, its network with the weights, and its tensors.
 
     Attributes:
         kind: name of the class for `lam.load`.
-        network: the rebuilt network with its weights, or None.
-        head: path of its last linear layer.
-        relation: fields of `lam.pairs.Relation`.
-        preprocessing: result of `Preprocessing.to_json`, or None.
-        ood_score, n_samples: see `lam.encoders.base.Encoder`.
-        settings: `Encoder.settings`.
-        tensors: `Encoder.tensors`.
-        trained_on: hashes of some training items; see `lam.encoders.seen`.
+        settings, tensors: `Encoder.settings` and `Encoder.tensors`.
         ambiguity: tensors of `Encoder.learn_ambiguity`, if it was called.
     """
 
@@ -69,9 +62,6 @@ def fingerprint(folder: str | Path) -> str:
     """SHA-256 over the hashes of an encoder's files: it identifies network, posterior and preprocessing.
 
     It does not depend on the name of the generation, which is new each time the encoder is written.
-
-    Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
     """
     folder = Path(folder)
     read_generation(folder)
@@ -87,7 +77,6 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
     metadata = {**plain, "has_network": network is not None, "recipe": _recipe(network)}
     if network is not None:
         metadata["head"] = plain_path(_member(network), encoder.head)
-
     state = {} if network is None else network.state_dict()
     weights = {plain: state[name].clone() for name, plain in plain_names(state).items()}
 

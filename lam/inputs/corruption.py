@@ -88,11 +88,7 @@ def corrupt(
 
 
 def strength_of(strengths: Mapping[Any, Sequence[Any]], kind: str, severity: int) -> Any:
-    """The strength of a severity; None for severity 0.
-
-    Raises:
-        ValueError: for an unknown kind, or a severity beyond its strengths.
-    """
+    """The strength of a severity; None for severity 0."""
     check_choice("kind", kind, strengths)
     if not 0 <= severity <= len(strengths[kind]):
         raise ValueError(f"severity must be from 0 to {len(strengths[kind])}, got {severity}")

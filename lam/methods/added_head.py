@@ -48,9 +48,6 @@ def train_layer(
     Returns:
         A layer from P to D with a bias, in the type and on the device of the features.
 
-    Raises:
-        ValueError: for a dimension outside its range, and as `lam.training.train`.
-
     Example:
         >>> features, labels = torch.randn(64, 8), torch.arange(64) % 4
         >>> train_layer(features, labels, Relation(), margin=0.7, dimension=3)
@@ -88,9 +85,6 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance,
     λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few, would grow large.
-
-    Raises:
-        ValueError: for a dimension outside its range, or features that are all equal.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

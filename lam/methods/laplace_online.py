@@ -24,7 +24,6 @@ from lam.methods.laplace_posthoc import OWN, LaplaceMethod, LaplacePosthoc, fit_
 from lam.models.head import head_input_and_output
 from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Relation
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.posteriors.settings import check_settings
 from lam.training import Training
@@ -106,8 +105,8 @@ class LaplaceOnline(LaplaceMethod):
         self.check(network, dataset, training)
         if self.curvature == OWN:
             return self.resolved(training).train(network, dataset, training)
-        relation, path = training.relation or Relation(), head_of(network, dataset, self.head)
-        refit = self._refit(path, relation, training) if self.refit else None
+        path = head_of(network, dataset, self.head)
+        refit = self._refit(path, training) if self.refit else None
         step = OnlineLaplaceStep(path, self)
         histories = self.train_network(network, dataset, training, step)
         if refit is not None:
@@ -122,7 +121,7 @@ class LaplaceOnline(LaplaceMethod):
             likelihood_scale=self.likelihood_scale,
             seed=training.seed,
         )
-        relation = replace(relation, miner=self.hessian_miner, max_pairs=self.hessian_max_pairs)
+        relation = replace(training.relation, miner=self.hessian_miner, max_pairs=self.hessian_max_pairs)
         common = inputs_of(dataset, training) | {"relation": relation}
         return Trained(BayesianEncoder(network, step.head, posterior, mean=self.mean, **common), histories)
 
@@ -132,11 +131,11 @@ class LaplaceOnline(LaplaceMethod):
         path, options = head_of(network, dataset, self.head), self.resolved(training)
         _ = options.curvature_of(training.loss)
         if self.refit:
-            options._refit(path, training.relation or Relation(), training)
+            options._refit(path, training)
 
-    def _refit(self, head: str, relation: Relation, training: Training) -> LaplacePosthoc:
+    def _refit(self, head: str, training: Training) -> LaplacePosthoc:
         """The method that refits. Places take pairs of the whole data set, as shuffled batches hold hardly any."""
-        has_places = relation.positive_within is not None
+        has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")
         return LaplacePosthoc(

@@ -195,7 +195,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
         """Also reject options that do not fit the network, the loss or places; see `Method.check`."""
         super().check(network, dataset, training)
-        if training.relation is not None and training.relation.positive_within is not None and self.pairs == "batch":
+        if not training.by_label and self.pairs == "batch":
             raise ValueError(
                 'pairs must be "dataset" for places (method.pairs=dataset in a run): shuffled batches of places hold '
                 "hardly any positive pairs"
@@ -229,7 +229,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     def relation_of(self, training: Training) -> Relation:
         """The training's relation, with the scope and the mining of the options."""
         chosen = {"scope": self.pairs, "miner": self.miner, "max_pairs": self.max_pairs, "triplet_margin": None}
-        return replace(training.relation or Relation(), **chosen)
+        return replace(training.relation, **chosen)
 
     def laplace(self, training: Training, learned: Mapping[str, list[float]] | None = None) -> Laplace:
         """The settings of `lam.fit`, with missing ones from the training's loss."""

@@ -11,6 +11,7 @@ from lam.losses import Loss
 from lam.losses.alignment import Explicit, Regulariser
 from lam.methods.concentration import ConcentrationMethod, KappaBy
 from lam.models.kappa_head import Form
+from lam.pairs.relation import Relation
 from lam.training import Training
 
 
@@ -73,5 +74,5 @@ class ViewsMethod(ConcentrationMethod):
 
     def training_data(self, dataset: Any, training: Training) -> tuple[Any, Training]:
         """Two views of each image; all other images of a batch are negatives."""
-        training = replace(training, relation=None, per_class=None, miner="all", max_pairs=None)
+        training = replace(training, relation=Relation(), per_class=None, miner="all", max_pairs=None)
         return TwoViews(dataset, self.view()), training

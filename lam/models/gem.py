@@ -21,9 +21,6 @@ class GeM(nn.Module):
         p: initial exponent, positive; one learned exponent for all channels.
         eps: ε > 0, the floor of activations.
 
-    Raises:
-        ValueError: if p or eps is not positive and finite.
-
     Example:
         >>> pooled = GeM(p=2.0)(torch.tensor([[[[1.0, 7.0]]]]))
         >>> pooled.shape, round(pooled.item(), 4)

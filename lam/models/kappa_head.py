@@ -32,9 +32,6 @@ class KappaHead(nn.Module):
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
 
-    Raises:
-        ValueError: for zero features or hidden units, or a start or form out of range.
-
     Example:
         >>> head = KappaHead(16, start=20.0)
         >>> head(torch.zeros(1, 16)).round(decimals=2).tolist()

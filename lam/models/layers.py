@@ -77,11 +77,7 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 def linearised(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any
 ) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:
-    """Outputs of the head, and their derivatives in each layer's output, by D backward passes in evaluation mode.
-
-    Raises:
-        ValueError: for a layer that the outputs do not depend on, or that no gradient reaches.
-    """
+    """Outputs of the head, and their derivatives in each layer's output, by D backward passes in evaluation mode."""
     detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no earlier graph
     with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
         _run_with(network, detached, inputs)

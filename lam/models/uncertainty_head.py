@@ -27,9 +27,6 @@ class UncertaintyHead(nn.Module):
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
 
-    Raises:
-        ValueError: for zero features or dimensions.
-
     Example:
         >>> head = UncertaintyHead(16, 3).eval()
         >>> head(torch.zeros(1, 16)).round(decimals=2).tolist()
@@ -54,11 +51,7 @@ class UncertaintyHead(nn.Module):
         self.shift = nn.Parameter(torch.full(shape, -7.0))
 
     def forward(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N D"]:
-        """Log variances (N, D).
-
-        Raises:
-            ValueError: if there are not P columns, or for a single item in training mode: batch norm needs a batch.
-        """
+        """Log variances (N, D)."""
         if features.ndim != 2 or features.shape[1] != self.recipe["features"]:
             raise ValueError(f"features must be (N, {self.recipe['features']}), got {tuple(features.shape)}")
         if self.training and len(features) < 2:

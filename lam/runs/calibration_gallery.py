@@ -54,11 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data as the gallery of the other half, or the data's own gallery.
-
-    Raises:
-        ValueError: for fewer than two images.
-    """
+    """One half of the held-out data as the gallery of the other half, or the data's own gallery."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
@@ -70,22 +66,14 @@ def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: R
 
 
 def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
-    """The items of the run as the gallery; all images are queries.
-
-    Raises:
-        ValueError: for images with positions, or a gallery without items, labels or a match.
-    """
+    """The items of the run as the gallery; all images are queries."""
     stored, labels, without_label = _labelled(gallery)
     relevance = _relevance(images, labels, torch.ones(len(images), dtype=torch.bool))
     return Searchable(stored, relevance, labels, is_stored=True, without_label=without_label)
 
 
 def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The items of the run, some of them replaced by one half of the held-out data, with a note.
-
-    Raises:
-        ValueError: as `stored_items`.
-    """
+    """The items of the run, some of them replaced by one half of the held-out data, with a note."""
     stored, labels, without_label = _labelled(gallery)
     n_replaced = min(len(images) - len(images) // 2, len(labels))
     is_query = _drawn(images, len(images) - n_replaced, seed)

@@ -120,11 +120,7 @@ def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor
 
 
 def check_copies(copies: Sequence[Copy], duplicates: Duplicates) -> None:
-    """Reject copies if `duplicates` is `refuse`.
-
-    Raises:
-        ValueError: with the number of copies and the first one.
-    """
+    """Reject copies if `duplicates` is `refuse`."""
     if copies and duplicates == "refuse":
         first = copies[0]
         raise ValueError(

@@ -41,9 +41,6 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
         items: images or texts.
         asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` of images, all of texts.
 
-    Raises:
-        ValueError: for unknown kinds, a repeated kind, or no kind.
-
     Example:
         >>> from lam import datasets
         >>> corruptions_of(datasets.load("digits").test, ["fog", "snow"])

@@ -62,11 +62,6 @@ def load_data(
         data: the settings.
         damaged: paths of image files to leave out; see `lam.gallery.damaged`.
         root_option: advice for the error, how to set the folder of the files.
-
-    Raises:
-        MissingDataError: naming the setting for the folder of the files.
-        ValueError: as the data sets, `lam.datasets.soft_labels.read_soft_labels`, or
-            `lam.datasets.strangers.hold_out_classes`.
     """
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
@@ -175,9 +170,6 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
     Unless the run `learns` from matching items, a split without matches is only a warning.
-
-    Raises:
-        ValueError: naming the split.
     """
     kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (
@@ -214,11 +206,7 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
 
 
 def check_texts(items: Dataset) -> None:
-    """Reject texts that the gallery cannot store, before the run fills it.
-
-    Raises:
-        ValueError: naming a text that is too long with its metadata, or no Unicode.
-    """
+    """Reject texts that the gallery cannot store, before the run fills it."""
     for row in range(len(items) if isinstance(items, Texts) else 0):
         preview = items.preview(row)
         try:

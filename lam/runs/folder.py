@@ -28,11 +28,7 @@ FORMAT = 1  # format number of a run
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run; checks all its files.
-
-    Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
-    """
+    """Whether a folder holds a finished run; a damaged file is a `CorruptFileError`."""
     if not (folder / MANIFEST).is_file():
         return False
     verify(folder, [CONFIG, METRICS, "report.html"])
@@ -77,10 +73,6 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
     A setting missing from the folder's configuration has its default. The folder of the data may differ;
     `refuse_changed_data` compares the data themselves.
-
-    Raises:
-        ValueError: for a run with other settings (named), or files that are no run.
-        CorruptFileError: for a configuration that cannot be read.
     """
     path = folder / CONFIG
     if folder.exists() and not folder.is_dir():
@@ -108,9 +100,6 @@ def open_for_writing(
 
     The folder gets the settings, the kind of gallery of the splits, and the fingerprints of all `parts`, by name: a run
     that continued on other data could test on training items.
-
-    Raises:
-        ValueError: as `refuse_other_run`, for changed data, or if another process has locked the folder.
     """
     with ExitStack() as stack:
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))
@@ -160,11 +149,7 @@ def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """Facts on a run's data: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`.
-
-    Raises:
-        ValueError: for a run of another format.
-    """
+    """Facts on a run's data: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`."""
     return read_record(folder / DATA, format=FORMAT)
 
 

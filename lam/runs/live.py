@@ -75,12 +75,7 @@ class LiveQueries:
 
 
 def live_queries(run: Run) -> tuple[Embeddings, Float[Tensor, "O P"]]:
-    """The kept queries and their features.
-
-    Raises:
-        ValueError: if no queries to the run's encoder were kept.
-        CorruptFileError: naming the file that is missing, truncated or altered.
-    """
+    """The kept queries and their features."""
     kept = _read(run)
     if kept is None:
         raise ValueError(f"no queries to the run in {run.folder} were kept: `lam serve --keep-queries 2000` keeps them")

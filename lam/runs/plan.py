@@ -80,11 +80,7 @@ class Start:
 
 
 class Plan:
-    """A checked configuration: the network, the training and the start of a run.
-
-    Raises:
-        ValueError: as `RunConfig.check`.
-    """
+    """A checked configuration: the network, the training and the start of a run."""
 
     def __init__(self, config: RunConfig) -> None:
         config.check()
@@ -97,11 +93,7 @@ class Plan:
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
     def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
-        """The network before training, and the source of its weights.
-
-        Raises:
-            ValueError: for a checkpoint that does not fit the network, or inputs that the network does not take.
-        """
+        """The network before training, and the source of its weights."""
         network, checkpoint = self.build(self.config.seed), self.config.checkpoint
         start = Start() if checkpoint is None else start_from(network, checkpoint)
         try:
@@ -156,9 +148,6 @@ class Plan:
         """The start; its κ head is dropped if the run's posterior cannot use it.
 
         A κ head needs p_known, which is learnt from items with a match. If they are too few, a warning says so.
-
-        Raises:
-            ValueError: if they are too few, but the configuration asks for the ambiguity.
         """
         config, learn = self.config, self.config.ambiguity.learn
         is_posterior = issubclass(config.method.encoder, BayesianEncoder)
@@ -200,13 +189,7 @@ class Plan:
 
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:
-    """Fill a network with the weights of a file or a finished run.
-
-    Raises:
-        ValueError: as `lam.models.weights.load_weights`, or for a folder that is no finished run, or a run with several
-            networks.
-        CorruptFileError: naming the file of a run that is missing, truncated or altered.
-    """
+    """Fill a network with the weights of a file or a finished run."""
     if not Path(checkpoint).is_dir():
         load_weights(network, checkpoint)
         return Start()

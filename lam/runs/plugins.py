@@ -51,9 +51,6 @@ def load_file(path: str | Path) -> None:
     The folder of the file joins the end of `sys.path`, so that the file can import its neighbours, and processes that
     read data can import it.
 
-    Raises:
-        ValueError: for a path that is no Python file, a name that another module has, or code that fails.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -79,11 +79,7 @@ def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
 
 
 def read_samples(folder: Path) -> tuple[Sample, ...]:
-    """The samples of a finished run.
-
-    Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
-    """
+    """The samples of a finished run."""
     if _LIST not in read_json(folder / MANIFEST)["sha256"]:
         return ()
     verify(folder, [_LIST], others=False)

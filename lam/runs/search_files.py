@@ -21,11 +21,7 @@ _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path",
 
 
 def check_suffix(path: str | Path) -> None:
-    """Reject a file with another suffix, before any work.
-
-    Raises:
-        ValueError: with the allowed suffixes.
-    """
+    """Reject a file with another suffix, before any work."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
 
@@ -39,9 +35,6 @@ def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
     share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
     `lam.retrieval.decisions.unseen_classes`. Without a calibration, these and `uncertain` are null, or empty in CSV.
     In CSV, an image without a hit has one line, and nested values, such as metadata, are left out.
-
-    Raises:
-        ValueError: for a path with another suffix.
     """
     check_suffix(path)
     decisions, queries = results[0].decisions, results[0].queries

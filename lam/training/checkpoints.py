@@ -21,13 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Contents of a checkpoint.
-
-    Attributes:
-        path: the folder that it was read from.
-        tensors: weights and other tensors, by name, on the CPU.
-        state: the rest, as JSON.
-    """
+    """The folder of a checkpoint, its tensors by name, on the CPU, and the rest of its state, as JSON."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -35,16 +29,13 @@ class Checkpoint:
 
 
 def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write a checkpoint, then discard all but it and the one before it.
+    """Write a checkpoint, then discard all but it and the one before it; the checkpoint's folder.
 
     Args:
         folder: of the checkpoints; created if missing.
         number: ≥ 0, rises with time; checkpoints of this and of larger numbers are removed.
         tensors: by name; two names may share memory.
         state: JSON, without NaN or infinities.
-
-    Returns:
-        The checkpoint's folder.
 
     Example:
         >>> import tempfile, torch
@@ -75,14 +66,10 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The last undamaged checkpoint of a folder, which may be missing; a warning names each damaged one.
-
-    Returns:
-        The undamaged checkpoint of the largest number; None without checkpoints.
+    """The undamaged checkpoint of the largest number; None without checkpoints. A warning names each damaged one.
 
     Raises:
         CorruptFileError: if every checkpoint is damaged.
-        ValueError: for a checkpoint of another format.
     """
     paths = _checkpoints(Path(folder))
     for path in reversed(paths):

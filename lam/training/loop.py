@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam.losses import TrainableLoss
-from lam.pairs.relation import Relation
 from lam.training import checkpoints
 from lam.training.batches import Batches
 from lam.training.features import with_features
@@ -86,7 +85,7 @@ class Loop:
         self, fabric: Any, network: nn.Module, dataset: Any, training: Training, step: Step, method: str | None
     ) -> None:
         self.fabric, self.network, self.dataset, self.training, self.step = fabric, network, dataset, training, step
-        self.method, self.pairs = method, (training.relation or Relation()).pairs
+        self.method, self.pairs = method, training.relation.pairs
         self.folder = None if training.folder is None else Path(training.folder)
         self.loss, parameters = training.loss, list(network.parameters())
         self.stateful: dict[str, Any] = {"network": network, "step": step}  # a checkpoint holds their states

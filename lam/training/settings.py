@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,7 +105,7 @@ class Training(TrainingOptions):
     """
 
     loss: Loss
-    relation: Relation | None = None
+    relation: Relation = field(default_factory=Relation)
     seed: int = 0
     pretrained: bool = False
     trained_by: Mapping[str, Any] | None = None
@@ -131,7 +131,7 @@ class Training(TrainingOptions):
     @property
     def by_label(self) -> bool:
         """Whether labels, not distances, make the pairs of a batch."""
-        return self.relation is None or self.relation.positive_within is None
+        return self.relation.positive_within is None
 
     def resume_key(self) -> dict[str, Any]:
         """The settings that determine the weights of an epoch, as JSON."""

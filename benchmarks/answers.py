@@ -81,7 +81,7 @@ class Cell:
         self.calibration: Calibration = calibrate(data, Choices(TARGETS), key="")
 
     def predict(self, items: Dataset | list[Tensor]) -> Prediction:
-        batches = items if isinstance(items, list) else loader_of(items, EMBEDDING_BATCH)
+        batches = items if isinstance(items, list) else loader_of(items)
         return self.encoder.predict(batches, n_samples=N_SAMPLES)
 
     def answers(self, items: Dataset | list[Tensor], labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -35,7 +35,7 @@ from lam.retrieval.metrics.open_set import open_set_metrics
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
-from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.data import load_data, loader_of, reference_features
 from lam.runs.finished import Run
 
 RESAMPLES = 200
@@ -60,7 +60,7 @@ def measure(run: Path, mnist: str) -> dict[str, Any]:
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
 
     def predict(images: datasets.Dataset) -> Prediction:
-        return encoder.predict(loader_of(images, EMBEDDING_BATCH), n_samples=N_SAMPLES)
+        return encoder.predict(loader_of(images), n_samples=N_SAMPLES)
 
     parts = carve(splits.validation, (len(splits.validation) // 2,), seed=0)
     gallery, held, test, outside = (predict(images) for images in (*parts, splits.test, others))

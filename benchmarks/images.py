@@ -56,7 +56,7 @@ def recall_in_folder(finished: Run) -> float:
     """Recall@1 of the test part where all other images of the folder are found, those trained on too."""
     splits, _ = load_data(finished.config.data)
     parts = [splits.test, splits.train, splits.validation]
-    embedded = [finished.encoder.embed(loader_of(part, 64), n_samples=2).mean.cpu() for part in parts]
+    embedded = [finished.encoder.embed(loader_of(part, batch_size=64), n_samples=2).mean.cpu() for part in parts]
     labels = torch.cat([part.labels for part in parts])
     hits, _ = rank(embedded[0], torch.cat(embedded), k=2)
     is_itself = hits[:, 0] == torch.arange(len(hits))

@@ -31,7 +31,7 @@ from lam.retrieval.decisions.flags import COMBINED, OodDetector
 from lam.retrieval.metrics.searches import search_open_set
 from lam.runs.calibration_options import REFERENCE
 from lam.runs.config_files import load_config
-from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.data import load_data, loader_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.run import run
 from lam.runs.sweep import summary
@@ -69,8 +69,7 @@ def asked(folder: Path) -> Asked:
     outside = next(iter(ood.values()))
     reference = reference_features(encoder, splits.train, REFERENCE, seed=config.seed)
     seen: list[Prediction] = [
-        encoder.predict(loader_of(part, EMBEDDING_BATCH), n_samples=N_SAMPLES)
-        for part in (splits.validation, splits.test, outside)
+        encoder.predict(loader_of(part), n_samples=N_SAMPLES) for part in (splits.validation, splits.test, outside)
     ]
     known, gallery, strangers = (part.embeddings.mean for part in seen)
     labels, stored = splits.validation.labels, splits.test.labels

@@ -80,7 +80,7 @@ def features_of(run: str, n_train: int, cache: Path) -> dict[str, tuple[Tensor, 
         kept = {}
         for name, images in parts.items():
             part = images.limit(PARTS.get(name, n_train), seed=0)
-            features = encoder.features(loader_of(part, 500)).cpu()
+            features = encoder.features(loader_of(part, batch_size=500)).cpu()
             kept |= {name: features, f"{name}_labels": part.labels}
         save_file(kept, file)
     kept = load_file(file, device=DEVICE)
@@ -219,7 +219,7 @@ def images_of(run: str) -> dict[str, tuple[Tensor, Tensor]]:
     parts = {**splits.parts(), "outside": next(iter(outside.values()))}
     counts = {**PARTS, "validation": TUNED_OVER_LAYERS}
     limited = {name: parts[name].limit(count, seed=0) for name, count in counts.items()}
-    return {name: (next(iter(loader_of(part, len(part))))[0], part.labels) for name, part in limited.items()}
+    return {name: (next(iter(loader_of(part, batch_size=len(part))))[0], part.labels) for name, part in limited.items()}
 
 
 def per_length(embeddings: Embeddings) -> Tensor:
@@ -235,8 +235,8 @@ def judged(variant: Any, run: str, data: dict[str, tuple[Tensor, Tensor]]) -> di
     encoder: Any = Run(run).encoder.to(DEVICE) if variant.network is None else variant
     encoder.posterior, made = variant.posterior, {}
     validation = load_data(load_config(run).data)[0].validation.limit(MADE, seed=0)
-    if is_images(next(iter(loader_of(validation, 2)))[0]):
-        made = encoder.recommend(loader_of(validation, 250)).metrics()
+    if is_images(next(iter(loader_of(validation, batch_size=2)))[0]):
+        made = encoder.recommend(loader_of(validation, batch_size=250)).metrics()
     some = data["test"][0][:TIMED]
     predict, prepared = timed(lambda: variant.posterior.predictor(n_samples=N_SAMPLES))
     predict(some)

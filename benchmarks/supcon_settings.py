@@ -56,7 +56,7 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     features, labels = features_of(run, N_TRAIN, cache)["train"]
     images = load_data(config.data)[0].validation
     some = images.limit(VALIDATION, seed=1)
-    held_out = encoder.features(loader_of(some, 500))
+    held_out = encoder.features(loader_of(some, batch_size=500))
     tuned, judged = ((held_out[rows], some.labels[rows]) for rows in (slice(TUNED), slice(TUNED, None)))
 
     def measure(curvature: Any, whole: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def measured(run: str, cache: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         head = BayesianEncoder(None, "", fitted, relation=encoder.relation, n_samples=N_SAMPLES)
         head.tune([tuned])
         metrics, encoder.posterior = evaluate(head, [judged]).metrics, head.posterior
-        made = encoder.recommend(loader_of(images.limit(MADE, seed=0), 250)).metrics()
+        made = encoder.recommend(loader_of(images.limit(MADE, seed=0), batch_size=250)).metrics()
         return {"ausc": metrics["ausc"], "ece": metrics["ece"], "auroc_of_made": made["kappa_on_made"]}
 
     return {title: partial(measure, *setting) for title, setting in settings(posterior.curvature.curvature).items()}

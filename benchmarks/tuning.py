@@ -116,7 +116,7 @@ def of_run(run: str) -> tuple[str, DiagonalPosterior, Tensor, Tensor]:
     config = load_config(run, ["--data.ood=[]"])
     validation = load_data(config.data)[0].validation
     name = Path(config.data.root or config.data.name).name
-    return name, encoder.posterior, encoder.features(loader_of(validation, 500)), validation.labels
+    return name, encoder.posterior, encoder.features(loader_of(validation, batch_size=500)), validation.labels
 
 
 def of_texts(name: str, parts: list[tuple[list[str], list[str]]], parsed: argparse.Namespace) -> Iterator[Any]:

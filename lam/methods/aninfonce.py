@@ -3,7 +3,6 @@
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice".
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.datasets.views import ViewsOfKinds, check_images
 from lam.losses import AnInfoNCE, Loss
 from lam.losses.base import margin_of
-from lam.methods.base import head_of
+from lam.methods.base import Learned, head_of
 from lam.methods.deterministic import Deterministic
 from lam.models.head import head_input_and_output
 from lam.pairs.pairs import Pairs
@@ -75,9 +74,7 @@ class Aninfonce(Deterministic):
         options: dict[str, Any] = {"n_members": self.n_members, "negatives": negatives, "margin": margin_of(loss)}
         return AnInfoNCE(dimension, self.concentration, **options)
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
+    def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
         """Empty for several Λ, without normalisation, or if an entry of Λ is not positive; see `Method.trained_by`."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}

@@ -24,6 +24,9 @@ from lam.training.batches import Batches
 
 _REFERENCE_BATCH = 250
 
+Learned = Mapping[str, Sequence[float]]
+"""Learned parameters of a loss, by name, as in a `History`."""
+
 Refit = Callable[["Method"], Encoder]
 """Function from a method to an encoder, for a network that is trained already."""
 
@@ -109,9 +112,7 @@ class Method(ABC):
         """The loss that trains networks of D dimensions: the training's, or the method's own."""
         return loss
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
+    def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
         """Name and settings of the training loss's curvature; empty for a loss without one.
 
         A method that trains on two views of each image adds their settings as `views`.
@@ -119,7 +120,7 @@ class Method(ABC):
         Args:
             loss: of the training.
             dimension: D of the network.
-            learned: learned parameters of the loss, as in a `History`.
+            learned: learned parameters of the loss.
         """
         return curvature_of_loss(self.training_loss(loss, dimension), learned)
 
@@ -155,7 +156,7 @@ def _can_learn(network: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in network.parameters())
 
 
-def curvature_of_loss(loss: Loss, learned: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
+def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, Any]:
     """Name and settings of a loss's curvature, with the learned parameters; settings of value None are left out.
 
     Empty if the loss lacks a setting that the curvature needs, such as a margin.

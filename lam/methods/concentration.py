@@ -1,7 +1,7 @@
 """Methods that learn each item's concentration by a loss of von Mises-Fisher distributions."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from lam.encoders.concentration import HeadEncoder, NormEncoder
 from lam.encoders.deterministic import DeterministicEncoder
 from lam.losses import DistributionLoss, Loss
 from lam.losses.base import as_settings
-from lam.methods.base import Trained, head_of
+from lam.methods.base import Learned, Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.head import head_input_and_output
 from lam.models.kappa_head import Form, KappaHead
@@ -68,9 +68,7 @@ class ConcentrationMethod(HeadMethod):
         """Class of the trained module, with the arguments of `DistributionNetwork`."""
         return DistributionNetwork
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
+    def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
         """The curvature of the learned loss at κ = `start`; see `Method.trained_by`."""
         method = replace(self, **as_settings(learned or {}))
         return method.loss(dimension, 0).curvature(dimension, self.start)

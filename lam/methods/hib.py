@@ -4,7 +4,6 @@ Source: Oh et al. (2019), "Modeling uncertainty with hedged instance embedding";
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from lam.encoders.gaussian import GaussianEncoder
 from lam.losses import Loss
 from lam.losses.soft_contrastive import soft_contrastive
-from lam.methods.base import Method, Trained, head_of
+from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import head_input_and_output
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.training import Training
@@ -60,9 +59,7 @@ class Hib(Method):
         if not math.isfinite(self.offset):
             raise ValueError(f"offset must be finite, got {self.offset}")
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
+    def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
         """Empty, as the loss has no curvature; see `Method.trained_by`."""
         return {}
 

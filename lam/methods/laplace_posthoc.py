@@ -22,7 +22,7 @@ from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.losses.contrastive import Fix, Split
 from lam.losses import Loss
 from lam.losses.base import as_settings, margin_of, settings_of
-from lam.methods.base import Method, Refit, Trained, inputs_of, probe_of
+from lam.methods.base import Learned, Method, Refit, Trained, inputs_of, probe_of
 from lam.methods.fit import empty_layers_curvature, fit
 from lam.methods.laplace import Laplace
 from lam.models.head import default_head, find_head, probe_output
@@ -114,7 +114,7 @@ class LaplaceMethod(Method):
             )
         return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
 
-    def curvature_of(self, loss: Loss, learned: Mapping[str, list[float]] | None = None) -> Curvature:
+    def curvature_of(self, loss: Loss, learned: Learned | None = None) -> Curvature:
         """The curvature, with missing settings from a loss and its learned parameters; `ValueError` if one is left."""
         curvature: Any = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
         if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
@@ -231,7 +231,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         chosen = {"scope": self.pairs, "miner": self.miner, "max_pairs": self.max_pairs, "triplet_margin": None}
         return replace(training.relation, **chosen)
 
-    def laplace(self, training: Training, learned: Mapping[str, list[float]] | None = None) -> Laplace:
+    def laplace(self, training: Training, learned: Learned | None = None) -> Laplace:
         """The settings of `lam.fit`, with missing ones from the training's loss."""
         relation = self.relation_of(training)
         if self.views is not None:  # views match by the number of their image, not by labels or places
@@ -267,6 +267,6 @@ def fit_posterior(
     return encoder
 
 
-def learned_parameters(histories: Mapping[str, History]) -> Mapping[str, list[float]]:
+def learned_parameters(histories: Mapping[str, History]) -> Learned:
     """Learned parameters of the loss; empty for a network that was trained before."""
     return histories["network"].learned if "network" in histories else {}

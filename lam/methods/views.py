@@ -1,6 +1,5 @@
 """Methods that learn without labels, from two random views of each image."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -9,6 +8,7 @@ from torch import nn
 from lam.datasets.views import TwoViews, Views
 from lam.losses import Loss
 from lam.losses.alignment import Explicit, Regulariser
+from lam.methods.base import Learned
 from lam.methods.concentration import ConcentrationMethod, KappaBy
 from lam.models.kappa_head import Form
 from lam.pairs.relation import Relation
@@ -62,9 +62,7 @@ class ViewsMethod(ConcentrationMethod):
         """The alignment and its regulariser; None without κ."""
         return None if self.kappa == "none" else Explicit(self.weight, self.regulariser, self.decay)
 
-    def trained_by(
-        self, loss: Loss, dimension: int, learned: Mapping[str, Sequence[float]] | None = None
-    ) -> dict[str, Any]:
+    def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
         """The curvature, with the settings of the views; see `Method.trained_by`."""
         return {**super().trained_by(loss, dimension, learned), "views": asdict(self.view())}
 

@@ -30,7 +30,7 @@ from lam.runs.calibration_gallery import (
 )
 from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.config import RunConfig
-from lam.runs.data import EMBEDDING_BATCH, load_data, loader_of, reference_features
+from lam.runs.data import load_data, loader_of, reference_features
 from lam.runs.finished import Run
 from lam.runs.folder import changed_parts, left_out
 from lam.runs.live import live_queries
@@ -70,7 +70,7 @@ class Inputs:
 
     def predict(self, items: Dataset) -> Prediction:
         """Embeddings and features of items."""
-        return self.encoder.predict(loader_of(items, EMBEDDING_BATCH), progress=self.progress)
+        return self.encoder.predict(loader_of(items), progress=self.progress)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def search_known(inputs: Inputs) -> Known:
     gallery = HELD_OUT if replaces_half else options.gallery or INDEX
     if gallery != HELD_OUT:
         images = images.queries
-    hashed = HashedBatches(loader_of(images, EMBEDDING_BATCH))
+    hashed = HashedBatches(loader_of(images))
     prediction = encoder.predict(hashed, progress=inputs.progress)
     reference = None
     if inputs.splits is not None and options.reference:

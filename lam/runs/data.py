@@ -246,7 +246,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
     return {path: bits for path, bits in hashes if bits is not None}, damaged
 
 
-def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[Any]:
+def loader_of(images: Any, num_workers: int = 0, *, batch_size: int = EMBEDDING_BATCH) -> DataLoader[Any]:
     """A loader of images or features in their order; it does not use torch's global random state."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
@@ -256,7 +256,7 @@ def loader_of(images: Any, batch_size: int, num_workers: int = 0) -> DataLoader[
 def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: int, num_workers: int = 0) -> Reference:
     """Features, embeddings and classes, if any, of at most `count` random images."""
     drawn = images.limit(count, seed=seed)
-    prediction = encoder.predict(loader_of(drawn, EMBEDDING_BATCH, num_workers), n_samples=2)
+    prediction = encoder.predict(loader_of(drawn, num_workers), n_samples=2)
     labels = drawn.targets if drawn.targets.ndim == 1 else None
     return Reference.of(prediction.features.cpu(), labels, embeddings=prediction.embeddings.mean.cpu())
 

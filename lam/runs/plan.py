@@ -19,6 +19,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.base import Encoder
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.concentration import HeadEncoder
+from lam.methods.laplace_posthoc import learned_parameters
 from lam.models import EmbeddingNetwork
 from lam.models.head import evaluating
 from lam.models.kappa_head import KappaHead
@@ -26,7 +27,7 @@ from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval.index.exact import rank
 from lam.runs.config import RunConfig
-from lam.runs.data import EMBEDDING_BATCH, loader_of
+from lam.runs.data import loader_of
 from lam.runs.finished import Run
 from lam.training import History, Training
 from lam.training.features import with_features
@@ -171,7 +172,7 @@ class Plan:
         """Name and settings of the curvature of the training loss, of this run or of an earlier training."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
-        learned = histories["network"].learned if "network" in histories else None
+        learned = learned_parameters(histories)
         return self.config.method.trained_by(self.loss, self.config.network.dimension, learned)
 
     def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
@@ -180,7 +181,7 @@ class Plan:
         with evaluating(network):
             device = next(network.parameters()).device
             features = with_features(network, items, num_workers=num_workers)
-            batches = loader_of(features, EMBEDDING_BATCH, num_workers)
+            batches = loader_of(features, num_workers)
             embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
         gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
         hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)

@@ -36,7 +36,6 @@ from lam.runs.copies import COPIES
 from lam.runs.corruption import CorruptionCurve, corruption_metrics, measure_corruption
 from lam.runs.curves import CURVES, Curves
 from lam.runs.data import (
-    EMBEDDING_BATCH,
     RunData,
     load_data,
     loader_of,
@@ -175,7 +174,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
             reference, count = None, config.ambiguity.reference
             if count:
                 drawn = splits.train.limit(count, seed=config.seed)
-                reference = loader_of(drawn, EMBEDDING_BATCH, config.data.num_workers)
+                reference = loader_of(drawn, config.data.num_workers)
             encoder.learn_ambiguity(held_out, reference=reference, kappa_head=start.kappa_head, seed=config.seed)
     stages.write(config.folder)
     encoder.save(config.folder / ENCODER)
@@ -263,4 +262,4 @@ class Evaluator:
         return {"unseen_recall@1": measured["recall@1"], **answers}
 
     def _batches(self, items: Dataset) -> Any:
-        return loader_of(items, EMBEDDING_BATCH, self.config.data.num_workers)
+        return loader_of(items, self.config.data.num_workers)

@@ -241,7 +241,7 @@ def test_images_of_the_gallery_are_known_though_they_find_themselves(run_copy: P
     made, splits = run.calibration, load_data(run.config.data)[0]
     known = {}
     for name, images in (("gallery", splits.test), ("calibrated on", splits.validation)):
-        prediction = run.encoder.predict(loader_of(images, 100))
+        prediction = run.encoder.predict(loader_of(images, batch_size=100))
         hits = run.gallery.search(prediction.embeddings, N_HITS)
         scores = made.scores(hits, prediction.embeddings, features=prediction.features)
         known[name] = float(made.match_probability.usual(scores).mean())

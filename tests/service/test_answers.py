@@ -277,7 +277,7 @@ def test_pairs_that_are_too_few_promise_nothing(made: Calibration, image: Query)
 def doubting(calibrated_run: Path) -> Run:
     """The run, its encoder with what it learnt of ambiguity."""
     run = Run(calibrated_run)
-    run.encoder.learn_ambiguity(loader_of(datasets.load("digits").validation, 300), seed=0)
+    run.encoder.learn_ambiguity(loader_of(datasets.load("digits").validation, batch_size=300), seed=0)
     return run
 
 

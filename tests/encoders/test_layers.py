@@ -498,20 +498,6 @@ def test_a_posterior_over_layers_is_not_loaded_without_a_network():
         type(posterior).restored(posterior.tensors(), posterior.settings())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": "all", "structure": "ekfac"}, "^structure must be one of diag, kron, got 'ekfac'"),
-        ({"predictive": "linearised"}, "^predictive needs several layers"),
-        ({"layers": "all", "fix": "full"}, "^layers other than the last have no place for cross terms"),
-        ({"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] take pairs within batches"),
-    ],
-)
-def test_a_method_refuses_before_it_trains_naming_the_option_first(options: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        LaplacePosthoc(**options)
-
-
 def test_a_method_trains_and_puts_the_posterior_over_its_layers():
     network = models.build("convnet8", dimension=3)
     trained: Any = LaplacePosthoc(layers="all", structure="kron").train(network, images(), training())

@@ -129,21 +129,6 @@ def test_one_positive_concentration_is_a_curvature_and_nothing_else_is() -> None
     assert Aninfonce(normalise=False).trained_by(SupCon(0.5), 2, learned) == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_members": 0}, "n_members must be at least 1, got 0"),
-        ({"n_members": 2, "crop_scales": (0.5,)}, r"crop_scales must hold one for each of n_members=2 members, got 1"),
-        ({"crop_scales": (1.5,)}, r"crop_scale must be in \(0, 1\]"),
-        ({"negatives": -1.0}, "negatives must be at least 0, got -1"),
-        ({"negatives": 5.0}, "negatives must be below concentration, 5, got 5"),
-    ],
-)
-def test_options_outside_their_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Aninfonce(**options)
-
-
 def test_members_of_what_is_no_image_are_refused() -> None:
     rows = TensorImages(torch.rand(12, 1, 8, 8), torch.arange(12) % 3)
     flat = [(image.flatten(), label) for image, label in (rows[number] for number in range(12))]

@@ -144,16 +144,8 @@ def test_the_head_begins_at_its_start_and_never_gives_nan(form: Any, start: floa
         assert features.grad.isfinite().all()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_features_that_a_head_cannot_take_are_refused() -> None:
     for make, message in (
-        (lambda: Mcinfonce(kappa_pos=0.0), "kappa_pos must be positive and finite, got 0"),
-        (lambda: Mcinfonce(n_samples=0), "n_samples must be at least 1, got 0"),
-        (lambda: Mcinfonce(start=1.0), "start must be above 1, the least κ of the form exp, got 1"),
-        (lambda: Elk(hidden=0), "hidden must be at least 1, got 0"),
-        (lambda: HibVmf(epochs=0), "epochs must be at least 1, got 0"),
-        (lambda: LossPrediction(temperature=0.0), "temperature must be positive and finite, got 0"),
-        (lambda: Varcon(epsilon=0.2), "epsilon must lie within ±temperature, 0.1, got 0.2"),
-        (lambda: Aninfonce(concentration=-1.0), "concentration must be positive and finite, got -1"),
         (lambda: KappaHead(0), "features must be at least 1, got 0"),
         (lambda: KappaHead(3)(torch.zeros(2, 4)), r"features must be \(N, 3\), got \(2, 4\)"),
     ):

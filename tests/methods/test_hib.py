@@ -128,17 +128,3 @@ def test_the_checkpoint_holds_what_turns_distance_into_a_match(tmp_path: Path):
 def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
     with pytest.raises(DivergenceError, match="epoch 1, step.*lower learning_rate"):
         train(make_network(), make_data(), loss=LOSS, epochs=2, folder=tmp_path, learning_rate=1e30, **QUIET)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_samples": 0}, "n_samples must be at least 1, got 0"),
-        ({"kl_weight": -1.0}, "kl_weight must be at least 0, got -1.0"),
-        ({"scale": 0.0}, "scale must be positive and finite, got 0.0"),
-        ({"offset": float("nan")}, "offset must be finite, got nan"),
-    ],
-)
-def test_bad_options_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        Hib(**change)

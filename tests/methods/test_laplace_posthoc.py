@@ -102,13 +102,6 @@ def test_the_plain_sum_over_triplets_is_that_of_three_loops(margin: float | None
     )
 
 
-def test_options_that_say_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="tune_step needs tune='marginal_likelihood', got tune='calibration'"):
-        LaplacePosthoc(tune_step=0.1)
-    with pytest.raises(ValueError, match="tune_step must be positive and finite, got 0.0"):
-        LaplacePosthoc(tune="marginal_likelihood", tune_step=0.0)
-
-
 def test_places_in_shuffled_batches_are_refused_before_training() -> None:
     with pytest.raises(ValueError, match='pairs must be "dataset" for places'):
         train(models.build("convnet8", dimension=3), make_data(), relation=Relation(positive_within=5.0), **settings())

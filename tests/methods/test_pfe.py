@@ -182,15 +182,3 @@ def test_training_stops_where_the_loss_is_not_finite(tmp_path: Path):
         train(
             make_network(), make_data(), loss=LOSS, epochs=1, options=options, pretrained=True, folder=tmp_path, **QUIET
         )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
-    ],
-)
-def test_bad_options_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        Pfe(**change)

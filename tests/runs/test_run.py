@@ -21,6 +21,7 @@ from lam.evaluation import evaluate
 from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
+from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.finished import Run
 from lam.runs.index import index_images
@@ -299,15 +300,19 @@ def test_the_extremes_of_a_report_hold_images_from_outside(
     assert hit.equal(test[int(evaluation.candidates[nearest])][0])
 
 
-@pytest.mark.long
-def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_after_training(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr("lam.methods.laplace_posthoc.fit", stop)
         with pytest.raises(KeyboardInterrupt):
-            run(tiny(tmp_path), progress=False)
+            run(config, progress=False)
+
+
+@pytest.mark.long
+def test_the_seconds_of_training_are_those_of_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after_training(tiny(tmp_path), monkeypatch)
     metrics = run(tiny(tmp_path), progress=False).metrics
     seconds = json.loads((tmp_path / "training.json").read_text())["network"]["seconds"]
     assert len(seconds) == 2
@@ -323,13 +328,7 @@ def test_a_stopped_run_does_not_go_on_with_images_exchanged_under_their_names(
     folder = [f"--data.root={images}", "--training.epochs=2", f"--output={tmp_path / 'run'}"]
     config = load_config("folder laplace_posthoc", [*network, *folder])
 
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("lam.methods.laplace_posthoc.fit", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, progress=False)
+    stop_after_training(config, monkeypatch)
     assert list((tmp_path / "run").glob("checkpoints/**/*.safetensors"))
     for names in (sorted(images.glob("0/*")), sorted(images.glob("1/*"))):
         content = [path.read_bytes() for path in names]

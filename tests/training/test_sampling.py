@@ -191,21 +191,6 @@ def test_a_checkpoint_of_other_mining_is_refused(tmp_path: Path, options: dict[s
         fit(network(), folder=tmp_path, epochs=1, **MINED | options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"per_class": 1}, "per_class must be at least 2, got 1"),
-        ({"per_class": 5}, "batch_size must be per_class=5 times .* got 16: take 15, or another per_class"),
-        ({"per_class": 16}, "batch_size must be per_class=16 times .* got 16: take 32"),
-        ({"per_class": 2}, "batch_size / per_class = 8 classes, .* got 4:"),
-        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit(network(), **options)
-
-
 def test_labels_that_do_not_fit_the_data_are_refused() -> None:
     data = Images()
     data.labels = data.labels[:30]

@@ -113,13 +113,6 @@ def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
 
     Returns:
         (M, D, D) matrices in the type of `units`; multiply them from the right.
-
-    Example:
-        >>> units = F.normalize(torch.randn(2, 50, 3, dtype=torch.float64), dim=-1)
-        >>> units[1] = units[0].flip(-1)
-        >>> aligned = units @ align(units)
-        >>> torch.allclose(aligned[0], aligned[1])
-        True
     """
     members = units.double()
     mean, length = members[0], 0.0

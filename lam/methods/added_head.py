@@ -47,11 +47,6 @@ def train_layer(
 
     Returns:
         A layer from P to D with a bias, in the type and on the device of the features.
-
-    Example:
-        >>> features, labels = torch.randn(64, 8), torch.arange(64) % 4
-        >>> train_layer(features, labels, Relation(), margin=0.7, dimension=3)
-        Linear(in_features=8, out_features=3, bias=True)
     """
     layer = whitening_layer(features, dimension)
     items, held_out = _split(targets, relation, seed)

@@ -31,11 +31,6 @@ class KappaHead(nn.Module):
 
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
-
-    Example:
-        >>> head = KappaHead(16, start=20.0)
-        >>> head(torch.zeros(1, 16)).round(decimals=2).tolist()
-        [20.0]
     """
 
     def __init__(

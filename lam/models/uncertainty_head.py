@@ -26,11 +26,6 @@ class UncertaintyHead(nn.Module):
 
     Attributes:
         recipe: the arguments that rebuild the head, as JSON.
-
-    Example:
-        >>> head = UncertaintyHead(16, 3).eval()
-        >>> head(torch.zeros(1, 16)).round(decimals=2).tolist()
-        [[-7.0, -7.0, -7.0]]
     """
 
     def __init__(self, features: int, dimension: int, *, shared: bool = True, seed: int = 0) -> None:

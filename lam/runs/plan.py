@@ -26,6 +26,7 @@ from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
 from lam.retrieval.index.exact import rank
+from lam.retrieval.metrics.ranking import recall_at_k
 from lam.runs.config import RunConfig
 from lam.runs.data import loader_of
 from lam.runs.finished import Run
@@ -185,8 +186,8 @@ class Plan:
             embeddings = torch.cat([network(batch.to(device)) for batch, _ in batches]).float()
         gallery = None if relevance.gallery is None else embeddings[relevance.gallery.to(device)]
         hits, _ = rank(embeddings[relevance.queries.to(device)], gallery, k=1)
-        answerable = relevance.count() > 0
-        return float(relevance.of_hits(hits)[answerable, 0].double().mean()) if answerable.any() else 0.0
+        n_relevant = relevance.count()
+        return recall_at_k(relevance.of_hits(hits), n_relevant, k=1) if n_relevant.any() else 0.0
 
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:

@@ -28,11 +28,6 @@ class Batches(Dataset):
             draws classes, and items of them, without replacement. Smaller classes give all their items, classes of one
             item none. A full batch cuts its last class. For large classes this is pytorch-metric-learning's
             `MPerClassSampler`, with other random numbers.
-
-    Example:
-        >>> batches = Batches([(float(i), i) for i in range(5)], batch_size=2, seed=0, epoch=0)
-        >>> len(batches), sorted(int(label) for i in range(3) for label in batches[i][1])
-        (3, [0, 1, 2, 3, 4])
     """
 
     def __init__(

@@ -36,13 +36,6 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
         number: ≥ 0, rises with time; checkpoints of this and of larger numbers are removed.
         tensors: by name; two names may share memory.
         state: JSON, without NaN or infinities.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = save(folder, 7, {"weight": torch.ones(2)}, {"epoch": 1})
-        ...     path.name, load(folder).tensors, load(folder).state
-        ('checkpoint-00000007', {'weight': tensor([1., 1.])}, {'epoch': 1})
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

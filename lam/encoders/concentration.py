@@ -91,7 +91,6 @@ class NeighbourEncoder(ConcentrationEncoder):
     Source: Sun, Ming, Zhu and Li (2022), for the distance.
 
     Args:
-        network, head, common: of `SeededEncoder`.
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
         k: number of the neighbour, from 1.
     """

@@ -22,10 +22,7 @@ Same = TypeVar("Same", bound="TwoHeadedEncoder")
 class DeterministicEncoder(Encoder):
     """Embed without uncertainty: for every input κ is the upper end of its range, and the variance 0.
 
-    Args:
-        network: maps (N, ...) inputs to (N, D); it ends in a linear layer, with or without normalisation.
-        head: path of that layer.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
+    The network maps (N, ...) inputs to (N, D); it ends in the linear layer `head`, with or without normalisation.
     """
 
     kind = "deterministic"
@@ -48,12 +45,7 @@ class DeterministicEncoder(Encoder):
 
 
 class SeededEncoder(DeterministicEncoder):
-    """A trained network, and a seed for the draws of its embeddings.
-
-    Args:
-        network, head, common: as for `DeterministicEncoder`.
-        seed: seed of all draws; torch's global generator is not used.
-    """
+    """A trained network, and a seed for the draws of its embeddings; torch's global generator is not used."""
 
     has_kappa = True
     keeps = ("seed",)
@@ -81,10 +73,12 @@ class SeededEncoder(DeterministicEncoder):
 
 
 class TwoHeadedEncoder(SeededEncoder):
-    """An encoder with a second head beside the network's, saved by recipe and state."""
+    """An encoder with a second head beside the network's, saved by recipe and state.
+
+    `own_head` is the name and the type of the attribute that holds it.
+    """
 
     own_head: ClassVar[tuple[str, type[Any]]]
-    """Name and type of the attribute that holds the second head."""
 
     def settings(self) -> dict[str, Any]:
         name, _ = self.own_head

@@ -31,9 +31,6 @@ class DropoutEncoder(SeededEncoder):
     `features` are without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
-
-    Args:
-        network, head, common: as for `SeededEncoder`; a network without dropout layers raises a `ValueError`.
     """
 
     kind = "mc_dropout"
@@ -43,8 +40,6 @@ class DropoutEncoder(SeededEncoder):
         super().__init__(network, head, **common)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; κ and joint samples come from the same thinned networks."""
-
         def predict(inputs: Any, offset: int) -> Prediction:
             features, outputs = self._outputs(inputs, n_samples)
             samples = F.normalize(outputs, dim=-1)

@@ -44,8 +44,6 @@ class EnsembleEncoder(Encoder):
             normalisation.
         head: path of that layer, the same in each member.
         rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None for no alignment.
-        combine: `concatenate` or `mean`.
-        common: `relation`, `preprocessing` and `ood_score` of `Encoder`.
     """
 
     kind = "deep_ensemble"

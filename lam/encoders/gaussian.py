@@ -26,7 +26,6 @@ class GaussianEncoder(TwoHeadedEncoder):
     Σ_d σ_d². Joint samples are independent between items; they depend on the seed and the item's position in the pass.
 
     Args:
-        network, head, common: as for `SeededEncoder`.
         uncertainty: maps the inputs of the network's head to log variances (N, D).
         unit_mean: whether μ is the head's output projected to the sphere, instead of the output itself.
     """

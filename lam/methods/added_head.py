@@ -43,7 +43,6 @@ def train_layer(
         margin: of the loss.
         dimension: D, from 2 to P; by default 64, or P if that is less.
         seed: of the split and of the order of items.
-        progress: show a progress bar on standard error.
 
     Returns:
         A layer from P to D with a bias, in the type and on the device of the features.

@@ -108,10 +108,10 @@ def _attainable_targets(options: CalibrationOptions, known: Known, strangers: St
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
     counts = {"far": n_without_match if options.strangers is None else len(strangers), "ood": len(known.searches)}
-    few = {name: n for name, n in counts.items() if name not in asked and 0 < n < needed(getattr(targets, name))}
+    usual = {name: getattr(targets, name) for name in counts if name not in asked}
+    few = {name: counts[name] for name, rate in usual.items() if 0 < counts[name] < needed(rate)}
     least = {name: least_rate(n) for name, n in few.items()}
     if few:
-        usual = {name: getattr(targets, name) for name in few}
         raised = ", ".join(
             f"{name} to {least[name]:g} ({usual[name]:g} needs {needed(usual[name])} scores, there are {n})"
             for name, n in few.items()

@@ -29,14 +29,10 @@ class LiveQueries:
 
     Args:
         run: the served run.
-        size: greatest number of queries in the sample.
+        size: greatest number of queries in the sample, at least 1.
 
     Attributes:
         seen: number of all queries.
-
-    Raises:
-        ValueError: for a size below 1.
-        CorruptFileError: naming a file of an earlier sample that is missing, truncated or altered.
     """
 
     def __init__(self, run: Run, size: int) -> None:

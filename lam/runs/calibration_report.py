@@ -19,7 +19,8 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         yield "         these are searched too, and too many for any bound: answers are marked stale; label them"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
-    yield f"match: {_decides(calibration)}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    by = "P(known) · P(right | known)" if calibration.accept == PROBABILITY else statistic_name(calibration.accept)
+    yield f"match: {by} above {threshold:.9g}; false accepts {far:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       {facts['false_accepts']}"
     if "strangers_accepted" in facts:
         share, low, high = facts["strangers_accepted"]
@@ -89,13 +90,6 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
     if n_strangers:
         whom = f" and strangers {'of held-out classes' if strangers is None else f'like those in {strangers}'}"
     return f"for queries like those calibrated on{whom}, {share} without a match in the gallery"
-
-
-def _decides(calibration: Calibration) -> str:
-    """The statistic that accepts a first hit, and its threshold."""
-    if calibration.accept == PROBABILITY:
-        return f"P(known) · P(right | known) above {calibration.accept_above:.9g}"
-    return f"{statistic_name(calibration.accept)} above {calibration.accept_above:.9g}"
 
 
 def statistic_name(accept: str) -> str:

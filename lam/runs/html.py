@@ -14,7 +14,7 @@ from lam.retrieval.metrics.scores import SCORES, describe_score
 from lam.utils.files import write_text
 from lam.utils.pages import figure, rendered
 
-_SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
+_APART = _SECONDS, _TUNED, _CORRUPTION = "seconds_", "tuned_", "corruption_"
 _PREVALENCE = "prevalence"
 _NO_MATCH = "no_match_auprc"
 _CORRUPTED = {"recall@1": describe("recall@1").name, "kappa": "median κ"}
@@ -52,25 +52,23 @@ def write_report(
         ood_score, ood_set: names of the encoder's own score and of the main OOD set; keys leave them out.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
-    seconds, tuned, corruption = (_starting(values, prefix) for prefix in (_SECONDS, _TUNED, _CORRUPTION))
-    apart = seconds.keys() | tuned.keys() | corruption.keys()
+    seconds, tuned, corruption = (
+        {key: value for key, value in values.items() if key.startswith(prefix)} for prefix in _APART
+    )
     seconds = {key.removeprefix(_SECONDS): value for key, value in seconds.items() if value is not None}
     place = {name: number for number, name in enumerate(METRICS)}
-    keys = sorted(
-        (Key.parse(key) for key in values if key not in apart), key=lambda key: place.get(key.metric, len(place))
-    )
-    parsed = {key: values[str(key)] for key in keys}
+    keys = (Key.parse(key) for key in values if not key.startswith(_APART))
+    parsed = {key: values[str(key)] for key in sorted(keys, key=lambda key: place.get(key.metric, len(place)))}
     by_score = {key: METRICS[key.metric].by_score for key in parsed if key.metric in METRICS}
     ood = {key: value for key, value in parsed.items() if by_score.get(key) == OWN}
     answers = {key: value for key, value in parsed.items() if by_score.get(key) not in (None, OWN)}
     unseen = {key: value for key, value in answers.items() if key.ood_set}
     answers = {key: value for key, value in answers.items() if not key.ood_set}
     prevalence = {key.ood_set: value for key, value in parsed.items() if key.metric == _PREVALENCE}
-    apart_in_tables = ood.keys() | unseen.keys()
     rest = {
         str(key): value
         for key, value in parsed.items()
-        if key not in apart_in_tables and key.metric != _PREVALENCE and not key.score
+        if key not in ood.keys() | unseen.keys() and key.metric != _PREVALENCE and not key.score
     }
     headings = {key.ood_set: _heading(key.ood_set or ood_set, prevalence.get(key.ood_set)) for key in ood}
     page = rendered(
@@ -95,10 +93,6 @@ def write_report(
 
 def _described(values: Values) -> list[tuple[Metric, float | int | None]]:
     return [(describe(key), value) for key, value in values.items()]
-
-
-def _starting(values: Values, prefix: str) -> Values:
-    return {key: value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _heading(ood_set: str, prevalence: float | int | None) -> str:

@@ -163,18 +163,15 @@ class _Searcher:
             return batches.read, batches
         preprocessing = preprocessing_of(self._encoder, TextPreprocessing)
         if isinstance(texts, Path):
-            texts = self._texts_of(texts)
+            columns = None if self._columns is None else Columns(self._columns.query)
+            items = read_items(self._encoder, texts, columns).queries
+            texts = items.texts if isinstance(items, Texts) else ()
         else:
             for text in texts:
                 if is_cut(self._encoder.network, preprocessing, text):
                     warnings.warn(f"{text[:_SHOWN]!r}... is longer than the network reads: it was cut", stacklevel=4)
         read = [preprocessing(text) for text in texts]
         return texts, [torch.stack(read[start : start + BATCH]) for start in range(0, len(read), BATCH)]
-
-    def _texts_of(self, file: Path) -> Sequence[str]:
-        columns = None if self._columns is None else Columns(self._columns.query)
-        items = read_items(self._encoder, file, columns).queries
-        return items.texts if isinstance(items, Texts) else ()
 
     def predictions(self, batches: Iterable[Tensor], progress: bool) -> Iterator[Prediction]:
         n_samples = self._gallery.mean_samples

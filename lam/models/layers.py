@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lam.models.head import evaluating, items, record_layers, run
+from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 
 AT_ONCE = 1 << 26
@@ -153,8 +154,8 @@ def rows_at_once(
     device, at_once = next(network.parameters()).device, AT_ONCE
     if device.type == "cuda":
         at_once = torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU)
-    size = max(1, at_once // elements_of_pass(network, head, paths, inputs, jacobians=jacobians))
-    return [slice(start, start + size) for start in range(0, n_items(inputs), size)]
+    width = elements_of_pass(network, head, paths, inputs, jacobians=jacobians)
+    return list(row_blocks(n_items(inputs), width, elements=at_once))
 
 
 def n_items(inputs: Any) -> int:

@@ -6,6 +6,7 @@ in the folder of a run is executed or decides what is.
 
 import importlib.util
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -83,9 +84,5 @@ def load_file(path: str | Path) -> None:
 
 def _line_in(path: Path, error: BaseException) -> str:
     """The last line of the file that was at work, as text; empty if it was not read so far."""
-    trace, line = error.__traceback__, ""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = f" in line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" in line {lines[-1]}" if lines else ""

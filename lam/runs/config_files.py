@@ -57,9 +57,9 @@ def load_config(
     """
     words = _words(source)
     settings = [_parse_override(override) for override in overrides]
-    chosen = _with({METHOD: {}}, settings)
-    network = _network_of(chosen.get("network"))
-    content = _with(_content(words, chosen[METHOD].get("name"), network=network), settings)
+    chosen = _set({METHOD: {}}, settings)
+    method, network = named_method(chosen[METHOD])[0], _network_of(chosen.get("network"))
+    content = _set(_content(words, method, network=network), settings)
     try:
         config = RunConfig.parsed(content)
     except ValueError as error:
@@ -91,7 +91,7 @@ def _network_of(section: Any) -> str | None:
     return section.get("name") or ("" if section.get("weights") else None)
 
 
-def _with(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _set(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Set settings by their dotted names, in place; missing sections are created."""
     for name, value in settings:
         if name == METHOD:

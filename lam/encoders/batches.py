@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from lam.pairs import Relation, Relevance, relevance_of
 from lam.pairs.pairs import as_native
-from lam.pairs.relation import Relation
-from lam.pairs.relevance import Relevance, relevance_of
 
 Batch = Any
 """A batch of a loader: inputs, or (inputs, targets, ...). Inputs are a tensor, or a dictionary of named tensors.

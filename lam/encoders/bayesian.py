@@ -24,8 +24,7 @@ from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.posteriors import POSTERIORS, Posterior
-from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.registry import METRICS, Metric
+from lam.retrieval import METRICS, Metric, auroc
 from lam.tuning.outsiders import Recommendation, is_images, make_outsiders
 from lam.tuning.scale import CLIPPED_LIMIT, ReplacedCurvature, Trial, Tuning, best_posterior, calibrate_scale, complaint
 from lam.utils.checks import check_choice

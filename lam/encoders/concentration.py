@@ -13,9 +13,8 @@ from lam.models.head import features_and_output
 from lam.models.kappa_head import KappaHead
 from lam.retrieval.metrics.reference import NEIGHBOUR, check_neighbours, unit_knn_distance
 from lam.utils.autocast import without_autocast
+from lam.vmf import KAPPA_RANGE, Embeddings, VonMisesFisher
 from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_resultant
-from lam.vmf.distribution import VonMisesFisher
-from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 
 class ConcentrationEncoder(SeededEncoder):

@@ -15,8 +15,7 @@ from lam.encoders.base import Encoder, Prediction, Predictor, directions_of
 from lam.models.head import features_and_output
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least, check_choice
-from lam.vmf.embeddings import Embeddings
-from lam.vmf.resultant import mean_resultant_length
+from lam.vmf import Embeddings, mean_resultant_length
 
 Combine = Literal["concatenate", "mean"]
 

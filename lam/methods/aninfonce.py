@@ -17,8 +17,7 @@ from lam.methods.base import Learned, head_of
 from lam.methods.deterministic import Deterministic
 from lam.models.head import head_input_and_output
 from lam.pairs.pairs import Pairs
-from lam.training import History, Training
-from lam.training.steps import Minibatch, Step
+from lam.training import History, Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_positive
 
 _LEAST_CROP = 0.3  # default crop_scale of the last member

@@ -18,8 +18,7 @@ from lam.methods.base import Learned, Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.head import head_input_and_output
 from lam.models.kappa_head import Form, KappaHead
-from lam.training import Training
-from lam.training.steps import Minibatch, Step
+from lam.training import Minibatch, Step, Training
 from lam.utils.checks import check_at_least
 from lam.utils.random import on_device
 

@@ -11,8 +11,7 @@ from lam.losses import Loss
 from lam.methods.base import Method
 from lam.models.head import features_and_output
 from lam.models.weights import sha256_of_weights
-from lam.training import History, Training, train
-from lam.training.steps import Minibatch, Step
+from lam.training import History, Minibatch, Step, Training, train
 from lam.utils.checks import check_at_least, check_positive
 
 HeadLoss = Callable[[Tensor, Tensor, Minibatch], Tensor]

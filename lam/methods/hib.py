@@ -18,8 +18,7 @@ from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.base import Learned, Method, Trained, head_of
 from lam.models.head import head_input_and_output
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.training import Training
-from lam.training.steps import Minibatch, Step
+from lam.training import Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_positive
 
 

@@ -26,8 +26,7 @@ from lam.pairs.mining import MinerName, Mining
 from lam.pairs.pairs import Pairs
 from lam.posteriors.diagonal import DiagonalPosterior
 from lam.posteriors.settings import check_settings
-from lam.training import Training
-from lam.training.steps import DivergenceError, Minibatch, Step
+from lam.training import DivergenceError, Minibatch, Step, Training
 from lam.utils.checks import check_at_least, check_choice, check_positive, check_share
 from lam.utils.random import on_device
 

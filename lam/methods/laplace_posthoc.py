@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 
 from lam.datasets.augmented import without_augmentation
 from lam.datasets.views import TwoViews, Views
-from lam.encoders.base import Encoder
+from lam.encoders import BayesianEncoder, Encoder
 from lam.encoders.batches import Batch, HeldOut, as_batches, split_batch
-from lam.encoders.bayesian import BayesianEncoder
 from lam.hessians import ContrastiveCurvature, Curvature
 from lam.hessians.losses import CURVATURES, from_settings
 from lam.hessians.losses.contrastive import Fix, Split
@@ -30,8 +29,7 @@ from lam.models.layers import find_layers
 from lam.pairs.mining import MinerName
 from lam.pairs.relation import Relation, Scope
 from lam.posteriors import Posterior
-from lam.training import Training
-from lam.training.loop import History
+from lam.training import History, Training
 from lam.tuning.outsiders import is_images
 from lam.utils.checks import check_at_least, check_choice, check_positive
 from lam.utils.random import seeded

@@ -15,8 +15,7 @@ from lam.losses.loss_prediction import loss_prediction
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.kappa_head import KappaHead
-from lam.training import Training
-from lam.training.steps import Minibatch
+from lam.training import Minibatch, Training
 from lam.utils.checks import check_at_least, check_positive
 
 

@@ -13,8 +13,7 @@ from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.base import Trained, head_of
 from lam.methods.head import HeadMethod
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.training import Training
-from lam.training.steps import Minibatch
+from lam.training import Minibatch, Training
 
 
 @dataclass(frozen=True)

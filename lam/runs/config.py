@@ -19,9 +19,8 @@ from lam.datasets.splits import GalleryKind
 from lam.inputs.corruption import KINDS, PUBLISHED_KINDS
 from lam.methods import Method
 from lam.models.frozen import Head
+from lam.pairs import Relation, Relevance, relevance_of
 from lam.pairs.mining import MinerName
-from lam.pairs.relation import Relation
-from lam.pairs.relevance import Relevance, relevance_of
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.training.settings import Accelerator, TrainingOptions, resolve_accelerator
 from lam.utils.checks import check_at_least, check_positive

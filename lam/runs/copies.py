@@ -16,8 +16,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from lam.datasets import Dataset, Splits
-from lam.datasets.texts import Texts
+from lam.datasets import Dataset, Splits, Texts
 from lam.inputs.preprocessing import Preprocessing
 from lam.runs.config import Duplicates
 from lam.utils.files import read_csv, sha256_of, write_csv

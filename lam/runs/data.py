@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lam import datasets
-from lam.datasets import Dataset, MissingDataError, Splits
+from lam.datasets import Dataset, MissingDataError, Splits, Texts
 from lam.datasets.soft_labels import read_soft_labels
 from lam.datasets.strangers import hold_out_classes
-from lam.datasets.texts import Texts
 from lam.encoders.base import Encoder
 from lam.gallery.damaged import DamagedFiles, path_key, read_images, without_damaged, write_damaged
 from lam.gallery.embed import is_cut

@@ -12,9 +12,8 @@ from lam.encoders.files import fingerprint
 from lam.encoders.load import load
 from lam.gallery.gallery import Gallery
 from lam.gallery.snapshot import Snapshot
-from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval import Calibration, load_calibration
 from lam.retrieval.decisions.files import FOLDER as CALIBRATION
-from lam.retrieval.decisions.files import load_calibration
 from lam.runs.config import RunConfig
 from lam.runs.config_files import load_config
 from lam.runs.folder import ENCODER, GALLERY, read_data, require_finished

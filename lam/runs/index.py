@@ -13,10 +13,8 @@ from lam.gallery.gallery import open_store, replace_items
 from lam.gallery.image_list import read_list
 from lam.gallery.local_index import require_faiss
 from lam.gallery.shards import merge_embeddings
-from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.decisions.files import load_calibration
+from lam.retrieval import Calibration, Index, load_calibration
 from lam.retrieval.index.checks import unit_vectors
-from lam.retrieval.index.faiss_index import Index
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
 from lam.vmf.embeddings import Embeddings

@@ -16,8 +16,7 @@ from torch import nn
 from lam import models
 from lam.datasets import Dataset, Splits
 from lam.datasets.augmented import AugmentationOptions, Augmented
-from lam.encoders.base import Encoder
-from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders import BayesianEncoder, Encoder
 from lam.encoders.concentration import HeadEncoder
 from lam.methods.laplace_posthoc import learned_parameters
 from lam.models import EmbeddingNetwork
@@ -25,8 +24,7 @@ from lam.models.head import evaluating
 from lam.models.kappa_head import KappaHead
 from lam.models.weights import load_state, load_weights
 from lam.pairs.relation import Relation
-from lam.retrieval.index.exact import rank
-from lam.retrieval.metrics.ranking import recall_at_k
+from lam.retrieval import rank, recall_at_k
 from lam.runs.config import RunConfig
 from lam.runs.data import loader_of
 from lam.runs.finished import Run

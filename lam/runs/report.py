@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from lam.datasets import Dataset, Splits, Texts
-from lam.encoders.base import Encoder
-from lam.encoders.bayesian import BayesianEncoder
+from lam.encoders import BayesianEncoder, Encoder
 from lam.evaluation import Evaluation
-from lam.retrieval.index.exact import rank
+from lam.retrieval import SCORES, rank
 from lam.retrieval.metrics import plots
 from lam.retrieval.metrics.extremes import plot_extremes
-from lam.retrieval.metrics.scores import SCORES
 from lam.runs.corruption import CorruptionCurve
 from lam.runs.html import Plot, write_report
 from lam.tuning.ambiguity import SEVERAL, UNSEEN, Doubt

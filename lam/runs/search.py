@@ -17,10 +17,8 @@ from lam.gallery.embed import is_cut, preprocessing_of, read_items
 from lam.gallery.item import Item
 from lam.gallery.local_index import require_faiss
 from lam.inputs import Preprocessing, TextPreprocessing
+from lam.retrieval import N_HITS, Calibration, Hits
 from lam.retrieval.decisions.abstention import SearchDecisions
-from lam.retrieval.decisions.calibration import Calibration
-from lam.retrieval.index.hits import Hits
-from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.calibration_report import answer_in_words
 from lam.runs.finished import Run
 from lam.utils.checks import check_at_least

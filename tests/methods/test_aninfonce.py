@@ -13,8 +13,7 @@ from lam.datasets.views import ViewsOfKinds
 from lam.losses import AnInfoNCE, SupCon
 from lam.methods import Aninfonce
 from lam.methods.aninfonce import AnInfoNCEStep, rows_of_members
-from lam.pairs import Pairs
-from lam.pairs.mining import Mining
+from lam.pairs import Mining, Pairs
 from lam.training.steps import Minibatch
 from tests.methods import small_data as small
 

@@ -15,9 +15,7 @@ from lam.hessians import ContrastiveCurvature, SupConCurvature, VarConCurvature
 from lam.methods import LaplaceOnline, LaplacePosthoc
 from lam.methods.fit import fit
 from lam.methods.laplace import Laplace
-from lam.pairs.mining import Mining
-from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Relation
+from lam.pairs import Mining, Pairs, Relation
 from lam.posteriors import LAYERS_POSTERIORS, POSTERIORS
 from tests.helpers import contrastive_ggn
 

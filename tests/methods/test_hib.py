@@ -13,8 +13,7 @@ from lam.losses.soft_contrastive import soft_contrastive
 from lam.methods.hib import Hib, HibNetwork, HibStep, divergence_from_unit_gaussian
 from lam.models.uncertainty_head import UncertaintyHead
 from lam.pairs.mining import Mining
-from lam.training import DivergenceError
-from lam.training.steps import Minibatch
+from lam.training import DivergenceError, Minibatch
 from tests.methods.small_data import trainer
 from tests.methods.test_pfe import LOSS, QUIET, make_data, make_network
 

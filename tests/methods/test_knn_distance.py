@@ -8,8 +8,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.encoders.concentration import NeighbourEncoder
 from lam.methods import KnnDistance
 from lam.methods.base import reference_inputs
-from lam.vmf.bessel import bessel_ratio, bessel_ratio_complement
-from lam.vmf.embeddings import KAPPA_RANGE
+from lam.vmf import KAPPA_RANGE, bessel_ratio, bessel_ratio_complement
 from tests.methods import small_data as small
 
 DATA = small.images()

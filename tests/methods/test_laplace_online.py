@@ -13,11 +13,9 @@ from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature
 from lam.methods.fit import fit
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
-from lam.pairs.mining import Mining
-from lam.pairs.relation import Relation
-from lam.training import Training
+from lam.pairs import Mining, Relation
+from lam.training import Minibatch, Training
 from lam.training import train as train_network
-from lam.training.steps import Minibatch
 from tests.helpers import contrastive_ggn
 from tests.methods.small_data import trainer
 

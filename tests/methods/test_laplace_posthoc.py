@@ -12,8 +12,7 @@ from lam.datasets.augmented import AugmentationOptions, Augmented
 from lam.hessians import ContrastiveCurvature
 from lam.methods.fit import fit
 from lam.methods.laplace_posthoc import LaplacePosthoc
-from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Relation
+from lam.pairs import Pairs, Relation
 from lam.training import Training
 from lam.training import train as train_network
 from tests.helpers import contrastive_ggn

@@ -9,8 +9,7 @@ from lam.encoders.dropout import DropoutEncoder, mask_of, thinned
 from lam.methods import McDropout
 from lam.models import EmbeddingNetwork
 from lam.utils.random import derive_seed
-from lam.vmf.distribution import VonMisesFisher
-from lam.vmf.resultant import mean_resultant_length
+from lam.vmf import VonMisesFisher, mean_resultant_length
 from tests.methods import small_data as small
 
 DATA = small.images()

@@ -5,8 +5,7 @@ from torch import nn
 
 from lam.encoders.concentration import NormEncoder
 from lam.methods import Norm
-from lam.vmf.bessel import bessel_ratio
-from lam.vmf.embeddings import KAPPA_RANGE
+from lam.vmf import KAPPA_RANGE, bessel_ratio
 from tests.methods import small_data as small
 
 DATA = small.images()

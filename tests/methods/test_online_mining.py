@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lam import losses
 from lam.methods.laplace_online import LaplaceOnline, OnlineLaplaceStep
-from lam.pairs.mining import Mining
-from lam.pairs.pairs import Pairs
+from lam.pairs import Mining, Pairs
 from lam.training import DivergenceError, Minibatch, Training, checkpoints, train
 from tests.helpers import contrastive_ggn
 from tests.methods.test_laplace_online import OPTIONS, QUIET, make_data, make_network

@@ -15,8 +15,7 @@ from lam.losses.mutual_likelihood import mutual_likelihood
 from lam.methods.head import HeadStep
 from lam.methods.pfe import Pfe, loss_of_head
 from lam.models.uncertainty_head import UncertaintyHead
-from lam.training import DivergenceError
-from lam.training.steps import Minibatch
+from lam.training import DivergenceError, Minibatch
 from tests.methods.small_data import trainer
 
 LOSS = losses.build(margin=0.7)

@@ -17,11 +17,9 @@ from torch import Tensor
 from lam import datasets
 from lam.cli import main
 from lam.gallery.embed import embed_items
-from lam.retrieval.decisions.calibration import Calibration, Targets
+from lam.retrieval import N_HITS, SCORES, Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, FLAGS
-from lam.retrieval.metrics.hit_scores import N_HITS
-from lam.retrieval.metrics.scores import SCORES
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
 from lam.runs.config_files import load_config

@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from lam.cli import main
+from lam.retrieval import auprc, auroc, ausc
 from lam.retrieval.metrics import plots
-from lam.retrieval.metrics.ood import auprc, auroc
-from lam.retrieval.metrics.uncertainty import ausc
 from lam.runs.comparison import FIGURES, compare
 from lam.runs.curves import CURVES, Curves
 from lam.runs.finished import Run

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lam.datasets import FolderImages, Splits
-from lam.datasets.texts import Texts
+from lam.datasets import FolderImages, Splits, Texts
 from lam.inputs import Preprocessing
 from lam.runs.copies import (
     check_copies,

@@ -16,8 +16,7 @@ from lam.cli import main
 from lam.gallery.embed import embed_items
 from lam.gallery.item import file_id, pack
 from lam.gallery.store import FILE, MARK, ItemStore
-from lam.retrieval import Index, fuse_identities
-from lam.retrieval.decisions.calibration import Calibration
+from lam.retrieval import Calibration, Index, fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.runs.search import search

@@ -13,9 +13,7 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import Tensor, nn
 
 from lam import losses
-from lam.pairs.mining import Mining
-from lam.pairs.pairs import Pairs
-from lam.pairs.relation import Relation
+from lam.pairs import Mining, Pairs, Relation
 from lam.training import Minibatch, Step
 from lam.training.batches import Batches
 from tests.training.test_training import Images, Interrupted, fit, network, same

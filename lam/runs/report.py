@@ -126,7 +126,9 @@ def _plots(
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
     """Draw the queries with the largest and smallest κ; queries are 0 to Q − 1, items of OOD sets follow."""
     n_queries = len(evaluation.queries)
-    outside = [(name, row) for name, images in ood.items() for row in range(len(images))]
+    outside = [(name, images, row) for name, images in ood.items() for row in range(len(images))]
+    shown = [*((test, int(row)) for row in evaluation.queries), *((images, row) for _, images, row in outside)]
+    verdicts: list[bool | str] = [*evaluation.correct.tolist(), *(name for name, _, _ in outside)]
     embeddings = [evaluation.embeddings, *(evaluation.ood_embeddings[name] for name in ood)]
     mean, kappa = (torch.cat([getattr(part, name) for part in embeddings]) for name in ("mean", "kappa"))
 
@@ -135,14 +137,8 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
             return str(items.preview(index).text)
         return items.preprocessing.denormalize(items[index][0])
 
-    def verdict(query: int) -> bool | str:
-        return bool(evaluation.correct[query]) if query < n_queries else outside[query - n_queries][0]
-
     def query_image(query: int) -> Tensor | str:
-        if query < n_queries:
-            return image(test, int(evaluation.queries[query]))
-        name, row = outside[query - n_queries]
-        return image(ood[name], row)
+        return image(*shown[query])
 
     def hit_image(query: int) -> Tensor | str:
         if query < n_queries:
@@ -150,7 +146,7 @@ def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mappi
         nearest, _ = rank(mean[query, None], evaluation.gallery.mean, k=1)
         return image(test, int(evaluation.candidates[nearest[0, 0]]))
 
-    plot_extremes(path, kappa, verdict, query_image=query_image, hit_image=hit_image)
+    plot_extremes(path, kappa, verdicts.__getitem__, query_image=query_image, hit_image=hit_image)
 
 
 def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any], test: Dataset) -> Iterator[str]:

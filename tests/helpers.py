@@ -2,11 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from lam.cli import main
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
 from lam.hessians import ContrastiveCurvature, Curvature, Diagonal, diagonal_ggn, ggn_of_dataset
+from lam.utils.files import read_csv, read_json
 
 
 def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,6 +21,13 @@ def stored(gallery: Gallery, *, limit: int = 100) -> list[Item]:
     """The first items of a gallery, by id."""
     items = [gallery.get(info.id) for info in gallery.page(after="", limit=limit)]
     return [item for item in items if item is not None]
+
+
+def written_hits(run: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """The contents of `lam search` as JSON, and as the lines of a CSV file."""
+    for name in ("hits.json", "hits.csv"):
+        assert main(["search", str(run), *arguments, "--quiet", "-o", str(run / name)]) == 0
+    return read_json(run / "hits.json"), read_csv(run / "hits.csv")
 
 
 def contrastive_ggn(features: Any, weight: Any, bias: Any, pairs: Any, **settings: Any) -> Diagonal:

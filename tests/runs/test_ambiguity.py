@@ -1,6 +1,5 @@
 """A run whose encoder learns its ambiguity, from its configuration to what `lam search` and `lam embed` say."""
 
-import csv
 import html
 import json
 import re
@@ -17,6 +16,7 @@ from lam.runs.config import RunConfig
 from lam.runs.finished import Run
 from lam.service.engine import Engine
 from lam.tuning.ambiguity import SEVERAL, UNSEEN
+from tests.helpers import written_hits
 from tests.service.asking import PNG, client_of
 
 pytestmark = pytest.mark.long
@@ -67,11 +67,8 @@ def test_search_and_embed_say_which_it_is(folder: Path, tmp_path: Path, capsys: 
     said = capsys.readouterr().out.splitlines()[1]
     assert any(words in said for words in (UNSEEN, SEVERAL, "neither unseen nor ambiguous"))
     assert "p_known" in said
-    for name in ("found.csv", "found.json"):
-        assert main(["search", str(folder), str(pictures), "-o", str(tmp_path / name), "--quiet"]) == 0
-    with (tmp_path / "found.csv").open() as file:
-        row = next(csv.DictReader(file))
-    entry = json.loads((tmp_path / "found.json").read_text())["images"][0]
+    written, (row, *_) = written_hits(folder, str(pictures))
+    entry = written["images"][0]
     assert float(row["p_known"]) == entry["p_known"]
     assert row["doubt"] == entry["doubt"]
     assert main(["embed", str(folder), str(pictures), "-o", str(tmp_path / "made.npz"), "--quiet"]) == 0

@@ -1,7 +1,5 @@
 """`lam calibrate`: from the folder of a run to a calibration, and its promises on the embedded digits."""
 
-import csv
-import json
 import math
 import re
 import shutil
@@ -30,6 +28,7 @@ from lam.runs.run import run
 from lam.utils.notes import Note
 from lam.vmf.embeddings import Embeddings
 from tests.conftest import FinishedRun
+from tests.helpers import written_hits
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -181,13 +180,11 @@ def test_a_gallery_with_classes_of_one_item_tells_new_ones(
     torch.testing.assert_close(made.unseen.left_out.sort().values, nearest, rtol=0, atol=1e-6)
     assert main(["search", str(run_copy), str(files[0]), "-k1"]) == 0
     assert "p-value of a new class" in capsys.readouterr().out
-    for name in ("hits.json", "hits.csv"):
-        assert main(["search", str(run_copy), str(files[0]), "-k1", "-o", str(tmp_path / name)]) == 0
-    (entry,) = json.loads((tmp_path / "hits.json").read_text())["images"]
+    written, lines = written_hits(run_copy, str(files[0]), "-k1")
+    (entry,) = written["images"]
     assert 0 < entry["p_new"] <= 1
     assert 0 < entry["p_in_gallery"] <= 1
-    with (tmp_path / "hits.csv").open(newline="") as file:
-        assert [float(line["p_new"]) for line in csv.DictReader(file)] == [entry["p_new"]]
+    assert [float(line["p_new"]) for line in lines] == [entry["p_new"]]
     assert main(["calibrate", str(run_copy), "--quiet", *targets, "--gallery=held-out"]) == 0
     assert Run(run_copy).calibration.unseen is None
 
@@ -224,12 +221,8 @@ def test_a_search_says_which_score_flags_and_in_place_of_which(
     assert main(["search", *asked]) == 0
     reason = rf"  flagged {instead}: a share [\d.]+ of known queries is as unusual"
     assert re.search(rf"^decision: abstain, .*\n{reason}$", capsys.readouterr().out, re.MULTILINE)
-    for name in ("hits.json", "hits.csv"):
-        assert main(["search", *asked, "-k1", "-o", str(tmp_path / name)]) == 0
-    entries = json.loads((tmp_path / "hits.json").read_text())["images"]
-    assert [entry["flagged_by"] for entry in entries] == ["mean_cosine"]
-    with (tmp_path / "hits.csv").open(newline="") as file:
-        assert [line["flagged_by"] for line in csv.DictReader(file)] == ["mean_cosine"]
+    written, lines = written_hits(run_copy, str(files[0]), "-k1")
+    assert [entry["flagged_by"] for entry in (*written["images"], *lines)] == ["mean_cosine"] * 2
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Folders of images, embedded, indexed and searched by a run."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -20,8 +19,9 @@ from lam.retrieval import Calibration, Index, fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_images
 from lam.runs.search import search
-from lam.utils.files import CorruptFileError, check_output, read_json
+from lam.utils.files import CorruptFileError, check_output
 from lam.vmf.embeddings import Embeddings
+from tests.helpers import written_hits
 from tests.service.test_full_disk import small_file_system
 
 
@@ -344,13 +344,8 @@ def test_what_is_found_is_written_with_its_decisions(calibrated: bool, run_copy:
     if calibrated:
         targets = ("--target-far=0.05", "--target-ood=0.05", "--target-miss=0.1")
         assert main(["calibrate", str(run_copy), "--quiet", *targets]) == 0
-    command = ["search", str(run_copy), str(digit_folder), "-k3", "--quiet"]
-    assert main([*command, "-o", str(run_copy / "found.csv")]) == 0
-    assert main([*command, "-o", str(run_copy / "found.json")]) == 0
+    written, lines = written_hits(run_copy, str(digit_folder), "-k3")
     found = search(run_copy, digit_folder, k=3)
-    with (run_copy / "found.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    written = read_json(run_copy / "found.json")
     assert written["calibration"] == ("current" if calibrated else None)
     assert len(lines) == 3 * len(written["images"]) == 72
     for row, entry in enumerate(written["images"]):
@@ -393,21 +388,18 @@ def test_a_hit_says_whether_it_is_uncertain_and_whether_it_is_fused(
     lines = (f"a,{paths[0]}", f"a,{paths[1]}", f"a,{paths[2]}", f"b,{paths[3]}")
     listed = _list_of(run_copy, "id,path", *lines)
     fused, alone = index_images(run_copy, listed, fuse=True, progress=False).items
-    search = ["search", str(run_copy), str(paths[0]), "--quiet"]
     for is_uncertain in (True, False):
         kappa_below = fused.least_kappa + (alone.kappa - fused.least_kappa) * 0.5 if is_uncertain else 0.0
         monkeypatch.setattr(Calibration, "kappa_below", kappa_below)
         expected = {item.id: (item.least_kappa < kappa_below, item is fused) for item in (fused, alone)}
         assert any(uncertain for uncertain, _ in expected.values()) == is_uncertain
-        for name in ("hits.csv", "hits.json"):
-            assert main([*search, "-o", str(run_copy / name)]) == 0
-        (image,) = read_json(run_copy / "hits.json")["images"]
+        found, lines = written_hits(run_copy, str(paths[0]))
+        (image,) = found["images"]
         assert {hit["id"]: (hit["uncertain"], hit["fused"]) for hit in image["hits"]} == expected
-        with (run_copy / "hits.csv").open(newline="") as file:
-            written = {line["id"]: (line["uncertain"], line["fused"]) for line in csv.DictReader(file)}
+        written = {line["id"]: (line["uncertain"], line["fused"]) for line in lines}
         assert written == {name: (str(uncertain), str(fused)) for name, (uncertain, fused) in expected.items()}
         capsys.readouterr()
-        assert main(search) == 0
+        assert main(["search", str(run_copy), str(paths[0]), "--quiet"]) == 0
         remarks = {line.partition(".png")[2] for line in capsys.readouterr().out.splitlines() if ".png" in line}
         words = {True: "uncertain, fused of 3 images", False: "fused of 3 images"}[expected["a"][0]]
         assert remarks == {f"  ({words})", "  (uncertain)" if expected["b"][0] else ""}

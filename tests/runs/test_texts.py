@@ -1,6 +1,5 @@
 """Runs on texts: labels, questions with answers, and what a run is told by the network's head."""
 
-import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from lam.runs.search import search
 from lam.service.engine import Engine
 from lam.utils.files import CorruptFileError
 from tests.conftest import FinishedRun, unrendered_pictures
+from tests.helpers import written_hits
 from tests.service.asking import client_of
 from tests.text_runs import TOPICS, faq, text_run, topics
 
@@ -79,15 +79,11 @@ def test_texts_are_searched_for(of_topics: Run, tmp_path: Path) -> None:
         search(of_topics.folder)
 
 
-def test_a_file_of_hits_has_their_texts(of_topics: Run, tmp_path: Path) -> None:
-    command = ["search", str(of_topics.folder), "--text", "fur and paw", "-k2", "--quiet", "-o"]
-    for name in ("hits.csv", "hits.json"):
-        assert main([*command, str(tmp_path / name)]) == 0
-    found = [item.text for item in search(of_topics.folder, texts=["fur and paw"], k=2).items[0]]
-    with (tmp_path / "hits.csv").open(newline="") as file:
-        assert [line["text"] for line in csv.DictReader(file)] == found
-    (written,) = json.loads((tmp_path / "hits.json").read_text())["images"]
-    assert [hit["text"] for hit in written["hits"]] == found
+def test_a_file_of_hits_has_their_texts(run_copy: Path) -> None:
+    written, lines = written_hits(run_copy, "--text", "fur and paw", "-k2")
+    found = [item.text for item in search(run_copy, texts=["fur and paw"], k=2).items[0]]
+    assert [line["text"] for line in lines] == found
+    assert [hit["text"] for hit in written["images"][0]["hits"]] == found
 
 
 @pytest.mark.parametrize(

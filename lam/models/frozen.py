@@ -109,7 +109,14 @@ def check_head(head: str, layers: str | None, dropout: float) -> None:
 
 
 def with_head(
-    frozen: Frozen, *, name: str, layers: Layers, dimension: int, head: Head, dropout: float, sha256: str | None
+    frozen: Frozen,
+    *,
+    name: str,
+    dimension: int,
+    head: Head,
+    dropout: float,
+    sha256: str | None,
+    layers: Layers = "last",
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
 

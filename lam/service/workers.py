@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from lam.service.errors import ServiceError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
-_SMOOTHING = 0.2
+_RECENT = 8  # batches that tell the time of a job
 _PAUSE = 0.2  # seconds before a dead thread is replaced
 _STUCK = 20.0
 _BATCH_SECONDS = 0.25  # longer batches are no faster, and the next request waits for the whole batch
@@ -54,11 +54,14 @@ class Worker(Generic[Job, Result]):
         self._changed = threading.Condition()
         self._closing = False
         self.seconds_a_job = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._busy_since: float | None = None
         self._in_hand: list[tuple[Job, Future[Result]]] = []
         self._running = False
         self._thread = threading.Thread(target=self._supervise, name=f"lam {name}", daemon=True)
         self._thread.start()
+        with self._changed:  # a worker that has not begun would be told as one that died
+            self._changed.wait_for(lambda: self._running or self.restarts, _PAUSE)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -114,7 +117,9 @@ class Worker(Generic[Job, Result]):
             try:
                 if self._begin is not None:
                     self._begin()
-                self._running = True
+                with self._changed:
+                    self._running = True
+                    self._changed.notify_all()
                 self._loop()
                 return
             except BaseException:
@@ -151,9 +156,8 @@ class Worker(Generic[Job, Result]):
     def _do(self) -> None:
         started = self._busy_since = time.monotonic()
         results = self._results([job for job, _ in self._in_hand])
-        taken = (time.monotonic() - started) / len(self._in_hand)
-        known = self.seconds_a_job or taken
-        self.seconds_a_job = known + _SMOOTHING * (taken - known)
+        self._recent.append((time.monotonic() - started) / len(self._in_hand))
+        self.seconds_a_job = _mean_without_longest(self._recent)
         for (_, future), result in zip(self._in_hand, results, strict=True):
             if isinstance(result, Exception):
                 future.set_exception(result)
@@ -171,6 +175,11 @@ class Worker(Generic[Job, Result]):
             if len(jobs) == 1:
                 return [error]
             return [result for job in jobs for result in self._results([job])]
+
+
+def _mean_without_longest(seconds: Collection[float]) -> float:
+    """Mean of all but the longest: one batch that is cold, or waits for the processor, refuses nobody behind it."""
+    return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:

@@ -85,7 +85,8 @@ def test_the_work_before_a_request_is_bounded_at_all_workers_together(make: Make
 
     first, second = make(work, batch=1, wait=0.0), make(work, batch=1, wait=0.0)
     for worker in (first, second):
-        worker.submit(0).result(5)
+        for _ in range(2):
+            worker.submit(0).result(5)
     require_room([first, second], 0.0)
     held.clear()
     waiting = [first.submit(number) for number in range(2)]
@@ -117,6 +118,34 @@ def test_a_request_is_taken_where_none_waits_however_long_one_takes(make: Make) 
         require_room([worker], 1.0)
     release.set()
     assert [first.result(5), second.result(5)] == [0, 1]
+
+
+@pytest.mark.parametrize("seconds", [[0.3], [0.01] * 5 + [0.3], [0.3] * 2, [0.01] * 5 + [0.3] * 4])
+def test_one_slow_job_refuses_nobody_behind_it_and_several_do(make: Make, seconds: list[float]) -> None:
+    """The first job of a run that was just opened, or one that waits for the processor while another run is opened."""
+    held = threading.Event()
+    left = iter(seconds)
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        time.sleep(next(left, 0.0))
+        held.wait(5 if next(iter(jobs)) else 0)
+        return jobs
+
+    worker = make(work, batch=1, wait=0.0)
+    for _ in seconds:
+        worker.submit(0).result(5)
+    waiting = [worker.submit(number) for number in (1, 2, 3)]
+    if seconds.count(0.3) == 1:
+        require_room([worker], 0.1)
+    else:
+        with pytest.raises(Refusal, match="3 requests with"):
+            require_room([worker], 0.1)
+    held.set()
+    assert [future.result(5) for future in waiting] == [1, 2, 3]
+
+
+def test_a_worker_that_has_not_begun_is_not_told_as_one_that_died(make: Make) -> None:
+    assert make(lambda jobs: jobs, begin=lambda: time.sleep(0.05)).complaint is None
 
 
 def dies_and_comes_back(make: Make, times: int) -> None:

@@ -163,8 +163,9 @@ class _Compiler:
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
         """The start of a query for the value `v` of a field, and its parameters."""
         names = key.split(".") if isinstance(key, str) else []
-        if not names or not all(names) or len(names) > _MAX_NESTED or "\0" in key:
+        if not names or not all(names) or len(names) > _MAX_NESTED:
             _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
+        _text(key)
         last = len(names) - 1
         tables = ["json_each(items.metadata) AS " + ("v" if last == 0 else "p0")]
         for place in range(1, len(names)):

@@ -208,6 +208,8 @@ def test_random_filters_pass_what_a_slow_twin_passes(tmp_path: Path) -> None:
         ('{"must": [{"key": "a", "match": {"any": []}}]}', "a list with a value"),
         ('{"must": [{"key": "a", "match": {"text": "b"}}]}', "one of value, any and except"),
         ('{"must": [{"key": "a", "match": {"value": "\\ud800"}}]}', "no valid"),
+        ('{"must": [{"key": "\\ud800", "match": {"value": 1}}]}', "no valid"),
+        ('{"must": [{"is_null": {"key": "a.\\u0000"}}]}', "zero character"),
         ('{"must": [{"key": "a", "match": {"value": "\\u0000"}}]}', "zero character"),
         ('{"must": [{"key": "a", "range": {"gt": "1"}}]}', "numbers in range"),
         ('{"must": [{"key": "a", "range": {"above": 1}}]}', "some of gt, gte, lt, lte"),

@@ -92,4 +92,4 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
             engine.close()
         vars(engine).clear()  # the application refers to it, and the garbage collector may never look at both again
 
-    return Site(name, app, json_limits_of(engine).max_json, metrics.count_request, close)
+    return Site(name, app, json_limits_of(engine).max_json, metrics.count_request, close, app.openapi)

@@ -95,7 +95,11 @@ class Engine:
             write=self._write_watch,
         )
         self._start(threads)
-        self._warm_up()
+        try:
+            self._warm_up()
+        except BaseException:  # a service that goes on with another run must be able to open this one later
+            self.close()
+            raise
 
     def _start(self, threads: int | None) -> None:
         """Start the workers. In OpenMP each calling thread has its own number of threads, so each worker sets it."""

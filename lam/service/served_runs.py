@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from lam.service.app import site_of
 from lam.service.engine import Engine
 from lam.service.sites import PREFIX, Site, Sites
 
+_PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the run before
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class ServedRuns:
         self.engines: dict[str, Engine] = {}
         try:
             for name, folder in self._folders.items():
-                self.engines[name] = open_run(folder.resolve())
+                self.engines[name] = open_run(_leads_to(folder))
             self.sites = Sites([self._site(name, engine) for name, engine in self.engines.items()])
         except BaseException:
             for engine in self.engines.values():
@@ -51,10 +53,11 @@ class ServedRuns:
             CorruptFileError, ValueError, OSError: for a run or a calibration that cannot be read; the old one stays.
         """
         async with self._reloading:
-            engine, folder = self.engines[name], self._folders[name].resolve()
+            engine, folder = self.engines[name], _leads_to(self._folders[name])
             if folder == engine.run.folder:
                 await asyncio.to_thread(engine.recalibrate)
                 return engine
+            await self.sites.wait_until_closed(name, _PATIENCE)  # it may be the run of this folder
             new = await asyncio.to_thread(self._open, folder)
             self.sites.exchange(await asyncio.to_thread(self._site, name, new))
             self.engines[name] = new
@@ -65,11 +68,19 @@ class ServedRuns:
         for name in self._folders:
             try:
                 engine = await self.reload(name)
-            except (OSError, ValueError) as error:
-                _LOG.error("%s stays as it was: %s", name, error)
+            except Exception as error:  # nobody waits for the answer: what is not logged is lost
+                expected = isinstance(error, OSError | ValueError)
+                _LOG.error("%s stays as it was: %s", name, error, exc_info=None if expected else error)
             else:
                 _LOG.warning("%s was read anew: %s", name, engine.run.folder)
 
     def _site(self, name: str, engine: Engine) -> Site:
         root = "" if name == next(iter(self._folders)) else f"{PREFIX}{name}"
-        return site_of(engine, partial(self.reload, name), name=name, root=root)
+        site = site_of(engine, partial(self.reload, name), name=name, root=root)
+        site.describe()  # now: the first request with a parameter would hold up all others
+        return site
+
+
+def _leads_to(folder: Path) -> Path:
+    """The folder behind links; `Path.resolve` would fail for a link to itself, which then is no folder."""
+    return Path(os.path.realpath(folder))

@@ -21,6 +21,7 @@ class Site:
         max_json: greatest bytes of a JSON body.
         count: called for every answer with its route, method, status and seconds.
         close: releases the run.
+        describe: builds the schema of its routes, which takes a tenth of a second.
         requests: number of requests that are being answered.
     """
 
@@ -29,6 +30,7 @@ class Site:
     max_json: int
     count: Count
     close: Callable[[], object] = bool
+    describe: Callable[[], object] = bool
     requests: int = 0
 
 
@@ -59,6 +61,11 @@ class Sites:
         """Send new requests to another site of this name; the old one is closed once its requests are answered."""
         old, self._sites[new.name] = self._sites[new.name], new
         self._going[old] = asyncio.create_task(self._retire(old))
+
+    async def wait_until_closed(self, name: str, seconds: float) -> None:
+        """Wait until exchanged sites of a name are closed, at most for some seconds."""
+        if going := [task for site, task in self._going.items() if site.name == name]:
+            await asyncio.wait(going, timeout=seconds)
 
     async def _retire(self, old: Site) -> None:
         while old.requests:

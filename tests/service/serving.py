@@ -16,6 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lam.cli import main
+from lam.gallery.item import Item
+from lam.gallery.store import FILE, ItemStore
+from lam.runs.folder import GALLERY
+
 ROOT = Path(__file__).parents[2]
 PNG = {"Content-Type": "image/png"}
 
@@ -113,6 +120,22 @@ class Watch:
     def _measure(self) -> None:
         while not self._end.wait(0.01):
             self.grown = max(self.grown, self._found.memory() - self._before)
+
+
+def large_run(run: Path, count: int, dimension: int) -> Path:
+    """A run of the demo with that many random items beside its own."""
+    few = ("--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=8")
+    assert main(["demo", "--quiet", f"--output={run}", f"--network.dimension={dimension}", *few]) == 0
+    draw = np.random.default_rng(0)
+    with contextlib.closing(ItemStore(run / GALLERY / FILE)) as store:
+        for start in range(0, count, 10_000):
+            vectors = draw.normal(size=(min(10_000, count - start), dimension)).astype(np.float32)
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            store.write(
+                Item(f"more-{start + row}", vector.tobytes(), 50.0, origin="before")
+                for row, vector in enumerate(vectors)
+            )
+    return run
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lam.cli import main
@@ -26,7 +25,7 @@ from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from lam.utils.files import CorruptFileError
 from tests.service.serve_quickly import BODY, HEADERS, LIMIT
-from tests.service.serving import Served, served
+from tests.service.serving import Served, large_run, served
 
 pytestmark = pytest.mark.long
 
@@ -193,17 +192,7 @@ def test_many_kills_while_items_are_added_lose_nothing(calibrated_run: Path, tmp
 
 @pytest.mark.slow
 def test_kills_while_items_are_added_to_100_000_cost_ten_seconds(tmp_path: Path, png: bytes) -> None:
-    run, few = tmp_path / "run", ("--data.limit=60", "--training.epochs=1", "--evaluation.n_samples=8")
-    assert main(["demo", "--quiet", f"--output={run}", "--network.dimension=512", *few]) == 0
-    store, draw = ItemStore(run / GALLERY / FILE), np.random.default_rng(0)
-    for block in range(10):
-        vectors = draw.normal(size=(10_000, 512)).astype(np.float32)
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        store.write(
-            Item(f"{block}-{row}", vector.tobytes(), 50.0, origin="before") for row, vector in enumerate(vectors)
-        )
-    store.close()
-    kills_lose_nothing(run, png, 10, ready_within=10.0)
+    kills_lose_nothing(large_run(tmp_path / "run", 100_000, 512), png, 10, ready_within=10.0)
 
 
 def drained(run: Path, png: bytes, clients: int) -> None:

@@ -1,33 +1,28 @@
-"""Several runs in one process, and runs that are exchanged while requests come."""
+"""Several runs in one process, and what is reloaded; `test_exchanges` has the requests that come meanwhile."""
 
+import asyncio
 import contextlib
-import http.client
-import json
 import shutil
-import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from lam.cli import main
 from lam.cli.commands import _named_runs
-from lam.gallery.store import FILE, ItemStore
-from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
+from lam.runs.live import FOLDER as LIVE
 from lam.service.engine import Engine
 from lam.service.keys import Keys
 from lam.service.limits import Limits
 from lam.service.served_runs import ServedRuns
-from lam.utils.files import locked
-from tests.service.asking import PNG, client_of, embedding, refused
+from lam.utils.files import MANIFEST, locked
+from tests.service.asking import PNG, client_of, refused
 from tests.service.conftest import HOST, SMALL
-from tests.service.serving import Served, served
+from tests.service.test_exchanges import point
 
 
 @pytest.fixture
@@ -115,147 +110,41 @@ def test_a_reload_reads_the_calibration_or_tells_why_not(engine: Engine) -> None
     assert engine.responder is now
 
 
-def point(link: Path, folder: Path) -> None:
-    """Let a link lead elsewhere, at once."""
-    new = link.with_name("new-link")
-    new.symlink_to(folder)
-    new.replace(link)
+def test_no_request_waits_for_the_schema(two: tuple[ServedRuns, TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of a second, for which nothing else would be answered."""
+    monkeypatch.setattr("lam.service.schema.request_schemas", lambda: pytest.fail("built within a request"))
+    assert [two[1].get(f"{root}/v1/items?limit=1").status_code for root in ("", "/runs/second")] == [200, 200]
 
 
-class Requests:
-    """Searches and additions on lasting and on new connections, until the end of the block.
-
-    Attributes:
-        statuses: of all answers, or how a connection failed.
-        seconds: that `/v1/health` took.
-        added: ids that were acknowledged, by the gallery's size in the answer.
-    """
-
-    def __init__(self, found: Served, image: bytes, dimension: int) -> None:
-        self._found, self._image = found, image
-        self._body = json.dumps(embedding(dimension)).encode()
-        self.statuses, self.seconds, self.added = Counter[Any](), list[float](), list[str]()
-        self._ends = threading.Event()
-
-    def __enter__(self) -> "Requests":
-        self._threads = [threading.Thread(target=self._search, args=(lasts,)) for lasts in (True, False, True)]
-        self._threads += [threading.Thread(target=self._add), threading.Thread(target=self._health)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _note(self, status: int, answer: dict[str, Any]) -> None:
-        """Count an answer; on a slow machine a queue may be too long, which is no loss: the client asks again."""
-        is_queue = status == 503 and "of work are before this one" in answer["error"]
-        self.statuses["queue" if is_queue else answer["error"] if status >= 400 else status] += 1
-
-    def _search(self, lasts: bool) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._found.port, timeout=20)
-        while not self._ends.is_set():
-            try:
-                connection.request("POST", "/v1/search", self._body, {"Content-Type": "application/json"})
-                response = connection.getresponse()
-                self._note(response.status, json.loads(response.read()))
-            except (OSError, http.client.HTTPException) as error:
-                self.statuses[type(error).__name__] += 1
-            if not lasts:
-                connection.close()
-        connection.close()
-
-    def _add(self) -> None:
-        for number in range(100_000):
-            if self._ends.is_set():
-                return
-            status, answer = self._found.ask("PUT", f"/v1/items/new-{number}", self._image)
-            self._note(status, answer)
-            if status == 201:
-                self.added.append(f"new-{number}")
-            time.sleep(0.01)
-
-    def _health(self) -> None:
-        while not self._ends.wait(0.02):
-            begun = time.monotonic()
-            self.statuses[self._found.ask("GET", "/v1/health")[0]] += 1
-            self.seconds.append(time.monotonic() - begun)
-
-
-def exchanges_lose_nothing(run: Path, png: bytes, folder: Path, times: int) -> dict[str, Any]:
-    """Exchange a run again and again, by route and by SIGHUP, while requests come."""
-    runs = [run, Path(shutil.copytree(run, folder / "other"))]
-    dimension = Run(run).encoder.dimension
-    link = folder / "current"
-    link.symlink_to(run)
-    with served(link) as found, Requests(found, png, dimension) as requests:
-        memory = found.memory()
-        for number in range(times):
-            target = runs[(number + 1) % 2]
-            point(link, target)
-            if number % 2:
-                found.process.send_signal(signal.SIGHUP)
-            else:
-                status, answer = found.ask("POST", "/v1/reload")
-                assert (status, answer["exchanged"], answer["run"]) == (200, True, target.name)
-            until = time.monotonic() + 30
-            while found.ask("GET", "/v1/model")[1]["run"] != target.name and time.monotonic() < until:
-                time.sleep(0.05)
-            with contextlib.ExitStack() as stack:
-                while time.monotonic() < until:  # the old run is released once it has answered all
-                    with contextlib.suppress(ValueError):
-                        stack.enter_context(locked(runs[number % 2] / GALLERY))
-                        break
-                    time.sleep(0.05)
-                assert time.monotonic() < until
-        grown = found.memory() - memory
-    assert set(requests.statuses) <= {200, 201, "queue"}, requests.statuses
-    held: set[str] = set()
-    for each in runs:
-        with contextlib.closing(ItemStore(each / GALLERY / FILE)) as store:
-            assert store.check() == []
-            held |= {item.id for _, item in store.items_by_key()}
-    assert set(requests.added) <= held
-    p99 = sorted(requests.seconds)[int(0.99 * len(requests.seconds))]
-    return {
-        "exchanges": times,
-        "answers": sum(requests.statuses.values()),
-        "added": len(requests.added),
-        "health_p99_ms": round(1000 * p99, 1),
-        "memory_mib": round(grown / 2**20, 1),
-    }
-
-
-@pytest.mark.long
-def test_runs_are_exchanged_without_a_lost_request(served_run: Path, png: bytes, tmp_path: Path) -> None:
-    found = exchanges_lose_nothing(served_run, png, tmp_path, 2)
-    assert found["answers"] > 50
-    assert found["added"] > 3
-
-
-@pytest.mark.slow
-def test_runs_are_exchanged_often_without_a_lost_request(
-    served_run: Path, png: bytes, tmp_path: Path, record_property: Any
-) -> None:
-    record_property("exchanges", json.dumps(exchanges_lose_nothing(served_run, png, tmp_path, 20)))
-
-
-@pytest.mark.long
-def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_path: Path) -> None:
-    link = tmp_path / "current"
+def test_a_reload_of_what_is_no_run_is_told_and_leaves_nothing_open(served_run: Path, tmp_path: Path) -> None:
+    """A link to nothing, a file, a link to itself, and a run that fails once it is open, which is mended then."""
+    other, link = Path(shutil.copytree(served_run, tmp_path / "other")), tmp_path / "current"
     link.symlink_to(served_run)
-    with served(link) as found:
-        point(link, tmp_path / "none")
-        status, answer = found.ask("POST", "/v1/reload")
-        assert (status, found.ask("GET", "/v1/ready")[0]) == (409, 200)
-        assert "the run stays as it was: there is no folder" in answer["error"]
-        found.process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 10
-        while "stays as it was" not in found.log.read_text() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert "current stays as it was: there is no folder" in found.log.read_text()
-        assert found.ask("GET", "/v1/ready")[0] == 200
-        point(link, served_run)
-        assert found.ask("POST", "/v1/reload")[1]["exchanged"] is False
+    settings = replace(SMALL, keep_queries=9)
+    with contextlib.closing(ServedRuns({"first": link}, lambda folder: Engine(folder, settings)).sites) as sites:
+        client = TestClient(Limits(sites, SMALL), base_url=HOST, raise_server_exceptions=False)
+        for target in (tmp_path / "none", link, served_run / "metrics.json"):
+            point(link, target)
+            assert "the run stays as it was" in refused(client.post("/v1/reload"), 409)
+        point(link, other)
+        (other / LIVE).mkdir()
+        (other / LIVE / MANIFEST).write_text("{")
+        threads = threading.active_count()
+        assert "live" in refused(client.post("/v1/reload"), 409)
+        assert threading.active_count() == threads
+        with locked(other / GALLERY):
+            pass
+        assert client.get("/v1/model").json()["run"] == "run"
+
+
+def test_a_hangup_reloads_the_other_runs_whatever_happens_to_one(
+    served_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Path(shutil.copytree(served_run, tmp_path / "other"))
+    runs = ServedRuns({"first": served_run, "second": other}, lambda folder: Engine(folder, SMALL))
+    with contextlib.closing(runs.sites):
+        runs._open, before = lambda folder: 1 // 0, runs.engines["second"].responder
+        runs._folders["first"] = other
+        asyncio.run(runs.reload_all())
+        assert runs.engines["second"].responder is not before
+        assert "first stays as it was" in caplog.text

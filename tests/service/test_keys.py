@@ -66,6 +66,22 @@ def test_a_key_may_do_what_its_right_includes(engine: Engine, png: bytes) -> Non
     refused(client.get("/v1/items", headers=header(READ[:-1])), 401)
 
 
+def test_a_key_without_the_right_of_a_route_is_refused_before_anything_is_read(shared_engine: Engine) -> None:
+    """The right of each route as the schema names it, by a body and parameters that no route takes."""
+    client, bad = client_of(shared_engine, keys=Keys(SECRETS)), {"content": b"\0", "params": {"nothing": "1"}}
+    refusals = 0
+    for path, operations in client.get("/openapi.json", headers=header(READ)).json()["paths"].items():
+        where = path.replace("{", "").replace("}", "")
+        for method, operation in operations.items():
+            needed = {right for way in operation["security"] for rights in way.values() for right in rights}
+            for place, key in enumerate((None, *SECRETS)) if needed else ():
+                response = client.request(method, where, headers={} if key is None else header(key), **bad)
+                least = RIGHTS.index(next(iter(needed))) + 1
+                assert (response.status_code in (401, 403)) is (place < least), (method, path, key)
+                refusals += place < least
+    assert refusals > 30
+
+
 def test_a_right_includes_those_below_it() -> None:
     assert RIGHTS == ("read", "write", "admin")
     assert [Keys(SECRETS).right_of(key.encode()) for key in (READ, WRITE, ADMIN, "x", "")] == [*RIGHTS, None, None]

@@ -112,6 +112,18 @@ MILVUS = [pytest.param("lite", id="lite"), pytest.param("server", id="server", m
 """What a test over Milvus is tried on: Milvus Lite in this process, always, and the real server."""
 
 
+CONTRACTS = ["flat", pytest.param("lite", marks=pytest.mark.long)]
+"""The indexes over which the contracts of the service are tested: in this process, and Milvus Lite."""
+
+READING = [*CONTRACTS, pytest.param("replica", marks=pytest.mark.long)]
+"""The same, and a replica beside the engine that writes, for contracts that change nothing."""
+
+
+def lite_or_own(kind: str, run: Path) -> str | None:
+    """The index of a run for one of `CONTRACTS`: a collection beside it, or None."""
+    return f"milvus://{run.with_name('items.db')}/items" if kind == "lite" else None
+
+
 def address_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """The address of a new collection for a test, of one of `MILVUS`."""
     if kind == "lite":

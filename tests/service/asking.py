@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from lam.service.app import create_app
@@ -32,3 +33,16 @@ def refused(response: Any, status: int) -> str:
     assert "Traceback" not in response.text
     assert "site-packages" not in response.text
     return found["error"]
+
+
+def alike(found: Any, wanted: Any) -> bool:
+    """Whether two answers are equal up to rounding.
+
+    The network rounds a batch of float32 in another order, as does Milvus its cosines; a probability may be steep.
+    """
+    if isinstance(wanted, dict):
+        names = wanted.keys() - {"answer_id", "promise"}  # of each answer alone
+        return found.keys() == wanted.keys() and all(alike(found[name], wanted[name]) for name in names)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(alike, found, wanted))
+    return found == (pytest.approx(wanted, rel=1e-2, abs=1e-5) if isinstance(wanted, float) else wanted)

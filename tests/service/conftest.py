@@ -3,6 +3,7 @@
 import io
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from tests.conftest import FinishedRun, unrendered_pictures
+from tests.milvus_servers import CONTRACTS, MilvusLite, lite_or_own
 from tests.text_runs import faq, text_run
 
 HOST = "http://127.0.0.1"
@@ -42,20 +44,50 @@ def served_run(calibrated_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calibrated_run, tmp_path / "run"))
 
 
-@pytest.fixture
-def engine(served_run: Path) -> Iterator[Engine]:
-    """The run, opened under small limits."""
-    opened = Engine(served_run, SMALL)
-    yield opened
-    opened.close()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests of an engine over each index that their module names as `INDEXES`."""
+    indexes = getattr(metafunc.module, "INDEXES", None)
+    if "index" in metafunc.fixturenames and indexes is not None:
+        if "engine" in metafunc.fixturenames:  # which may write
+            indexes = CONTRACTS
+        metafunc.parametrize("index", indexes, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def shared_engine(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def index(request: pytest.FixtureRequest) -> str:
+    """The index of the engine: in this process, or one of `tests.milvus_servers.CONTRACTS`."""
+    return getattr(request, "param", "flat")
+
+
+@pytest.fixture
+def engine(served_run: Path, index: str) -> Iterator[Engine]:
+    """The run, opened under small limits."""
+    with closing(Engine(served_run, SMALL, index=lite_or_own(index, served_run))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def writer(calibrated_run: Path, index: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The engine that writes to the gallery of `shared_engine`: itself, unless that is a replica."""
+    run = Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("shared") / "run"))
+    with ExitStack() as stack:
+        address = lite_or_own(index, run)
+        if index == "replica":
+            server = MilvusLite(run.with_name("milvus"))
+            stack.callback(server.end)
+            address = f"milvus://127.0.0.1:{server.port}/items"
+        yield stack.enter_context(closing(Engine(run, SMALL, index=address)))
+
+
+@pytest.fixture(scope="module")
+def shared_engine(writer: Engine, index: str) -> Iterator[Engine]:
     """One engine for tests that add what nobody else looks at."""
-    opened = Engine(Path(shutil.copytree(calibrated_run, tmp_path_factory.mktemp("shared") / "run")), SMALL)
-    yield opened
-    opened.close()
+    if index == "replica":
+        address = writer.gallery.index.factory
+        with closing(Engine(writer.run.folder, SMALL, index=address, replica=True)) as opened:
+            yield opened
+    else:
+        yield writer
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,15 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
-from tests.service.asking import JSON, PNG, client_of, embedding, refused
+from tests.milvus_servers import READING
+from tests.service.asking import JSON, PNG, alike, client_of, embedding, refused
 from tests.service.conftest import encoded
+
+INDEXES = READING
 
 
 def image_of(file: bytes, head: str = "") -> dict[str, str]:
     return {"image": head + base64.b64encode(file).decode()}
-
-
-def alike(found: Any, wanted: Any) -> bool:
-    """Whether two answers are equal up to rounding, as the network rounds a batch of float32 in another order."""
-    if isinstance(wanted, dict):
-        names = wanted.keys() - {"answer_id", "promise"}  # of each answer alone
-        return found.keys() == wanted.keys() and all(alike(found[name], wanted[name]) for name in names)
-    if isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(alike, found, wanted))
-    return found == (pytest.approx(wanted, rel=1e-3, abs=1e-5) if isinstance(wanted, float) else wanted)
 
 
 def test_a_batch_gets_what_each_gets_alone(client: TestClient, shared_engine: Engine) -> None:

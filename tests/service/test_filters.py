@@ -14,7 +14,10 @@ from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits, label_key
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
+from tests.milvus_servers import CONTRACTS
 from tests.service.asking import PNG, client_of, embedding, refused
+
+INDEXES = CONTRACTS
 
 
 def where(**fields: Any) -> str:

@@ -23,8 +23,10 @@ from lam.gallery.item import Item
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.service.engine import Engine
+from tests.milvus_servers import READING
 from tests.service.asking import client_of, embedding, refused
 
+INDEXES = READING
 D = 3
 LABELS = 12
 
@@ -35,19 +37,19 @@ def vectors(count: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def many(shared_engine: Engine) -> Iterator[tuple[TestClient, dict[str, tuple[str, np.ndarray]]]]:
+def many(shared_engine: Engine, writer: Engine) -> Iterator[tuple[TestClient, dict[str, tuple[str, np.ndarray]]]]:
     """The gallery with 400 more items of 12 labels, most of one, and 20 without label; label and vector by id."""
     rows = vectors(420)
     names = ["most" if row % 2 else f"l{row % LABELS}" for row in range(400)] + [""] * 20
     made = [Item(f"g{row}", rows[row].tobytes(), 50.0, name) for row, name in enumerate(names)]
-    shared_engine.gallery.write(made)
+    writer.gallery.write(made)
     stored = {item.id: shared_engine.gallery.get(item.id) for item in made}
     stored |= {item_id: shared_engine.gallery.get(item_id) for item_id in map(str, range(60))}
     yield (
         client_of(shared_engine),
         {key: (item.label, item.embedding) for key, item in stored.items() if item is not None},
     )
-    shared_engine.gallery.write([item.id for item in made])
+    writer.gallery.write([item.id for item in made])
 
 
 def expected(

@@ -23,9 +23,11 @@ from lam.gallery.refusal import Refusal
 from lam.gallery.store import ItemStore
 from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
+from tests.milvus_servers import CONTRACTS
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.serving import served
 
+INDEXES = CONTRACTS
 D = 3
 
 

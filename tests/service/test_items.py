@@ -13,7 +13,10 @@ from lam.gallery.enrolment import ID_RULE
 from lam.gallery.store import FILE
 from lam.runs.folder import GALLERY
 from lam.service.engine import Engine
+from tests.milvus_servers import CONTRACTS
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
+
+INDEXES = CONTRACTS
 
 
 def test_items_come_and_go_while_served(engine: Engine, png: bytes) -> None:

@@ -6,7 +6,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from lam.service.engine import Engine
+from tests.milvus_servers import CONTRACTS
 from tests.service.asking import PNG, client_of, embedding, refused
+
+INDEXES = CONTRACTS
 
 
 def test_ids_may_be_paths(engine: Engine, png: bytes) -> None:

@@ -89,7 +89,7 @@ def test_white_of_a_ppm_file_is_the_one_that_it_states(tmp_path: Path, magic: st
     with Image.open(path) as image:
         assert np.array_equal(np.asarray(open_image(path)), np.asarray(image))
     path.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match=r"a\.ppm cannot be read as an image: .*(truncated|not large enough)"):
         open_image(path)
 
 

@@ -22,7 +22,7 @@ from lam.vmf.embeddings import Embeddings
 from tests.retrieval.decisions.calibrated import calibrated
 
 D, CLASSES, SIZE, ASKED, FAR = 32, 200, 6000, 2000, 0.05
-GOOD, POOR = ("HNSW32", None), ("HNSW8", "efSearch=16")
+GOOD, POOR = ("HNSW32", None), ("HNSW8", "efSearch=8")
 _CENTERS = torch.nn.functional.normalize(torch.randn(2 * CLASSES, D, generator=torch.Generator().manual_seed(9)), dim=1)
 _ROUNDING = 1e-5  # of a statistic, by what cosines are rounded
 

@@ -42,8 +42,7 @@ class Decisions:
 
     def __getitem__(self: Same, index: slice) -> Same:
         """Some of the answers."""
-        rows = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor | tuple)}
-        return replace(self, **rows)
+        return replace(self, **{name: value[index] for name, value in vars(self).items() if name != "stale"})
 
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
         """These answers where `which` is true, and `others` elsewhere."""
@@ -63,11 +62,7 @@ class Decisions:
         return tuple(DECISIONS[code] for code in self.codes.tolist())
 
     def share(self, decision: Decision) -> float:
-        """Share of the queries with this answer; NaN for no query.
-
-        Raises:
-            ValueError: for another word.
-        """
+        """Share of the queries with this answer; NaN for no query."""
         check_choice("decision", decision, DECISIONS)
         return float((self.codes == DECISIONS.index(decision)).double().mean())
 
@@ -100,13 +95,7 @@ def decision_codes(
 ) -> Int64[Tensor, " Q"]:
     """(Q,) positions in `DECISIONS`: abstain if flagged, else match for a statistic above the threshold, or unknown.
 
-    Args:
-        flagged: (Q,) queries that cannot be judged.
-        statistic: (Q,) of the first hits; −∞ without a hit.
-        accept_above: an equal statistic is not accepted.
-
-    Raises:
-        ValueError: for NaN, or another length.
+    An equal statistic is not accepted.
 
     Example:
         >>> flagged, statistic = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])

@@ -64,7 +64,7 @@ class Acceptance:
         has_strangers: bool = False,
         classes: Int[Tensor, " O"] | None = None,
     ) -> tuple["Acceptance", Float[Tensor, " N"]]:
-        """Learn the statistic.
+        """The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
 
         Args:
             evidence: of the calibration.
@@ -75,12 +75,6 @@ class Acceptance:
             of_strangers: promise the rate for strangers instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) of the strangers, to promise the rate for classes.
-
-        Returns:
-            The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
-
-        Raises:
-            ValueError: for a statistic without its evidence, or without a query that could be falsely accepted.
         """
         scores = evidence.queries.scores
         if accept is not None and accept != PROBABILITY and accept not in scores:
@@ -115,24 +109,17 @@ class Acceptance:
         return acceptance, columns[0][:, 1][evidence.has_match]
 
     def threshold(self, *, far: float, wrong: float | None = None) -> float:
-        """The least threshold that keeps all promises.
+        """The least threshold that keeps all promises; ∞ if too many answers of high statistic are wrong.
 
         Args:
             far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
             wrong: share of wrong answers among the answers, for queries with the calibration's share of strangers; see
                 `control_selective_risk`. None for no promise.
-
-        Returns:
-            The threshold; ∞ if too many answers of high statistic are wrong to keep the share of wrong answers.
-
-        Raises:
-            ValueError: for too few calibration queries.
         """
         above = self.false_accepts.threshold(far)
         if wrong is None:
             return above
-        risk = control_selective_risk(self.statistics, ~self.is_right, target=wrong)
-        return torch.inf if risk is None else max(above, risk.threshold)
+        return max(above, control_selective_risk(self.statistics, ~self.is_right, target=wrong))
 
     @property
     def share_without_match(self) -> float:

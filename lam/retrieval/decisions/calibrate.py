@@ -28,7 +28,7 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True, eq=False)
 class OtherQueries:
-    """Further queries, strangers or a mixture, and their hits in the same gallery.
+    """Queries, such as strangers or a mixture, and their hits in the same gallery.
 
     Attributes:
         embeddings: O embeddings.
@@ -119,55 +119,43 @@ class CalibrationData:
             labelled: whether scores may read labels of the hits.
         """
         searches, reference, has_other = self.searches, self.reference, self.has_other
-        cosines = self.cosines_without_match
-        labels = other_labels = None
-        if labelled:
-            labels = self.labels_of(searches.hits)
-            other_labels = self.labels_of(searches.other_hits[has_other][:, : cosines.shape[1]])
+        cosines, strangers = self.cosines_without_match, self.strangers
         without_own_class = reference
         if reference is not None and reference.labels is not None and self.classes is not None:
             without_own_class = reference.excluding(self.classes[has_other])
-        features = None if self.features is None else self.features[has_other]
-        scores = query_scores(
-            self.queries, searches.cosines, features=self.features, labels=labels, reference=reference, nearest=nearest
+        whole = OtherQueries(self.queries, searches.cosines, self.labels_of(searches.hits), self.features)
+        without_matches = OtherQueries(
+            self.queries[has_other],
+            cosines,
+            self.labels_of(searches.other_hits[has_other][:, : cosines.shape[1]]),
+            None if self.features is None else self.features[has_other],
         )
-        no_match, simulated = (
-            query_scores(
-                self.queries[has_other],
-                cosines,
-                features=features,
-                labels=other_labels,
-                reference=known,
-                nearest=nearest,
-            )
-            for known in (reference, without_own_class)
-        )
+        scores_of = partial(self.scores_of, nearest=nearest, labelled=labelled)
         fold = folds_of(torch.arange(len(self.queries)))
-        as_strangers = Group(simulated, fold[has_other])
+        as_strangers = Group(scores_of(without_matches, reference=without_own_class), fold[has_other])
         evidence = Evidence(
-            Group(scores, fold),
+            Group(scores_of(whole, reference=reference), fold),
             searches.has_mate,
             searches.correct,
-            no_match=Group(no_match, fold[has_other]),
+            no_match=Group(scores_of(without_matches, reference=reference), fold[has_other]),
             strangers=as_strangers,
         )
-        if self.strangers is None:
+        if strangers is None:
             return evidence
-        units = self.strangers.classes
-        units = torch.arange(len(self.strangers.cosines)) if units is None else units
-        scores = self.scores_of(self.strangers, nearest, labels=self.strangers.labels if labelled else None)
-        return replace(evidence, strangers=Group(scores, folds_of(units)), simulated=as_strangers)
+        units = torch.arange(len(strangers.cosines)) if strangers.classes is None else strangers.classes
+        others = Group(scores_of(strangers, reference=reference), folds_of(units))
+        return replace(evidence, strangers=others, simulated=as_strangers)
 
     def scores_of(
-        self, others: OtherQueries, nearest: dict[str, int], labels: Int64[Tensor, "O K"] | None = None
+        self, queries: OtherQueries, *, nearest: dict[str, int], reference: Reference | None, labelled: bool
     ) -> dict[str, Float[Tensor, " O"]]:
-        """All scores of other queries."""
+        """All scores of queries."""
         return query_scores(
-            others.embeddings,
-            others.cosines,
-            features=None if self.features is None else others.features,
-            labels=labels,
-            reference=self.reference,
+            queries.embeddings,
+            queries.cosines,
+            features=None if self.features is None else queries.features,
+            labels=queries.labels if labelled else None,
+            reference=reference,
             nearest=nearest,
         )
 
@@ -229,7 +217,7 @@ def calibrate(
     detector.conformal_scores(flag)  # raises for a flag without its evidence
     mixture = None
     if data.mixture is not None:
-        scores = data.scores_of(data.mixture, nearest)
+        scores = data.scores_of(data.mixture, nearest=nearest, reference=data.reference, labelled=False)
         ratio = DensityRatio.from_mixture(evidence.known, scores)
         facts["share_of_strangers"] = (ratio.share, *(ratio.interval or ()))
         mixture = scores if ratio.holds_both else None

@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -163,29 +163,26 @@ class Calibration:
         return tuple(acceptance.threshold(far=far, wrong=wrong) for acceptance in self.acceptances)
 
     @cached_property
+    def _flags_above(self) -> dict[str, float]:
+        """The threshold of each flag: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
+        return {flag: scores.threshold(self.targets.ood) for flag, scores in self.detector.calibrated.items()}
+
+    @property
     def flag_above(self) -> float:
         """The flag threshold: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
-        return self.detector.conformal_scores(self.flag).threshold(self.targets.ood)
+        return self._flags_above[self.flag]
 
-    @cached_property
+    @property
     def kappa_below(self) -> float:
         """The κ below which a query is flagged by κ alone, at the same target."""
-        return -self.detector.conformal_scores("kappa").threshold(self.targets.ood)
+        return -self._flags_above["kappa"]
 
-    @cached_property
-    def for_vectors(self) -> "Calibration":
-        """The calibration for queries with a direction and a κ only: its flag needs no features."""
-        return self._without("input")
-
-    @cached_property
-    def for_hitless(self) -> "Calibration":
-        """The calibration for queries without hits: its flag needs no hits."""
-        return self._without("hits")
-
-    @cached_property
-    def for_unlabelled(self) -> "Calibration":
-        """The calibration for queries with an unlabelled hit: its flag needs no labels."""
-        return self._without("labels") if "votes" in self.detector.calibrated else self
+    def flag_without(self, *missing: Missing) -> str:
+        """The flag, or its substitute for queries without some evidence."""
+        flag, detector = self.flag, self.detector
+        for kind in missing:
+            flag = substitute(flag, kind, detector.components(flag), detector.calibrated)
+        return flag
 
     def recall(self, threshold: float) -> float:
         """Recall@1 at an accept threshold: share, among queries with a match, of right first hits above it."""
@@ -235,12 +232,12 @@ class Calibration:
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
-        usable = self.for_vectors if features is None else self
-        usable = usable.for_unlabelled if labels is None else usable
-        usable = usable if k else usable.for_hitless
-        ood_score = self.detector.ood_score(usable.flag, scores)
-        if flag_above is None or usable.flag != self.flag:
-            flag_above = usable.flag_above
+        lacks_labels = labels is None and "votes" in self.detector.calibrated  # its gallery had labels
+        lacks: dict[Missing, bool] = {"input": features is None, "labels": lacks_labels, "hits": k == 0}
+        flag = self.flag_without(*(kind for kind, is_missing in lacks.items() if is_missing))
+        ood_score = self.detector.ood_score(flag, scores)
+        if flag_above is None or flag != self.flag:
+            flag_above = self._flags_above[flag]
         zeros, device = torch.zeros(len(hits), dtype=torch.float64), hits.scores.device
         p_known, right, statistic, false_accept = zeros, zeros, zeros - torch.inf, zeros + 1  # without a hit
         has_evidence = [scores.keys() >= acceptance.evidence for acceptance in self.acceptances]
@@ -264,8 +261,8 @@ class Calibration:
             flag_above=(zeros + flag_above).to(device),
             score=hits.scores[:, 0] if k else hits.scores.new_full((len(hits),), -torch.inf),
             ood_score=ood_score,
-            p_value=self.detector.conformal_scores(usable.flag).p_values(ood_score),
-            flagged_by=(usable.flag,) * len(hits),
+            p_value=self.detector.conformal_scores(flag).p_values(ood_score),
+            flagged_by=(flag,) * len(hits),
             stale=gallery_size is not None and self.is_stale(gallery_size),
         )
 
@@ -283,38 +280,37 @@ class Calibration:
             ValueError: for hits and queries that differ in number, another dimension, labels of another shape than the
                 hits, or features of another number or width.
         """
-        if len(hits) != len(queries):
-            raise ValueError(f"hits and queries must be equal in number, got {len(hits)} and {len(queries)}")
+        for name, rows in (("hits", hits), ("features", features)):
+            if rows is not None and len(rows) != len(queries):
+                raise ValueError(f"{name} and queries must be equal in number, got {len(rows)} and {len(queries)}")
         if labels is not None and labels.shape != hits.ids.shape:
             raise ValueError(
                 f"labels and hits must have one shape, got {tuple(labels.shape)} and {tuple(hits.ids.shape)}"
             )
-        if features is not None and len(features) != len(queries):
-            raise ValueError(f"features and queries must be equal in number, got {len(features)} and {len(queries)}")
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
         cosines = hits.scores[:, :N_HITS]  # as many as in the calibration: shares of hits depend on their number
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
-        return query_scores(
-            queries, cosines, features=features, labels=labels, reference=self.reference, nearest=self.nearest
-        )
+        return self._scores(queries, cosines, features=features, labels=labels)
+
+    def _scores(self, *queries: Any, **evidence: Any) -> dict[str, Float[Tensor, " Q"]]:
+        return query_scores(*queries, **evidence, reference=self.reference, nearest=self.nearest)
 
     def flagged(self, embeddings: Embeddings, features: Float[Tensor, "N P"] | None = None) -> Bool[Tensor, " N"]:
-        """Whether embeddings are flagged without a search, by the flag of `for_hitless`.
+        """Whether embeddings are flagged without a search, by a flag that needs no hits.
 
         Raises:
             ValueError: if the flag needs features that are not given.
         """
-        scores = query_scores(embeddings, None, features=features, reference=self.reference, nearest=self.nearest)
-        return self.detector.ood_score(self.for_hitless.flag, scores) > self.for_hitless.flag_above
+        scores, flag = self._scores(embeddings, features=features), self.flag_without("hits")
+        return self.detector.ood_score(flag, scores) > self._flags_above[flag]
 
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        They hold for the gallery of the calibration, if it is a random sample of incoming items. None without `unseen`,
-        or for a first hit without a label.
+        None without `unseen`, or for a first hit without a label.
 
         Args:
             first: (Q,) cosines of the first hits.
@@ -328,10 +324,6 @@ class Calibration:
         known, scores = classes[nearest] == keys, first.detach().cpu().double().clamp(min=-1)
         pairs = zip(self.unseen.p_new(scores, nearest).tolist(), self.unseen.p_in_gallery(scores).tolist(), strict=True)
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
-
-    def _without(self, missing: Missing) -> "Calibration":
-        flag = substitute(self.flag, missing, self.detector.components(self.flag), self.detector.calibrated)
-        return self if flag == self.flag else replace(self, flag=flag)
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
         """Whether each of R pairs matches: abstain if κ flags either image, at `targets.ood` each.
@@ -369,7 +361,7 @@ class Calibration:
 
 def query_scores(
     queries: Embeddings,
-    cosines: Float[Tensor, "Q K"] | None,
+    cosines: Float[Tensor, "Q K"] | None = None,
     *,
     features: Float[Tensor, "Q P"] | None = None,
     labels: Int64[Tensor, "Q K"] | None = None,

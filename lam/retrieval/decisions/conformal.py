@@ -62,16 +62,20 @@ class ConformalScores:
         return len(self.scores)
 
     @cached_property
+    def _units(self) -> tuple[Int64[Tensor, " N"], Int64[Tensor, "..."]]:
+        """The number of each score's unit, and the number of scores of each unit."""
+        units = torch.arange(len(self)) if self.classes is None else self.classes
+        return units.unique(return_inverse=True, return_counts=True)[1:]
+
+    @property
     def n_units(self) -> int:
         """Number of classes, or of scores without classes: the exchangeable units."""
-        return len(self) if self.classes is None else len(self.classes.unique())
+        return len(self._units[1])
 
     @cached_property
     def _weights(self) -> Float[Tensor, " N"]:
-        """Share of each score in its class."""
-        if self.classes is None:
-            return torch.ones(len(self), dtype=torch.float64)
-        _, position, counts = self.classes.unique(return_inverse=True, return_counts=True)
+        """Share of each score in its unit."""
+        position, counts = self._units
         return 1 / counts[position].double()
 
     def threshold(self, target: float) -> float:
@@ -135,11 +139,7 @@ class ConformalScores:
         return float(self._weights[len(self) - self.exceeding(threshold) :].sum())
 
     def exceeding(self, threshold: float) -> int:
-        """Number of calibration scores above a threshold.
-
-        Raises:
-            ValueError: for NaN.
-        """
+        """Number of calibration scores above a threshold."""
         if math.isnan(threshold):
             raise ValueError("threshold must be a number, got nan")
         point = torch.tensor([threshold], dtype=torch.float64)
@@ -162,10 +162,8 @@ class ConformalScores:
         exceeding = self.exceeding(threshold)
         if self.classes is None:
             return clopper_pearson(exceeding, len(self), level=level)
-        _, position = self.classes.unique(return_inverse=True)
-        shares = torch.zeros(self.n_units, dtype=torch.float64)
-        first = len(self) - exceeding
-        shares.index_add_(0, position[first:], self._weights[first:])
+        first, shares = len(self) - exceeding, torch.zeros(self.n_units, dtype=torch.float64)
+        shares.index_add_(0, self._units[0][first:], self._weights[first:])
         draws = torch.randint(self.n_units, (_RESAMPLES, self.n_units), generator=torch.Generator().manual_seed(0))
         ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         low, high = shares[draws].mean(1).quantile(ends).tolist()
@@ -209,9 +207,6 @@ class ConformalScores:
 
 def needed(target: float) -> int:
     """The least number of calibration scores that can promise a rate: ⌈1/target⌉ − 1.
-
-    Raises:
-        ValueError: for a target outside (0, 1).
 
     Example:
         >>> needed(0.05), needed(0.001)

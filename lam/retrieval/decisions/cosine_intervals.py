@@ -41,12 +41,6 @@ class CosineIntervals:
 
         The units are disjoint pairs of queries of one class. Each image of a pair has hits, and the other image has
         cosines with them. A quantile of the differences bounds each end, see `ConformalScores.threshold`.
-
-        Args:
-            queries: Q embeddings.
-            labels: (Q,) their classes.
-            gallery: (G, D) unit vectors of the items.
-            hits: (Q, K) the items of the highest cosines.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2

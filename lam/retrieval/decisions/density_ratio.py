@@ -16,13 +16,7 @@ from torch import Tensor
 
 from lam.retrieval.decisions.conformal import LEVEL, clopper_pearson
 from lam.retrieval.decisions.one_class import is_evidence
-from lam.retrieval.decisions.probability import (
-    Correctness,
-    MonotoneRegression,
-    Scores,
-    cross_validated,
-    random_order,
-)
+from lam.retrieval.decisions.probability import Correctness, MonotoneRegression, Scores, cross_validated, random_order
 from lam.utils.checks import check_share
 
 OtherScores = Mapping[str, Float[Tensor, "..."]]
@@ -60,16 +54,7 @@ class DensityRatio:
 
     @classmethod
     def from_strangers(cls, known: Scores, others: Sequence[OtherScores], *, share: float = SHARE) -> "DensityRatio":
-        """Learn from known queries and one or more kinds of strangers; each kind has equal weight.
-
-        Args:
-            known: scores by name; those in `MONOTONE_SCORES` are used.
-            others: the same scores of queries without a match in the gallery.
-            share: π of future queries, in (0, 1).
-
-        Raises:
-            ValueError: for a share outside (0, 1), no query without a match, or none of the scores.
-        """
+        """Learn from known queries and one or more kinds of strangers; `share` is π of future queries."""
         check_share("the share of queries without a match", share)
         return cls(monotone_regression(known, others), 1.0, share)
 
@@ -83,9 +68,6 @@ class DensityRatio:
         divided among the sets; its upper end holds if one of the sets is free of strangers.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
-
-        Raises:
-            ValueError: for no unlabelled query.
         """
         names = [name for name in known if is_evidence(name)]
         n, m = len(known[names[0]]), len(mixture[names[0]])
@@ -104,11 +86,7 @@ class DensityRatio:
         return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known) of new queries, float64 on the CPU.
-
-        Raises:
-            ValueError: for a score that is missing or not finite.
-        """
+        """P(known) of new queries, float64 on the CPU."""
         p = self.regression(scores)
         ratio = (1 - self.share) * self.odds * p / (1 - p).clamp(min=torch.finfo(p.dtype).tiny)
         return ratio.clamp(max=1) if self.is_mixture else ratio / (ratio + self.share)
@@ -118,9 +96,6 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
     """P(known) by `MONOTONE_SCORES`; all others together weigh as much as the known, and each kind weighs the same.
 
     The margin needs labels: without them, an item that is stored twice has a margin of zero.
-
-    Raises:
-        ValueError: for no other query, or none of the scores.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:

@@ -113,27 +113,23 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
 
 
 def _tables(calibration: Calibration) -> dict[str, Tensor]:
-    tables: dict[str, Tensor] = {}
+    tables: dict[str, Tensor | None] = {}
     for place, one in enumerate(calibration.acceptances):
         tables |= {f"{_ACCEPT}{place}": one.false_accepts.scores, f"{_ACCEPT}{place}_right": one.right_hits}
         tables |= {f"{_ACCEPT}{place}_asked": one.statistics, f"{_ACCEPT}{place}_is_right": one.is_right}
-        if one.false_accepts.classes is not None:
-            tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
+        tables[f"{_ACCEPT}{place}_classes"] = one.false_accepts.classes
     tables |= {f"{_FLAG}{name}": known.scores for name, known in calibration.detector.calibrated.items()}
     tables |= {f"{_RELIABILITY}{name}": values for name, values in vars(calibration.reliability).items()}
     if calibration.verifier is not None:
         tables["impostors"] = calibration.verifier.impostors.scores
-    if calibration.unseen is not None:
-        tables |= {"unseen": calibration.unseen.left_out, "unseen_labels": calibration.unseen.labels}
-    if calibration.unmatched is not None:
-        tables |= {"unmatched": calibration.unmatched.mean, "unmatched_labels": calibration.unmatched.labels}
-        if calibration.unmatched.classes is not None:
-            tables["unmatched_classes"] = calibration.unmatched.classes
-    if calibration.reference is not None:
-        tables["reference"] = calibration.reference.unit
-        rest = {name: getattr(calibration.reference, name) for name in _REFERENCE_FIELDS}
-        tables |= {f"reference_{name}": values for name, values in rest.items() if values is not None}
-    return tables
+    if (unseen := calibration.unseen) is not None:
+        tables |= {"unseen": unseen.left_out, "unseen_labels": unseen.labels}
+    if (of := calibration.unmatched) is not None:
+        tables |= {"unmatched": of.mean, "unmatched_labels": of.labels, "unmatched_classes": of.classes}
+    if (reference := calibration.reference) is not None:
+        tables |= {"reference": reference.unit}
+        tables |= {f"reference_{name}": getattr(reference, name) for name in _REFERENCE_FIELDS}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
 def _table(tables: dict[str, Tensor], name: str) -> Tensor:

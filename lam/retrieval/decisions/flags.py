@@ -42,11 +42,7 @@ class OodDetector:
 
     @classmethod
     def of(cls, scores: Scores) -> "OodDetector":
-        """A detector from the scores of N in-distribution items, by name, without a combination.
-
-        Raises:
-            ValueError: for no item, missing `kappa`, NaN, or another length.
-        """
+        """A detector from the scores of N in-distribution items, by name, without a combination."""
         if "kappa" not in scores:
             raise ValueError(f"scores must hold 'kappa', got {', '.join(scores) or 'none'}")
         columns = {name: values.detach().cpu().double() for name, values in scores.items()}
@@ -56,11 +52,7 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """A detector with a combined score, which separates strangers from queries with a match.
-
-        Raises:
-            ValueError: as `of`.
-        """
+        """A detector with a combined score, which separates strangers from queries with a match."""
         single = cls.of(evidence.queries.scores)
         if not len(evidence.strangers):
             return single

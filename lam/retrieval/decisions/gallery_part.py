@@ -81,16 +81,8 @@ def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Cal
         statistics=last.statistics[:0],
         is_right=last.is_right[:0],
     )
-    flag = calibration.for_hitless.flag
+    flag = calibration.flag_without("hits")
     if substitute(flag, "input", calibration.detector.components(flag)) != flag:
         flag = "kappa"  # an embedding from a client has no features
-    targets = replace(calibration.targets, wrong=None)
-    return replace(
-        calibration,
-        gallery_size=size,
-        targets=targets,
-        flag=flag,
-        acceptances=(acceptance,),
-        depth=None,
-        unseen=None,
-    )
+    targets, rest = replace(calibration.targets, wrong=None), {"depth": None, "unseen": None}
+    return replace(calibration, gallery_size=size, targets=targets, flag=flag, acceptances=(acceptance,), **rest)

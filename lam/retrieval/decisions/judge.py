@@ -105,10 +105,8 @@ def calibrate_vectors(
     for name, values, n_items in (("query_labels", query_labels, len(embeddings)), ("labels", labels, len(items))):
         if len(values) != n_items:
             raise ValueError(f"{name} must be one for each of {n_items} vectors, got {len(values)}")
-        if not all(values):
-            raise ValueError(
-                f"{name} must not be empty, got an empty one at index {list(map(bool, values)).index(False)}"
-            )
+        if empty := [index for index, value in enumerate(values) if not value]:
+            raise ValueError(f"{name} must not be empty, got an empty one at index {empty[0]}")
     unit_vectors(_plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
@@ -122,10 +120,8 @@ def _embeddings(queries: Queries) -> Embeddings:
     """Embeddings of unit vectors with κ in its range."""
     if not isinstance(queries, Embeddings):
         mean, kappa = _rows("queries", queries[0]), torch.as_tensor(queries[1]).double()
-        kappa = torch.where(
-            kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa
-        )  # NaN and negative numbers stay, for the check
-        queries = _plain(mean, kappa)
+        # NaN and negative numbers stay, for the check
+        queries = _plain(mean, torch.where(kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa))
     unit_vectors(queries, queries.dimension)
     return queries
 

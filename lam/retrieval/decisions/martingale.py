@@ -64,7 +64,7 @@ class Martingale:
         self._asleep = asleep
 
     def bet(self, log_bets: Float[np.ndarray, "... J"]) -> None:
-        """Play a round, whose bets are given as logarithms of the factors that they paid."""
+        """Play a round, from the logarithms of the factors that its bets paid."""
         woken = (self._asleep(self.n) - self._asleep(self.n + 1)) / log_bets.shape[-1]
         self.n += 1
         self.log_accounts = np.logaddexp(self.log_accounts, np.log(woken)) + log_bets

@@ -34,9 +34,6 @@ class MatchProbability:
             evidence: of the calibration queries.
             share: expected share of future queries without a match, in (0, 1).
             mixture: scores of unlabelled queries; used if they certainly hold both known queries and strangers.
-
-        Raises:
-            ValueError: as `Correctness.fit` and `DensityRatio.from_strangers`.
         """
         right = Correctness.fit(evidence.known, evidence.right_if_known)
         contrast = None if mixture is None else DensityRatio.from_mixture(evidence.known, mixture)
@@ -62,14 +59,6 @@ class MatchProbability:
         The best rule answers exactly if this is below the cost of not answering.
 
         Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, theorem 1.
-
-        Args:
-            scores: of the queries.
-            wrong: cost of a wrong answer to a known query, not negative.
-            stranger: cost of any answer to a query without a match, not negative.
-
-        Raises:
-            ValueError: for a cost that is negative or NaN.
         """
         if not (wrong >= 0 and stranger >= 0):
             raise ValueError(f"costs must not be negative, got wrong={wrong} and stranger={stranger}")

@@ -26,11 +26,7 @@ _ROWS = 1000  # most reference items that are compared with the whole reference
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
     """Number of items of a class: the lower quartile over classes, so that three in four have at least as many.
 
-    Args:
-        labels: (N,) of the items of a gallery or a reference, negative for an unlabelled item.
-
-    Raises:
-        ValueError: if no item has a label.
+    Unlabelled items have a negative label.
 
     Example:
         >>> nearest_of(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
@@ -46,13 +42,6 @@ def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Numbers of neighbours to choose from, by score: the greatest, and its halves down to 1.
-
-    Args:
-        gallery: (N,) labels of the gallery items; None without labels.
-        reference: (O,) labels of the reference items; None without labels.
-
-    Raises:
-        ValueError: if no item of either has a label.
 
     Example:
         >>> candidates_of(torch.arange(5).repeat(4))
@@ -86,21 +75,16 @@ def choose_nearest(
         correct: (Q,) whether their first hits are right.
         others: evidence of searches without a right hit, such as of strangers; scores without their evidence skip it.
 
-    Raises:
-        ValueError: for a score without a candidate, or `correct` of another length.
-
     Example:
         >>> right = torch.arange(40) < 20
         >>> cosines = torch.where(right[:, None], torch.tensor([0.9, 0.1]), torch.tensor([0.6, 0.5]))
         >>> choose_nearest({"mean_cosine": (2, 1)}, {"cosines": cosines}, right)
         {'mean_cosine': 1}
     """
-    chosen = {}
-    for name, numbers in candidates.items():
-        if not numbers:
-            raise ValueError(f"{name} must have at least one number of neighbours to choose from, got none")
-        chosen[name] = max(numbers, key=lambda k, name=name: _separation(name, k, queries, correct, others))
-    return chosen
+    return {
+        name: max(numbers, key=lambda k, name=name: _separation(name, k, queries, correct, others))
+        for name, numbers in candidates.items()
+    }
 
 
 def _separation(

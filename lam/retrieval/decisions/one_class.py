@@ -64,11 +64,7 @@ class OneClassModel:
 
     @classmethod
     def fit(cls, scores: Scores) -> "OneClassModel":
-        """Learn from the scores of N known queries; each fold is compared with the others.
-
-        Raises:
-            ValueError: if no score is evidence.
-        """
+        """Learn from the scores of N known queries; each fold is compared with the others."""
         evidence = tuple(name for name in scores if is_evidence(name))
         if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")
@@ -88,11 +84,7 @@ class OneClassModel:
         return cls(evidence, together, ranks, *gaussian, of_distance, of_surprise, tuple(unusual.tolist()))
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known) of new queries, float64 on the CPU.
-
-        Raises:
-            ValueError: for a score that is missing or not finite.
-        """
+        """P(known) of new queries, float64 on the CPU."""
         check_evidence("P(known)", tuple(self.ranks), scores)
         mean, precision, unusual, score_odds, statistic_odds = self._tensors
         odds = score_odds([scores[name] for name in (*self.evidence, *self.together)])

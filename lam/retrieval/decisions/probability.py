@@ -62,16 +62,7 @@ class MonotoneRegression:
     def fit(
         cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
     ) -> "MonotoneRegression":
-        """Learn from N queries.
-
-        Args:
-            scores: higher meaning more doubt.
-            known: (N,) whether each is known.
-            weight: (N,) relative weights, not negative; equal by default.
-
-        Raises:
-            ValueError: for no query or no score, another length, or scores that are not finite.
-        """
+        """Learn from N queries, by scores of doubt; relative weights are equal by default."""
         if len(known) == 0 or not scores:
             raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
@@ -96,11 +87,7 @@ class MonotoneRegression:
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known) at the training queries' share of known ones, float64.
-
-        Raises:
-            ValueError: for a score that is missing or not finite.
-        """
+        """P(known) at the training queries' share of known ones, float64."""
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
@@ -170,13 +157,6 @@ class Correctness:
         than 10 right or 10 wrong first hits, one score is used: the cosine, or the first.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
-
-        Args:
-            scores: of queries with a match, usually higher for more doubt; weights may have either sign.
-            correct: (N,) whether the first hit was right.
-
-        Raises:
-            ValueError: for no search, no score, another length, or scores that are not finite.
         """
         if len(correct) == 0:
             raise ValueError("the probability of a right answer needs searches that have a match, got none")
@@ -208,11 +188,7 @@ class Correctness:
         )
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(first hit is right), float64.
-
-        Raises:
-            ValueError: for a score that is missing or not finite.
-        """
+        """P(first hit is right), float64."""
         check_evidence("the probability", self.evidence, scores)
         total: Any = self.intercept
         for name, rank, weight in zip(self.evidence, self.ranks, self.weights, strict=True):
@@ -221,8 +197,8 @@ class Correctness:
         return (self.n * level + LOGISTIC_COUNTS * total.sigmoid()) / (self.n + LOGISTIC_COUNTS)
 
     @cached_property
-    def _levels(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.knots), np.array(self.levels)
+    def _levels(self) -> np.ndarray:
+        return np.array([self.knots, self.levels])
 
     @property
     def worth(self) -> dict[str, float]:
@@ -235,11 +211,11 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The probability of each search, learnt by `fit` on the other folds."""
-    probability = torch.empty(len(correct), dtype=torch.float64)
+    """The value of each search, learnt by `fit` on the other folds."""
+    values = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
-        probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
-    return probability
+        values[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
+    return values
 
 
 def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
@@ -271,9 +247,6 @@ def rows_of(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
 def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> ReliabilityBins:
     """Sort N answers by their probability into ten equal bins, closed on the right, for a reliability diagram.
 
-    Raises:
-        ValueError: for another length, or a probability outside [0, 1], NaN included.
-
     Example:
         >>> probability_bins(torch.tensor([0.75, 0.75]), torch.tensor([True, False])).expected_error
         0.25
@@ -289,11 +262,12 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
 
 def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
     """s of each search, by weights from the other folds."""
-    sums = torch.empty(len(x), dtype=torch.float64)
-    for fold, rest in folds(len(x)):
-        weights, intercept = _regression(x[rest], correct[rest], penalty)
-        sums[fold] = x[fold] @ weights + intercept
-    return sums
+
+    def fit(part: Scores, is_right: Tensor) -> Callable[[Scores], Tensor]:
+        weights, intercept = _regression(part["x"], is_right, penalty)
+        return lambda scores: scores["x"] @ weights + intercept
+
+    return cross_validated({"x": x}, correct, fit=fit)
 
 
 def _log_score(sums: Tensor, correct: Tensor) -> float:

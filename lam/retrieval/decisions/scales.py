@@ -48,8 +48,8 @@ class RankOdds:
         return torch.from_numpy(np.interp(score.double().numpy(), *self._knots))
 
     @cached_property
-    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.values), np.array(self.odds)
+    def _knots(self) -> np.ndarray:
+        return np.array([self.values, self.odds])
 
 
 @dataclass(frozen=True)

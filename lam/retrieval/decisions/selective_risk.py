@@ -4,7 +4,6 @@
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,46 +16,9 @@ _STEP = 1.1  # each threshold answers a tenth more than the one before
 _SPARE = 2  # wrong answers that the first threshold allows, if there are enough calibration queries
 
 
-@dataclass(frozen=True)
-class SelectiveRisk:
-    """A threshold above which at most a share `target` of the answers is wrong; see `control_selective_risk`.
-
-    Attributes:
-        threshold: a query with a score above it is answered; −∞ answers every finite score.
-        target: the promised share of wrong answers.
-        confidence: least share of calibration sets that give a threshold within the promise.
-        n_queries: number of calibration queries.
-        n_answered: number of answered calibration queries.
-        n_wrong: number of wrong answers among these.
-    """
-
-    threshold: float
-    target: float
-    confidence: float
-    n_queries: int
-    n_answered: int
-    n_wrong: int
-
-    @property
-    def bound(self) -> float:
-        """Clopper-Pearson upper end of the share of wrong answers, at most `target`.
-
-        It holds at `confidence` for a threshold that was fixed beforehand. This one was chosen by the same answers; its
-        promise is `target`.
-        """
-        from scipy.special import betaincinv
-
-        return float(betaincinv(self.n_wrong + 1, self.n_answered - self.n_wrong, self.confidence))
-
-    @property
-    def coverage(self) -> float:
-        """Share of the calibration queries that is answered."""
-        return self.n_answered / self.n_queries
-
-
 def control_selective_risk(
     scores: Float[Tensor, " N"], wrong: Bool[Tensor, "..."], *, target: float, confidence: float = LEVEL
-) -> SelectiveRisk | None:
+) -> float:
     """The lowest threshold found above which at most a share `target` of the answers is wrong, at a confidence.
 
     R(t) = P(wrong | score > t). The thresholds tried answer m_1 < m_2 < … of the calibration queries: t_j is the
@@ -85,18 +47,17 @@ def control_selective_risk(
         confidence: in (0, 1).
 
     Returns:
-        The threshold; None if too many answers of high score are wrong for any threshold.
+        The threshold, −∞ to answer every finite score; ∞ if too many answers of high score are wrong.
 
     Raises:
         ValueError: for NaN, another length, a share outside (0, 1), or fewer queries than `answers_needed`.
 
     Example:
         >>> scores = torch.arange(100.0)
-        >>> risk = control_selective_risk(scores, scores < 20, target=0.1)
-        >>> risk.threshold, risk.n_answered, risk.n_wrong, round(risk.bound, 3)
-        (17.0, 82, 2, 0.075)
-        >>> control_selective_risk(scores, scores > 80, target=0.1) is None
-        True
+        >>> control_selective_risk(scores, scores < 20, target=0.1)
+        17.0
+        >>> control_selective_risk(scores, scores > 80, target=0.1)
+        inf
     """
     check_length("wrong", wrong, "the scores", len(scores))
     check_no_nan("scores", scores)
@@ -116,24 +77,13 @@ def control_selective_risk(
     p_values = torch.from_numpy(bdtr(n_wrong.double().numpy(), answered.numpy(), target))
     can_hold = answered >= least
     holds = ((p_values <= 1 - confidence) | ~can_hold).long().cumprod(0).bool() & can_hold
-    if not holds.any():
-        return None
-    chosen, n_answered, errors = (float(each[holds][-1]) for each in (thresholds, answered, n_wrong))
-    return SelectiveRisk(chosen, target, confidence, len(scores), int(n_answered), int(errors))
+    return float(thresholds[holds][-1]) if holds.any() else math.inf
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
     """The least number of answers that promise a share of at most `target` with `n_wrong` wrong ones among them.
 
     The least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence; ⌈log(1 − confidence) / log(1 − target)⌉ for none.
-
-    Args:
-        target: the allowed share of wrong answers, in (0, 1).
-        n_wrong: number of wrong answers.
-        confidence: in (0, 1).
-
-    Raises:
-        ValueError: for a share outside (0, 1).
 
     Example:
         >>> answers_needed(0.05), answers_needed(0.05, n_wrong=1), answers_needed(0.01)

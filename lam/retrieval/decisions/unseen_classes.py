@@ -38,9 +38,6 @@ class UnseenClasses:
         labels: (N,) the class of each gallery item.
         left_out: (N,) nearness of each item to the nearest other gallery item, such as their cosine.
 
-    Raises:
-        ValueError: for no item, NaN, or another length.
-
     Example:
         >>> gallery = UnseenClasses(torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([0.8, 0.9, 0.9, 0.3, 0.4, 0.2]))
         >>> gallery.share_of_new  # three of six items are the only one of their class
@@ -86,9 +83,6 @@ class UnseenClasses:
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
             nearest: (Q,) position of that item in the gallery, from 0.
-
-        Raises:
-            ValueError: for NaN, another length, or a position outside the gallery.
         """
         check_no_nan("scores", scores)
         check_length("nearest", nearest, "the scores", len(scores))
@@ -97,10 +91,10 @@ class UnseenClasses:
             wrong = int(nearest[outside][0])
             raise ValueError(f"nearest must be positions from 0 to {len(self.labels) - 1} in the gallery, got {wrong}")
         nearest, values = nearest.cpu().long(), scores.detach().cpu().double()
-        as_near = len(self._single) - torch.searchsorted(self._single, values)
-        left_out = self.left_out.detach().cpu().double()[nearest]
+        single, left_out = self._rising[0], self.left_out.detach().cpu().double()[nearest]
+        as_near = len(single) - torch.searchsorted(single, values)
         as_near = as_near + (self.is_single.cpu()[nearest] & (left_out < values))
-        return ((1 + as_near).double() / (1 + len(self._single))).to(scores.device)
+        return ((1 + as_near).double() / (1 + len(single))).to(scores.device)
 
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means of no class there.
@@ -109,26 +103,16 @@ class UnseenClasses:
         other item as the new item lies from the gallery. The new item may be the second of a class of one; then the
         first counts too: s = 1 if a single item lies as far, else 0. For exchangeable items
         P(p ≤ α | its class is in the gallery) ≤ α.
-
-        Args:
-            scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.
-
-        Raises:
-            ValueError: for NaN.
         """
         check_no_nan("scores", scores)
-        values = scores.detach().cpu().double()
-        as_far = torch.searchsorted(self._several, values, right=True)
-        second = (torch.searchsorted(self._single, values, right=True) > 0).long()
-        return ((1 + as_far + second).double() / (1 + len(self._several) + second)).to(scores.device)
+        (single, several), values = self._rising, scores.detach().cpu().double()
+        as_far = torch.searchsorted(several, values, right=True)
+        second = (torch.searchsorted(single, values, right=True) > 0).long()
+        return ((1 + as_far + second).double() / (1 + len(several) + second)).to(scores.device)
 
     @cached_property
-    def _single(self) -> Float[Tensor, "..."]:
-        return self._rising(self.is_single)
-
-    @cached_property
-    def _several(self) -> Float[Tensor, "..."]:
-        return self._rising(~self.is_single)
-
-    def _rising(self, which: Tensor) -> Tensor:
-        return self.left_out[which].detach().cpu().double().sort().values
+    def _rising(self) -> tuple[Tensor, Tensor]:
+        """`left_out` of the single items, and of the others."""
+        kinds = (self.left_out[which].detach().cpu().double() for which in (self.is_single, ~self.is_single))
+        single, several = (values.sort().values for values in kinds)
+        return single, several

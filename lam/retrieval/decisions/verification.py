@@ -38,12 +38,6 @@ def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: tor
     """For each query, a random pair with a matching item and one with another item, if there are such items.
 
     A query has only one pair of each kind, because pairs that share an image are not independent.
-
-    Args:
-        matches: which gallery items match the queries at given positions.
-        n_queries: number of queries.
-        n_items: number of items.
-        generator: of the draw, on the CPU.
     """
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []
     for block in row_blocks(n_queries, n_items, elements=_BLOCK_ELEMENTS):
@@ -78,24 +72,14 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs; the probability uses equal numbers of both kinds.
-
-        Args:
-            cosine: (R,) of each pair.
-            kappa: (R,) concentration of the first.
-            other: (R,) concentration of the second.
-            same: (R,) whether they match.
-
-        Raises:
-            ValueError: without a pair of either kind, or as `Correctness.fit`.
-        """
+        """Learn from R pairs, the κ of both images, and whether they match; both kinds count alike."""
         check_length("same", same, "the pairs", len(cosine))
         n_same, n_other = int(same.sum()), int((~same).sum())
-        count = min(n_same, n_other)
-        if count == 0:
+        if min(n_same, n_other) == 0:
             raise ValueError(f"verification needs pairs that match and pairs that do not, got {n_same} and {n_other}")
         order = random_order(len(same)).to(same.device)  # else only the first classes would count
-        balanced = torch.cat([order[kind[order]][:count] for kind in (same, ~same)]).sort().values
+        each = min(n_same, n_other)
+        balanced = torch.cat([order[kind[order]][:each] for kind in (same, ~same)]).sort().values
         evidence = _evidence(cosine[balanced], kappa[balanced], other[balanced])
         return cls(ConformalScores.of(cosine[~same]), Correctness.fit(evidence, same[balanced]))
 

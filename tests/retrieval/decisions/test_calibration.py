@@ -316,7 +316,7 @@ def test_flags_by_distance_look_at_features(flag: str) -> None:
     assert calibration.decide(hits, asked, features=asked.mean).share("abstain") < 0.2
     assert calibration.decide(hits, asked, features=far).share("abstain") > 0.35
     assert set(calibration.decide(hits, asked).flagged_by) == {"mean_cosine"}
-    assert calibration.for_vectors.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
+    assert calibration.decide(hits, asked).share("abstain") == pytest.approx(0.1, abs=0.01)
     with pytest.raises(ValueError, match="has features of width 8, these have 3: give a reference"):
         calibration.decide(hits, asked, features=far[:, :3])
 
@@ -339,7 +339,7 @@ def test_a_flag_can_be_any_score_that_there_is(flag: str) -> None:
         Index(8).search(asked, 50), asked, labels=labels[:, :0], features=features, gallery_size=0
     )
     assert torch.equal(empty.codes == 2, own if flag == "norm" else by_kappa)
-    assert calibration.for_vectors.flag == ("mean_cosine" if flag == "norm" else flag)
+    assert calibration.flag_without("input") == ("mean_cosine" if flag == "norm" else flag)
     with pytest.raises(ValueError, match="flag 'p_known' needs an encoder that has learnt ambiguity, which"):
         _calibration(flag="p_known")
 

@@ -117,7 +117,5 @@ def test_hits_beyond_the_last_count_as_far_away() -> None:
 
 def test_what_choosing_refuses() -> None:
     queries, correct, others, _ = calibration()
-    with pytest.raises(ValueError, match="votes must have at least one number of neighbours to choose from, got none"):
-        choose_nearest({"votes": ()}, queries, correct, others)
     with pytest.raises(ValueError, match="correct must have shape"):
         choose_nearest({"votes": (2, 1)}, queries, correct[:5], others)

@@ -55,10 +55,9 @@ def _answered(calibration: Calibration, seed: int, n: int = 2000) -> tuple[int, 
 def test_a_target_of_wrong_answers_raises_the_threshold() -> None:
     plain, strict = _calibrated(0, wrong=None), _calibrated(0, wrong=0.2)
     acceptance = strict.acceptances[0]
-    risk = control_selective_risk(acceptance.statistics, ~acceptance.is_right, target=0.2)
-    assert risk is not None
+    threshold = control_selective_risk(acceptance.statistics, ~acceptance.is_right, target=0.2)
     assert plain.accept_above == acceptance.false_accepts.threshold(0.5)
-    assert strict.accept_above == max(risk.threshold, plain.accept_above) > plain.accept_above
+    assert strict.accept_above == max(threshold, plain.accept_above) > plain.accept_above
     assert len(acceptance.statistics) == 300
     assert acceptance.share_without_match == pytest.approx(1 - len(acceptance.right_hits) / 300)
     (all_answered, all_wrong), (few_answered, few_wrong) = (_answered(one, 77) for one in (plain, strict))

@@ -24,15 +24,7 @@ Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
-    """Mean directions as float32 rows of length one, on the CPU.
-
-    Args:
-        embeddings: N unit vectors, of half precision or better, with κ ≥ 0.
-        dimension: required dimension D.
-
-    Raises:
-        ValueError: for another dimension, a mean that is no unit vector, or a κ that is negative or not finite.
-    """
+    """Mean directions as float32 rows of length one, on the CPU; they need dimension D, unit length and κ ≥ 0."""
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu()
@@ -75,11 +67,7 @@ def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | N
 
 
 def ids_tensor(values: Any) -> Int64[Tensor, " N"]:
-    """Ids as a tensor.
-
-    Raises:
-        ValueError: for values that are not integers, or ids that are negative or repeated.
-    """
+    """Ids as a tensor; they must be integers, not negative, and differ."""
     ids = integers("ids", values)
     check_length("ids", ids, "the items", ids.numel())
     if (ids < 0).any():

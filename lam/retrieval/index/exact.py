@@ -56,11 +56,7 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """The cosines that `rank` sorts; arguments and errors are the same.
-
-    Yields:
-        (R,) queries and their (R, N) cosines with the gallery, float64; without a gallery, −∞ with itself.
-    """
+    """(R,) queries and their (R, N) cosines, float64, that `rank` sorts; without a gallery, −∞ with itself."""
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 
@@ -82,9 +78,9 @@ def _in_blocks(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Itera
 def sampled_nearest(
     samples: Float[Tensor, "S Q D"], gallery_samples: Float[Tensor, "S N D"] | None = None
 ) -> Int64[Tensor, "S Q"]:
-    """Every query's nearest neighbour by cosine under each of S sampled networks.
+    """(S, Q) every query's nearest neighbour by cosine under each of S sampled networks, as indices into the gallery.
 
-    (S, Q) indices into the gallery, exact; ties are broken arbitrarily, but always alike.
+    Ties are broken arbitrarily, but always alike.
 
     Args:
         samples: (S, Q, D) the queries under each network; finite, non-zero.

@@ -26,9 +26,6 @@ def create(dimension: int, factory: str, parameters: str | None, device: str) ->
 
     An IDMap around a type that keeps labels itself confuses them after a removal (FAISS 1.15). So only the other types
     get an IDMap, and a factory string with an IDMap is rejected.
-
-    Raises:
-        ValueError: for a factory or parameters that FAISS does not know, or a device that it cannot use.
     """
     import faiss
 
@@ -59,11 +56,7 @@ def compares_codes(dimension: int, factory: str) -> bool:
 
 
 def prepare(index: Any, parameters: str | None, device: str) -> Any:
-    """Set search parameters and move the index to its device.
-
-    Raises:
-        ValueError: for parameters unknown to the type, or a device that FAISS or the type cannot use.
-    """
+    """Set search parameters and move the index to its device."""
     import faiss
 
     if parameters is not None:
@@ -115,11 +108,7 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 for each that the type does not find.
-
-    Raises:
-        ValueError: if FAISS refuses, as on GPUs for more than some thousand candidates.
-    """
+    """(Q, k) candidate slots, −1 for each that the type does not find; GPUs refuse some thousand candidates."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]

@@ -99,11 +99,8 @@ class Index:
     def train(self, embeddings: Embeddings) -> None:
         """Train a type that clusters or quantises on typical embeddings, without adding them; others ignore it.
 
-        Args:
-            embeddings: as many as FAISS requires for the type, e.g. 39 for each cluster.
-
         Raises:
-            ValueError: for bad embeddings, too few of them, or an index that already holds items.
+            ValueError: for bad embeddings, fewer than FAISS requires, or an index that already holds items.
         """
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
@@ -140,7 +137,7 @@ class Index:
             try:
                 faiss_calls.add(self._faiss, vectors, slots)
             except Exception:
-                self._rebuild()
+                self._faiss = self._rebuilt()
                 raise
         self._store.append(vectors, embeddings.kappa.detach().cpu().double().numpy(), ids.numpy(), slots)
         self.mean_samples = embeddings.mean_samples
@@ -175,7 +172,7 @@ class Index:
             lock: taken to replace the old structure. Until then others may search, but not change the index.
         """
         if self._needs_sweep:
-            rebuilt = self._structure_of_rows()
+            rebuilt = self._rebuilt()
             with nullcontext() if lock is None else lock:
                 self._faiss = rebuilt
 
@@ -207,32 +204,20 @@ class Index:
         if len(self):
             check_same_means(embeddings, self.mean_samples)
         check_at_least("least_kappa", least_kappa, 0.0)
-        least_kappa = least_kappa or 0.0
+        k, least_kappa = positive_integer("k", k), least_kappa or 0.0
         vectors = unit_vectors(embeddings, self.dimension).numpy()
-        if among is not None:
-            ids = ids_tensor(among).numpy()
-            if (ids[1:] < ids[:-1]).any():
-                ids = np.sort(ids)
-            return _hits(*self._search_among(vectors, positive_integer("k", k), least_kappa, ids), embeddings)
-        n_allowed = self._store.count(least_kappa)
-        k = min(positive_integer("k", k), n_allowed)
-        found = self._search(vectors, k, least_kappa, n_allowed) if k else flat.no_hits(len(vectors))
-        return _hits(*found, embeddings)
+        if among is None:
+            return _hits(*self._search(vectors, k, least_kappa), embeddings)
+        ids = np.sort(ids_tensor(among).numpy(), kind="stable")  # takes little time for ids that rise already
+        return _hits(*self._search_among(vectors, k, least_kappa, ids), embeddings)
 
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
         """Agreement with an exact search for items of the index, each without itself; None for fewer than two items.
 
+        A fixed seed draws `n_queries` items. Their k nearest neighbours are compared, and all `depth` hits as a whole.
         For queries farther from all items than items are from each other, recall may be lower.
-
-        Args:
-            n_queries: number of items to search for, at least 1, drawn with a fixed seed.
-            k: number of neighbours of each, at least 1.
-            depth: number of hits that are compared as a whole, at least 1.
-
-        Raises:
-            ValueError: for a number below 1.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
@@ -244,7 +229,7 @@ class Index:
         vectors = self._store.take("vectors", self._store.places_of(self._store.slots_of(torch.from_numpy(own))))
         hits = min(max(k, depth) + 1, len(self))
         exact = flat.search(self._store.chunks, vectors, hits, 0.0)
-        found = exact if self._faiss is None else self._search(vectors, hits, 0.0, len(self))
+        found = exact if self._faiss is None else self._search(vectors, hits, 0.0)
         return Recall.of(self.factory, own, found[:2], exact[:2], k=k, depth=depth)
 
     def kappa_of(self, ids: Ids) -> Float[Tensor, " N"]:
@@ -264,15 +249,15 @@ class Index:
         Raises:
             ValueError: if the folder holds something else, such as an encoder.
         """
-        index_files.save(folder, self._store, self._faiss, self.factory, self.parameters, self.mean_samples)
+        contents = index_files.SavedIndex(self.factory, self.parameters, self.mean_samples, self._store, self._faiss)
+        index_files.save(folder, contents)
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
         """The index in a folder that `save` wrote, or in an existing collection of a Milvus server.
 
         Args:
-            address: a folder; or an address of a `lam.retrieval.index.milvus_index.MilvusIndex`, which also makes new
-                collections.
+            address: a folder; or an address of a `lam.retrieval.index.milvus_index.MilvusIndex`.
             device: of an index in a folder.
 
         Raises:
@@ -310,7 +295,7 @@ class Index:
         warnings.warn(f"{saved.problem}: it is built anew from the stored embeddings", RuntimeWarning, stacklevel=2)
         if not index.is_trained and len(index):
             index._retrain()
-        index._rebuild()
+        index._faiss = index._rebuilt()
         return index
 
     def _retrain(self) -> None:
@@ -327,19 +312,20 @@ class Index:
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
-    def _rebuild(self) -> None:
-        if self._faiss is not None:
-            self._faiss = self._structure_of_rows()
-
-    def _structure_of_rows(self) -> Any:
+    def _rebuilt(self) -> Any:
+        """The FAISS index, if any, with the rows that the store holds."""
+        if self._faiss is None:
+            return None
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
         if len(self):
             faiss_calls.add(rebuilt, self._store.column("vectors"), self._store.column("slots"))
         return rebuilt
 
-    def _search(self, vectors: np.ndarray, k: int, least_kappa: float, n_allowed: int) -> flat.Found:
+    def _search(self, vectors: np.ndarray, k: int, least_kappa: float) -> flat.Found:
         """The k best of the allowed rows; queries with too few candidates are searched exactly."""
-        if self._faiss is None:
+        n_allowed = self._store.count(least_kappa)
+        k = min(k, n_allowed)
+        if self._faiss is None or k == 0:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
         # one more for each hidden row, at most twice as many; queries that still lack hits are searched exactly
         wanted = self._candidates(k)
@@ -393,10 +379,7 @@ class Index:
 def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
     """The items of highest cosine for each query, as a Flat `Index` finds them, without a copy of their vectors.
 
-    Args:
-        items: N ≥ 1 items, in float32 as an index holds them; they are not checked. Ids of hits are their rows.
-        queries: Q of the same dimension; arguments and errors otherwise as for `Index.search`.
-        k: number of hits, at least 1.
+    The N ≥ 1 items are in float32 as an index holds them, and not checked. Ids of hits are their rows.
     """
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()

@@ -25,6 +25,7 @@ from lam.utils.files import (
 
 FORMAT = FolderFormat(2, "index.json", ("embeddings.safetensors",))
 _CACHE = "search.faiss"
+_SETTINGS = ("factory", "parameters", "mean_samples")
 _TRIES = 5
 
 
@@ -37,28 +38,18 @@ class SavedIndex:
     mean_samples: int | None
     store: Store
     faiss: Any
-    problem: str | None
+    problem: str | None = None
 
 
-def save(
-    folder: str | Path, store: Store, index: Any, factory: str, parameters: str | None, mean_samples: int | None
-) -> None:
-    """Replace the contents of a folder by an index: rows, the FAISS structure over them, and its settings.
-
-    Raises:
-        OSError: if it cannot be written; the old contents stay.
-    """
+def save(folder: str | Path, index: SavedIndex) -> None:
+    """Replace the contents of a folder by an index; if it cannot be written, the old contents stay."""
 
     def write(generation: Path) -> None:
-        if index is not None:
-            write_atomically(generation / _CACHE, lambda temporary: _write_cache(index, temporary))
-        metadata = {
-            "factory": factory,
-            "parameters": parameters,
-            "mean_samples": mean_samples,
-            "cache_sha256": None if index is None else sha256_of(generation / _CACHE),
-        }
-        FORMAT.write_files(generation, metadata, store.tensors())
+        metadata = {name: getattr(index, name) for name in _SETTINGS} | {"cache_sha256": None}
+        if index.faiss is not None:
+            write_atomically(generation / _CACHE, lambda temporary: _write_cache(index.faiss, temporary))
+            metadata["cache_sha256"] = sha256_of(generation / _CACHE)
+        FORMAT.write_files(generation, metadata, index.store.tensors())
 
     write_generation(folder, write, unsealed=[_CACHE])
 
@@ -67,10 +58,6 @@ def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
     Another process may replace the generation meanwhile, so a failed read is repeated as long as the manifest changes.
-
-    Raises:
-        CorruptFileError: naming the file of embeddings or metadata that is missing, truncated or altered.
-        ValueError: for a format that this version does not know.
     """
     folder = Path(folder)
     for _ in range(_TRIES - 1):
@@ -101,13 +88,8 @@ def _manifest(folder: Path) -> bytes | None:
 def _read(folder: Path) -> SavedIndex:
     generation = read_generation(folder, FORMAT.required)
     metadata, tensors = FORMAT.read_files(generation)
-    return SavedIndex(
-        metadata["factory"],
-        metadata["parameters"],
-        metadata["mean_samples"],
-        Store.from_tensors(tensors),
-        *_read_cache(generation / _CACHE, metadata["cache_sha256"]),
-    )
+    settings, cache = (metadata[name] for name in _SETTINGS), generation / _CACHE
+    return SavedIndex(*settings, Store.from_tensors(tensors), *_read_cache(cache, metadata["cache_sha256"]))
 
 
 def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:

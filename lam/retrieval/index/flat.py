@@ -30,14 +30,9 @@ def search(
     least_kappa: float,
     among: Int64[np.ndarray, " G"] | None = None,
 ) -> Found:
-    """The k rows of highest cosine for each query among rows of sufficient κ.
+    """The k rows of highest cosine for each query, or all if there are fewer, among rows of sufficient κ.
 
-    Args:
-        chunks: of the rows.
-        vectors: unit vectors.
-        k: at least 1; all rows if there are fewer.
-        least_kappa: not negative.
-        among: rising ids of the only rows to search; None for all.
+    `among` are rising ids of the only rows to search; None for all.
     """
     import faiss
 
@@ -50,7 +45,7 @@ def search(
 
     with faiss_calls.matrix_product(len(vectors)):
         run = map if threads == 1 else _pool(threads).map
-        found = chain.from_iterable(run(search_rows, ends[:-1], ends[1:]))
+        found = [no_hits(len(vectors)), *chain.from_iterable(run(search_rows, ends[:-1], ends[1:]))]
         ids, scores, kappa = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     scores, ids, kappa = top(k, scores, ids, kappa)
     return ids, scores.clip(-1, 1), kappa
@@ -125,14 +120,9 @@ def no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Candidate rows, rising, and their cosines; −∞ for a missing row, which is negative.
+    """Candidate rows (Q, K), rising, and their cosines with Q vectors; −∞ for a missing row, which is negative.
 
     Each row has its own product: a matrix product could round equal vectors to unequal scores.
-
-    Args:
-        vectors_of: maps rows to their vectors.
-        vectors: (Q, D) of the queries.
-        rows: (Q, K) candidates of each query.
     """
     rows = np.sort(rows, axis=1)
     scores = np.empty(rows.shape, dtype=np.float32)

@@ -49,17 +49,11 @@ _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION o
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a collection.
-
-    Attributes:
-        uri: of the server for pymilvus; or the path of a file for Milvus Lite.
-        collection: its name.
-        server: host and port, or the file, for error messages.
-    """
+    """Address of a collection: of the server for pymilvus, or of a file for Milvus Lite."""
 
     uri: str
     collection: str
-    server: str
+    server: str  # for error messages
 
     @classmethod
     def parse(cls, address: str) -> "Address":

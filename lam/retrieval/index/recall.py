@@ -45,15 +45,9 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare two searches for Q items; an item as near as an exact neighbour counts as that neighbour.
+        """Compare the K ≥ 2 hits of two searches for Q items by their ids, of which at most K − 1 count.
 
-        Args:
-            factory: the FAISS type.
-            own: (Q,) ids of the items.
-            found: (Q, K) ids and cosines of the approximate search, best first, with 2 ≤ K.
-            exact: likewise of the exact search.
-            k: number of neighbours; at most K − 1 count.
-            depth: number of hits; at most K − 1 count.
+        An item as near as an exact neighbour counts as that neighbour.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -63,12 +57,7 @@ class Recall:
 
 
 def percent(share: float) -> str:
-    """A share as text, rounded down, so that only 1 is 100 %.
-
-    Example:
-        >>> percent(0.9999), percent(1.0)
-        ('99.9 %', '100 %')
-    """
+    """A share as text, rounded down, so that only 1 is 100 %."""
     return "100 %" if share == 1 else f"{np.floor(1000 * share + 1e-9) / 10:.1f} %"
 
 

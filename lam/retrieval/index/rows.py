@@ -28,19 +28,15 @@ class Chunk:
     """Up to `room` rows, some of them removed.
 
     Attributes:
-        vectors: (room, D) float32.
-        kappa: (room,) float64; negative for a removed row.
-        ids: (room,) int64.
-        slots: (room,) int64, rising.
         size: number of rows, removed ones included.
         n_removed: number of removed rows.
     """
 
     def __init__(self, room: int, dimension: int) -> None:
         self.vectors = np.empty((room, dimension), np.float32)
-        self.kappa = np.empty(room, np.float64)
+        self.kappa = np.empty(room, np.float64)  # negative for a removed row
         self.ids = np.empty(room, np.int64)
-        self.slots = np.empty(room, np.int64)
+        self.slots = np.empty(room, np.int64)  # rising
         self.size = self.n_removed = 0
 
     def __len__(self) -> int:

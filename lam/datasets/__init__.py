@@ -84,8 +84,8 @@ def load(
         root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
             all others have a default.
         seed: seed of every random choice.
-        preprocessing: preprocessing of images, as a record, or the fields that differ from ImageNet's at 224 pixels;
-            each data set has its default.
+        preprocessing: preprocessing of images, as a record, or the fields that differ from ImageNet's at 224 pixels,
+            such as {"size": 32}; each data set has its default.
         options: options of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and
             cars196, of `lam.datasets.small_images.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the
             functions in `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions`

@@ -31,9 +31,6 @@ class AugmentationOptions:
         crop_scale: least share of the image's area in a crop, in (0, 1]; None for no crop.
         crop_ratio: greatest ratio of width to height, at least 1.
         flip: probability of mirroring an image left to right.
-
-    Raises:
-        ValueError: If an option is out of range.
     """
 
     crop_scale: float | None = None

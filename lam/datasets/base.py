@@ -146,14 +146,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return Preview(f"{self.name} {index}")
 
     def subset(self: Items, indices: Sequence[int] | Integer[Tensor, " R"]) -> Items:
-        """The items at R positions, in this order.
-
-        Args:
-            indices: (R,) positions from 0 to N − 1, at least one.
-
-        Raises:
-            ValueError: If there is no position, or one is out of range.
-        """
+        """The items at R positions, at least one, in this order."""
         positions = integers("indices", indices)
         if positions.ndim != 1 or len(positions) == 0:
             raise ValueError(f"indices must be a non-empty list of positions, got {indices!r}")
@@ -170,9 +163,6 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
         Classes keep their proportions if each gets two items on average. Otherwise the items come from few classes, up
         to four from each, and from classes of one item last.
-
-        Raises:
-            ValueError: If n is below 1.
         """
         check_at_least("limit", n, 1)
         return self if n >= len(self) else self.subset(self._draw(n, seed))
@@ -282,12 +272,7 @@ class TensorImages(Dataset):
 
 
 class ImagesAsFiles(Dataset):
-    """Images in memory that are preprocessed like image files: resized, in colour or grey.
-
-    Args:
-        images: images of any shape.
-        preprocessing: preprocessing of image files.
-    """
+    """Images in memory that are preprocessed like image files: resized, in colour or grey."""
 
     images: TensorImages
 
@@ -303,21 +288,10 @@ class ImagesAsFiles(Dataset):
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
-    """Disjoint random parts with each class in proportion.
+    """Rising positions of disjoint random parts of these sizes, with each class in proportion.
 
     The items of each class, in random order, are spread evenly over one sequence, from a random start; parts are
     consecutive pieces of it. So a class of divisible size is divided exactly, and a small class may be in any part.
-
-    Args:
-        labels: (N,) int64.
-        sizes: number of items in each part, at least one; the rest is in no part.
-        seed: seed of the draw.
-
-    Returns:
-        Positions of each part, int64, rising.
-
-    Raises:
-        ValueError: If a size is below 1, or their sum exceeds N.
 
     Example:
         >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]

@@ -14,11 +14,7 @@ _PARTS = ("images", "annotations", "categories")
 
 
 def coco_file(folder: Path) -> Path | None:
-    """The COCO file in a folder, or in its folder `annotations`; None if there is no such file.
-
-    Raises:
-        ValueError: If there are several.
-    """
+    """The COCO file in a folder, or in its folder `annotations`; None if there is no such file."""
     files = [path for where in (folder, folder / "annotations") for path in sorted(where.glob("[!.]*.json"))]
     found = [path for path in files if _read(path) is not None]
     if len(found) > 1:
@@ -30,12 +26,7 @@ def coco_file(folder: Path) -> Path | None:
 def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
     """The images of each category. Images without a category or with several are left out; a warning counts them.
 
-    Args:
-        file: result of `coco_file`.
-        images: image files; the names in the COCO file are the ends of their paths.
-
-    Raises:
-        ValueError: If the file is damaged, an image is missing, or no image has one category.
+    The names in the COCO file are the ends of the images' paths.
     """
     content, by_name = _read(file) or {}, defaultdict[str, list[Path]](list)
     for path in images:

@@ -20,11 +20,8 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
 
     Args:
         seed: seed of the split.
-        held_out: digits that are in no part.
+        held_out: digits that are in no part, at most eight.
         validation, test: fractions of the images for these parts.
-
-    Raises:
-        ValueError: If `held_out` leaves fewer than two classes or names no digit, or a fraction is outside (0, 1).
 
     Example:
         >>> parts = splits()
@@ -38,11 +35,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """The digits of the classes that `like`, a part of the digits, does not have.
-
-    Raises:
-        ValueError: If `like` is no part of the digits, or lacks no class.
-    """
+    """The digits of the classes that `like`, a part of the digits, does not have."""
     if like.name != "digits":
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
     rest = [digit for digit in range(10) if str(digit) not in like.classes]
@@ -54,9 +47,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
     """Grey patches (1, 8, 8) at random positions of scikit-learn's two photographs, labelled by the photograph.
 
-    Args:
-        like: the in-distribution set; as many patches are drawn.
-        seed: seed of the positions.
+    There are as many as items in `like`.
     """
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 

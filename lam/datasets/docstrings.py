@@ -26,14 +26,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
     """The first docstring sentence of each public function and class of modules of the standard library.
 
     The label is the module; the metadata hold the member's name. Modules with fewer than ten sentences are left out.
-    The sentences depend on the version of Python.
-
-    Args:
-        seed: seed of the split.
-        validation, test: fractions of the sentences for these parts.
-
-    Raises:
-        ValueError: If a fraction is outside (0, 1), or together they leave no sentence for training.
+    The sentences depend on the version of Python. `validation` and `test` are fractions of them.
 
     Example:
         >>> "math" in splits().train.classes

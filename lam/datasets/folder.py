@@ -96,17 +96,9 @@ def splits(
     classes, or with a single class, each image has its own label: its path.
 
     Args:
-        root: the folder.
-        seed: seed of missing parts.
-        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 224 pixels, such as
-            {"size": 32}.
+        root, seed, preprocessing: as for `lam.datasets.load`.
         validation: fraction of the training images, if there is no folder for validation.
         test: fraction of the training images, if there is no folder for testing.
-
-    Raises:
-        MissingDataError: If the folder is missing or has no image.
-        ValueError: If a class has no image, a folder is neither part nor class, there are parts but no `train`, or too
-            few images to split.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}
@@ -131,16 +123,7 @@ def splits(
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
     """Read all images of a folder; their label is the sub-folder, or empty without sub-folders.
 
-    If the folder has the parts `train` and `test`, only `test` is read.
-
-    Args:
-        root: the folder.
-        preprocessing: preprocessing of image files.
-        labelled: whether classes are required.
-
-    Raises:
-        MissingDataError: If the folder is missing, or has no image or no required class.
-        ValueError: If a class has no image.
+    If the folder has the parts `train` and `test`, only `test` is read. `labelled` requires classes.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)

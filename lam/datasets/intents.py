@@ -29,12 +29,7 @@ _PARTS = {"train": "train", "validation": "val", "test": "test"}
 def clinc150(*, root: str | Path | None = None) -> Splits:
     """The 150 intents of CLINC150 in the published parts, without questions out of scope.
 
-    Args:
-        root: folder of data_full.json; by default $LAM_DATA/clinc150.
-
-    Raises:
-        MissingDataError: If the file is missing.
-        ValueError: If it has another form.
+    The root has data_full.json; it is $LAM_DATA/clinc150 by default.
     """
     path, content = _clinc150(root)
     classes = sorted({label for _, label in _pairs(path, content, "train")})
@@ -58,10 +53,6 @@ def banking77(*, root: str | Path | None = None, seed: int = 0, validation: floa
         root: folder of train.csv and test.csv; by default $LAM_DATA/banking77.
         seed: seed of the validation part.
         validation: fraction of the training part.
-
-    Raises:
-        MissingDataError: If a file is missing.
-        ValueError: If a file has no columns text and category, or the files differ in intents.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}

@@ -46,14 +46,10 @@ def splits(
     Args:
         root: folder of the people's folder and the lists; $LAM_DATA/lfw by default.
         seed: seed of the held-out people, and of the test people if there are no lists.
-        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
+        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         validation: fraction of the training people that is held out.
         test: fraction of all people for testing, if there are no lists.
         allow_missing: whether missing images are left out with a warning.
-
-    Raises:
-        MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
-        ValueError: If a list is invalid; it names the file and the line.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     people = _people_folder(*_SOURCE.roots(root))

@@ -67,20 +67,11 @@ def splits(
 
     Args:
         root: folder of train_val; $LAM_DATA/msls by default.
-        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
-        train_cities: cities for training.
-        validation_cities: cities for validation.
-        test_cities: cities for testing.
+        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
+        train_cities, validation_cities, test_cities: cities of each part.
         subtask: images for validation and testing; training uses all images, as the authors do.
         angles: whether the compass angle `ca` is read, the last column of the items' targets.
         allow_missing: whether missing images are left out with a warning.
-
-    Returns:
-        Three parts of `PlaceImages`.
-
-    Raises:
-        MissingDataError: If files are missing (each named), or listed images (counted, the first five named).
-        ValueError: If a city is in two parts or has no published positions, or a file is invalid (named, with the row).
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     parts = {"train": train_cities, "validation": validation_cities, "test": test_cities}

@@ -52,18 +52,10 @@ def splits(
     Args:
         root: the folder.
         csv: the table, relative to the folder; see `Table.read`.
-        preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
-        validation: fraction of the images of each area for validation, without a column `split`.
-        test: fraction of the images of each area for testing, without a column `split`.
+        preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
+        validation, test: fractions of the images of each area, without a column `split`.
         angles: whether the column `angle` is read, the last column of the items' targets.
         allow_missing: whether missing images are left out with a warning.
-
-    Returns:
-        Three parts of `PlaceImages`.
-
-    Raises:
-        MissingDataError: If the folder, the table or images are missing (counted, the first five named).
-        ValueError: If a column is missing or a value is invalid; it names the file and the row.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
     table = _table(Path(root).expanduser(), csv)
@@ -136,19 +128,13 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
 
 
 def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
-    """Coordinates of places on the WGS 84 ellipsoid, in metres from the centre of the earth.
+    """Coordinates of latitudes φ and longitudes λ on the WGS 84 ellipsoid, in metres from the centre of the earth.
 
     x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). At 10 km, the straight
     line between two places is 1 mm shorter than the way on the ground; there is no distortion by a map projection.
 
     Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
         equation 4-14, at height 0.
-
-    Args:
-        degrees: (N, 2) latitude φ and longitude λ.
-
-    Returns:
-        (N, 3) in metres.
 
     Example:
         >>> equator = earth_centred(torch.tensor([[0.0, 0.0], [0.0, 0.001]], dtype=torch.float64))

@@ -39,11 +39,7 @@ class Source:
     compressed: bool = False
 
     def roots(self, root: str | Path | None) -> list[Path]:
-        """The root itself; for None, $LAM_DATA/<name> and `system_root`.
-
-        Raises:
-            MissingDataError: If there is no such folder.
-        """
+        """The root itself; for None, $LAM_DATA/<name> and `system_root`."""
         if root is not None:
             return [Path(root).expanduser()]
         data = os.environ.get("LAM_DATA")
@@ -59,16 +55,7 @@ class Source:
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
     def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
-        """The folder that has every needed file.
-
-        Args:
-            root: as for `roots`.
-            needed: files and folders, relative to the result.
-            below: folders of the root that may be the result, too.
-
-        Raises:
-            MissingDataError: If no folder has them all; it names the files missing from the fullest folder.
-        """
+        """The root, or a folder of the root in `below`, that has every needed file; an error names those missing."""
         places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
         missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
@@ -84,19 +71,7 @@ class Source:
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
-    """Which annotated images exist.
-
-    Args:
-        paths: N image files.
-        annotated_in: the file that names them.
-        allow_missing: whether missing images are only a warning.
-
-    Returns:
-        (N,) whether each image exists.
-
-    Raises:
-        MissingDataError: If images are missing; it counts them and names the first five.
-    """
+    """Which of N images that a file names exist; missing ones are an error, or only a warning if allowed."""
     files: dict[Path, set[str]] = {}
     for folder in filter(Path.is_dir, {path.parent for path in paths}):
         with os.scandir(folder) as entries:  # many times faster than a call for each file
@@ -163,13 +138,9 @@ class HalvedClasses:
         Args:
             root: folder of its files; $LAM_DATA/<name> by default.
             seed: seed of the held-out classes.
-            preprocessing: preprocessing of image files, or the fields that differ from ImageNet's at 227 pixels.
+            preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
             validation: fraction of the training classes that is held out.
             allow_missing: whether missing images are left out with a warning.
-
-        Raises:
-            MissingDataError: If files are missing (each named), or annotated images (counted, the first five named).
-            ValueError: If an annotation is invalid; it names the file.
         """
         annotations = self.read(self.source, root)
         preprocessing = Preprocessing.of(preprocessing, SIZE)
@@ -181,16 +152,10 @@ class HalvedClasses:
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
     """The parts `train`, `validation` and `test`, with each class in only one part.
 
+    `validation` is a fraction of the classes that are no test classes; classes of one image and larger ones are in
+    proportion.
+
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
-
-    Args:
-        images: N images.
-        is_test: (C,) which classes are test classes.
-        validation: fraction of the other classes that is held out; classes of one image and larger ones in proportion.
-        seed: seed of the held-out classes.
-
-    Raises:
-        ValueError: If a part would have no class, or `validation` is no fraction.
     """
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     candidates = ((counts > 0) & ~is_test).nonzero().flatten()
@@ -209,11 +174,7 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The numbered lines of a text file in UTF-8, stripped; empty ones are left out.
-
-    Raises:
-        ValueError: If it has another encoding; it names the file.
-    """
+    """The numbered lines of a text file in UTF-8, stripped; empty ones are left out."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -222,11 +183,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def read_mat(path: Path, *names: str) -> list[Any]:
-    """Variables of a MATLAB file, axes of length one squeezed.
-
-    Raises:
-        ValueError: If the file is no MATLAB file or lacks a variable; it names the file.
-    """
+    """Variables of a MATLAB file, axes of length one squeezed."""
     from scipy.io import loadmat  # slow to import, and needed by only two data sets
 
     try:

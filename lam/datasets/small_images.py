@@ -64,10 +64,6 @@ class SmallImages:
             seed: seed of the validation part.
             validation: number of validation images, each class in proportion.
             download: whether torchvision downloads missing files to the root.
-
-        Raises:
-            MissingDataError: If files are missing.
-            ValueError: If a file is damaged (named), or `validation` leaves no image for training.
         """
         training = self._part("train", root, download)
         if not 0 < validation < len(training):
@@ -104,21 +100,11 @@ class SmallImages:
 
 
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
-    """Values of an IDX file: two zero bytes, type, number of axes, their big-endian sizes, the values.
+    """Values of an IDX file of bytes: two zero bytes, type, number of axes, their big-endian sizes, the values.
 
-    torchvision's reader does not read compressed files, and checks with `assert`.
+    A file with the suffix .gz is decompressed. torchvision's reader does not, and checks with `assert`.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
-
-    Args:
-        path: a file of unsigned bytes; with the suffix .gz it is decompressed.
-
-    Returns:
-        The values, uint8, in the shape of the header.
-
-    Raises:
-        ValueError: If the file is no IDX file of unsigned bytes, has another number of values than its header says, or
-            is damaged. The message names the file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:

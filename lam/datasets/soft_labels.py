@@ -8,6 +8,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from lam.datasets.base import MissingDataError
+from lam.utils.checks import check_distributions
 
 CIFAR10H = "cifar10h-probs.npy"
 
@@ -15,18 +16,9 @@ CIFAR10H = "cifar10h-probs.npy"
 def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
     """Probabilities of classes from a NumPy file, such as CIFAR-10H for the 10,000 test images of CIFAR-10.
 
+    The path is a .npy file in the order of the data set, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
+
     Source: Peterson, Battleday, Griffiths and Russakovsky (2019), "Human uncertainty makes classification more robust".
-
-    Args:
-        path: a .npy file in the order of the data set, or the folder of CIFAR-10H's `cifar10h-probs.npy`.
-        n_items: number of images N.
-
-    Returns:
-        (N, C) rows that add up to 1.
-
-    Raises:
-        MissingDataError: If the file is missing.
-        ValueError: If it has another number of rows, or values that are no probabilities.
     """
     path = Path(path)
     path = path / CIFAR10H if path.is_dir() else path
@@ -40,8 +32,5 @@ def read_soft_labels(path: str | Path, n_items: int) -> Float32[Tensor, "N C"]:
     if values.ndim != 2 or len(values) != n_items:
         raise ValueError(f"{path} must hold a row for each of {n_items} images, got shape {values.shape}")
     labels = torch.from_numpy(values)
-    wrong = (~((labels >= 0).all(1) & ((labels.sum(1) - 1).abs() < 1e-3))).nonzero()
-    if len(wrong):
-        row = int(wrong[0, 0])
-        raise ValueError(f"{path} must hold probabilities that add up to 1, got {labels[row].tolist()} at row {row}")
+    check_distributions(f"probabilities in {path}", labels)
     return labels

@@ -78,9 +78,6 @@ def carve_missing(
         seed: seed of the draw.
         source: name of the data in errors.
         by_class: whether parts of whole classes are allowed; False for questions: their answers are in no part.
-
-    Raises:
-        ValueError: If a fraction is outside (0, 1), or no item is left to train on.
     """
     dataset = parts["train"]
     missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
@@ -142,11 +139,7 @@ def _share_matched(dataset: Dataset) -> float:
 
 
 def fraction_of(n: int, fraction: float, *, name: str) -> int:
-    """Number of items in a fraction of n, at least one.
-
-    Raises:
-        ValueError: If the fraction is not between 0 and 1.
-    """
+    """Number of items in a fraction of n, at least one."""
     if not 0 < fraction < 1:
         raise ValueError(f"{name} must be a fraction between 0 and 1, got {fraction}")
     return max(1, round(n * fraction))

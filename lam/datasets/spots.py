@@ -32,9 +32,6 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
         seed: seed of the split; the views are always the same.
         validation, test: fractions of the views for these parts.
 
-    Raises:
-        ValueError: If a fraction is outside (0, 1), or together they leave no view for training.
-
     Example:
         >>> parts = splits()
         >>> len(parts.train), len(parts.validation), len(parts.test), len(parts.train.classes)

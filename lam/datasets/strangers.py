@@ -29,9 +29,6 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
             The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. It is also 0 if no class has two
             items, items are places, or the parts share a gallery, which must stay complete.
         seed: seed of the draw.
-
-    Raises:
-        ValueError: If a share is given for places, or a part would have no items.
     """
     parts = splits.parts()
     if any(part.targets.ndim > 1 for part in parts.values()):
@@ -63,11 +60,7 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
 
 
 class JoinedItems(Dataset):
-    """Items of several data sets that share one list of classes.
-
-    Args:
-        items: data set and position of each item.
-    """
+    """Items of several data sets that share one list of classes, each by data set and position."""
 
     items: tuple[tuple[Dataset, int], ...]
 

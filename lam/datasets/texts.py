@@ -59,11 +59,7 @@ class Columns:
         return self.text or self.question
 
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
-        """The columns of a table, with defaults filled in.
-
-        Raises:
-            ValueError: If a named column is missing, or, with `labelled`, a required one.
-        """
+        """The columns of a table, with defaults filled in; `labelled` requires labels or questions."""
         usual = {name.lower(): name for name in table.columns} | {name: name for name in table.columns}
         text, label, question, answer = self.text, self.label, self.question, self.answer
         if text is None and question is None and "question" in usual and "answer" in usual:
@@ -182,15 +178,6 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     Missing parts are drawn from the training texts, see `lam.datasets.base.carve_missing`. Only questions are divided;
     all answers are the gallery of every part. Their label is the column `label`, else the answer itself: then a query
     asks whether its one answer is in the gallery.
-
-    Args:
-        root: a file, or a folder with a file for each part.
-        seed: seed of missing parts.
-        options: columns, fractions and length of an input.
-
-    Raises:
-        MissingDataError: If there is no such file or folder.
-        ValueError: If a named column is missing, a text or a label is empty, or there are too few texts to split.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
     rows = {part: queries for part, (queries, _, _) in files.items()}
@@ -219,16 +206,7 @@ def read(
 ) -> Texts:
     """All texts of a file; questions are queries, and their answers are the gallery.
 
-    Args:
-        root: the file.
-        preprocessing: preprocessing of texts.
-        columns: columns of the file.
-        labelled: whether every text must have a label; otherwise a missing label is empty.
-        name: name of the data set in tables.
-
-    Raises:
-        MissingDataError: If there is no such file.
-        ValueError: If a column is missing, or a text or a required label is empty.
+    `labelled` requires a label of every text; otherwise a missing label is empty.
     """
     queries, answers, _ = _read(_existing(Path(root).expanduser()), columns or Columns(), labelled=labelled)
     answers = _distinct(answers)

@@ -19,9 +19,6 @@ class Views(AugmentationOptions):
         jitter: strength in [0, 1): contrast is drawn from 1 ± jitter, and brightness from ± jitter / 2 standard
             deviations of the image.
         noise: the greatest standard deviation of Gaussian noise, at least 0, in standard deviations of the image.
-
-    Raises:
-        ValueError: If an option is out of range.
     """
 
     jitter: float = 0.0
@@ -59,9 +56,6 @@ class TwoViews(_ViewsOfImages):
         dataset: images with values in about [0, 1], or standardised; its labels and its own augmentation are ignored.
         options: options of the views.
 
-    Raises:
-        ValueError: If items are no images.
-
     Example:
         >>> from lam.datasets import TensorImages
         >>> images = TensorImages(torch.rand(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]))
@@ -96,14 +90,8 @@ class TwoViews(_ViewsOfImages):
 class ViewsOfKinds(_ViewsOfImages):
     """A data set with a view of each kind for every image, with the image's target.
 
-    A batch holds the first kind of view of all images, then the second kind, and so on.
-
-    Args:
-        dataset: images; its own augmentation is ignored.
-        kinds: crops and flips of each kind.
-
-    Raises:
-        ValueError: If items are no images.
+    A batch holds the first kind of view of all images, then the second kind, and so on. The data set's own
+    augmentation is ignored.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -124,11 +112,7 @@ class ViewsOfKinds(_ViewsOfImages):
 
 
 def check_images(dataset: Any, advice: str) -> None:
-    """Require images as items, with advice in the error.
-
-    Raises:
-        ValueError: If items are no images.
-    """
+    """Require images as items, with advice in the error."""
     shape = tuple(without_augmentation(dataset)[0][0].shape)
     if len(shape) != 3:
         raise ValueError(f"views are random crops of images (C, H, W), got items of shape {shape}: {advice}")

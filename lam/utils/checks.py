@@ -24,6 +24,14 @@ def check_no_nan(name: str, values: Tensor) -> None:
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
 
+def check_distributions(name: str, rows: Tensor) -> None:
+    """Require rows of probabilities; the error names the first with a negative value or another sum than 1."""
+    wrong = (~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() < 1e-3))).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        raise ValueError(f"{name} must be at least 0 and add up to 1, got {rows[row].tolist()} at row {row}")
+
+
 def positive_integer(name: str, value: Any) -> int:
     """A Python or NumPy integer of at least 1, as an `int`."""
     try:

@@ -51,7 +51,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a row for each of 10000 images, got shape \(20, 10\)"):
         read_soft_labels(made(tmp_path), 10000)
     np.save(tmp_path / "counts.npy", np.full((2, 10), 5.0))
-    with pytest.raises(ValueError, match="probabilities that add up to 1, got .* at row 0"):
+    with pytest.raises(ValueError, match="add up to 1, got .* at row 0"):
         read_soft_labels(tmp_path / "counts.npy", 2)
 
 

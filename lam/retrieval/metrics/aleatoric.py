@@ -6,16 +6,13 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from lam.utils.checks import check_finite
+from lam.utils.checks import check_distributions, check_finite
 
 
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
     """Spearman's rank correlation, ties at their mean rank; None if one of the two is constant.
 
     At best −1 for κ against the severity of a corruption or the entropy of people's labels.
-
-    Raises:
-        ValueError: for fewer than two values, another length, or a value that is not finite.
 
     Example:
         >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0]))
@@ -38,9 +35,6 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
 
-    Raises:
-        ValueError: for no image, another number of crops than of images, or a κ that is not finite.
-
     Example:
         >>> less_sure_of_crops(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 5.0]))
         0.75
@@ -55,16 +49,9 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
 def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
     """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c.
 
-    Raises:
-        ValueError: for a row with a negative value or another sum than 1.
-
     Example:
         >>> label_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
         tensor([0.0000, 0.6931])
     """
-    sums = probabilities.sum(1)
-    wrong = ((probabilities < 0).any(1) | ((sums - 1).abs() > 1e-3)).nonzero()
-    if len(wrong):
-        row = int(wrong[0, 0])
-        raise ValueError(f"probabilities must be at least 0 and add up to 1, got sum {float(sums[row])} at row {row}")
+    check_distributions("probabilities", probabilities)
     return torch.special.entr(probabilities).sum(1)

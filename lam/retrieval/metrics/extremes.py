@@ -35,9 +35,6 @@ def plot_extremes(
         verdict: whether the first hit of a query, by its index, is right; for a stranger the name of its data set.
         query_image: image of a query, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
         hit_image: image or text of its first hit.
-
-    Raises:
-        ValueError: for no query, κ that is not finite, or a tensor of another shape.
     """
     check_finite("kappa", kappa)
     if len(kappa) == 0:

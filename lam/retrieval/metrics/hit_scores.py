@@ -18,10 +18,6 @@ def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = No
 
     If all hits are of one class, the last hit's cosine bounds the other class. A missing second hit counts as −1.
 
-    Args:
-        cosines: (N, K) of the first hits, falling.
-        labels: (N, K) of the hits.
-
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.8, 0.5]]), torch.tensor([[1, 1, 2]])
         >>> margin(cosines), margin(cosines, labels)

@@ -54,12 +54,7 @@ def auprc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
 
 
 def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]) -> float:
-    """Share of OOD items among all, the AUPRC of a useless score; NaN if both sets are empty.
-
-    Example:
-        >>> prevalence(torch.zeros(3), torch.ones(1))
-        0.25
-    """
+    """Share of OOD items among all, the AUPRC of a useless score; NaN if both sets are empty."""
     total = len(in_distribution) + len(out_of_distribution)
     return len(out_of_distribution) / total if total else float("nan")
 
@@ -67,13 +62,7 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 def roc_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """ROC curve over all thresholds that matter; arguments as in `auroc`.
-
-    Returns:
-        (T,) false positive rates, rising, and (T,) true positive rates, float64.
-
-    Raises:
-        ValueError: for an empty set or a score that is not finite.
+    """(T,) false positive rates, rising, and (T,) true positive rates, float64, over all thresholds that matter.
 
     Example:
         >>> [rates.tolist() for rates in roc_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
@@ -87,13 +76,7 @@ def roc_curve(
 def precision_recall_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """Recall and precision of finding OOD items over all thresholds; arguments as in `auroc`.
-
-    Returns:
-        (T,) recalls, rising from 0 to 1, and (T,) precisions, float64.
-
-    Raises:
-        ValueError: for an empty set or a score that is not finite.
+    """(T,) recalls of OOD items, rising from 0 to 1, and (T,) precisions, float64, over all thresholds.
 
     Example:
         >>> [values.tolist() for values in precision_recall_curve(torch.tensor([0.1]), torch.tensor([0.9]))]

@@ -31,13 +31,6 @@ class Clustering:
 class LinearProbe:
     """Multinomial logistic regression on standardised features, with scikit-learn's default penalty.
 
-    Args:
-        features: (N, P) of the training items.
-        labels: (N,) their classes, at least two.
-
-    Raises:
-        ValueError: if items and labels differ in number, or all labels are of one class.
-
     Example:
         >>> probe = LinearProbe(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 7, 7]))
         >>> probe.predict(torch.tensor([[3.0], [-3.0]]))
@@ -69,20 +62,6 @@ def linear_probe(
     """Accuracy of `LinearProbe`; higher is better.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", section 2.3.
-
-    Args:
-        features: (N, P) of the training items.
-        labels: (N,) their classes, at least two.
-        test_features: (O, P) of other items, at least one.
-        test_labels: (O,) their classes.
-
-    Raises:
-        ValueError: if items and labels differ in number, or there are no items to learn from or to test on.
-
-    Example:
-        >>> features, labels = torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 0, 1, 1])
-        >>> linear_probe(features, labels, features, labels)
-        1.0
     """
     _check_rows("test_features", test_features, test_labels)
     predicted = LinearProbe(features, labels).predict(test_features)
@@ -98,16 +77,6 @@ def knn_accuracy(
     k: int = 20,
 ) -> float:
     """Accuracy of the vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie.
-
-    Args:
-        features: (N, P) of the voting items.
-        labels: (N,) their classes.
-        test_features: (O, P) of other items, at least one.
-        test_labels: (O,) their classes.
-        k: number of voters, from 1 to N.
-
-    Raises:
-        ValueError: if items and labels differ in number, there are no items to test on, or k is out of range.
 
     Example:
         >>> features, labels = torch.eye(2), torch.tensor([4, 7])
@@ -131,17 +100,9 @@ def knn_accuracy(
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
     """Agreement of the classes with as many Ward clusters of unit vectors, in 4 N² bytes.
 
+    None for fewer than two classes, or as many as items.
+
     Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
-
-    Args:
-        directions: (N, D) unit vectors.
-        classes: (N,) of the items.
-
-    Returns:
-        None for fewer than two classes, or as many as items.
-
-    Raises:
-        ValueError: if items and classes differ in number.
 
     Example:
         >>> clustering(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).purity

@@ -103,9 +103,6 @@ def relevant_ranks(
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
         matches: which gallery items are relevant to the queries at given positions; a query never matches itself.
 
-    Raises:
-        ValueError: for an empty gallery, another dimension, or a row that is not finite or all zero.
-
     Example:
         >>> labels = torch.tensor([0, 0, 1, 0])
         >>> n = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
@@ -122,32 +119,18 @@ def relevant_ranks(
 
 
 def r_precision(ranks: RelevantRanks) -> float:
-    """Mean over queries of the precision of the first R hits, R being the number of relevant items.
+    """Mean over queries of the precision of the first R hits, R being the number of relevant items; NaN without one.
 
     Source: Manning, Raghavan and Schütze (2008), Introduction to Information Retrieval, section 8.4.
-
-    Returns:
-        A mean in [0, 1]; NaN if no query has a relevant item.
-
-    Example:
-        >>> r_precision(RelevantRanks(torch.tensor([1, 0]), torch.tensor([1, 0]), torch.tensor([2, 0])))
-        0.5
     """
     keep = ranks.n_relevant > 0
     return float((ranks.within_r[keep].double() / ranks.n_relevant[keep]).mean())
 
 
 def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
-    """Mean over queries of 1/rank of the first relevant item.
+    """Mean over queries of 1/rank of the first relevant item; NaN without one.
 
     Source: Voorhees (1999), The TREC-8 Question Answering Track Report.
-
-    Returns:
-        A mean in (0, 1]; NaN if no query has a relevant item.
-
-    Example:
-        >>> mean_reciprocal_rank(RelevantRanks(torch.tensor([4, 0]), torch.tensor([0, 0]), torch.tensor([2, 0])))
-        0.25
     """
     return float((1 / ranks.first[ranks.n_relevant > 0].double()).mean())
 

@@ -56,11 +56,7 @@ class Reference:
         *,
         embeddings: Float[Tensor, "_ D"] | None = None,
     ) -> "Reference":
-        """Directions and lengths of features, and directions of embeddings.
-
-        Raises:
-            ValueError: for no item, values that are not finite, or labels or embeddings of another length.
-        """
+        """Directions and lengths of features, and directions of embeddings."""
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
         check_finite("reference features", features)
@@ -79,13 +75,8 @@ class Reference:
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
         """The reference for comparison with N items, each as if its class had never been seen.
 
-        Distances to the class and to its items are left out; means and covariances still include them.
-
-        Args:
-            classes: (N,) of the items to compare, in the numbering of `labels`; others leave nothing out.
-
-        Raises:
-            ValueError: for a reference without labels.
+        Distances to the class and to its items are left out; means and covariances still include them. Classes are
+        numbered as `labels`; others leave nothing out.
         """
         if self.labels is None:
             raise ValueError("to exclude classes, the reference must have labels, got none")
@@ -108,11 +99,7 @@ class Reference:
         return sum(part.nbytes for part in (self.unit, self.labels, self.lengths, self.embeddings) if part is not None)
 
     def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-        """(N, P) unit vectors of other items' features.
-
-        Raises:
-            ValueError: for features of another width.
-        """
+        """(N, P) unit vectors of other items' features."""
         width = self.unit.shape[1]
         if features.shape[1] != width:
             raise ValueError(
@@ -164,17 +151,6 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
 
     Source: Sun, Ming, Zhu and Li (2022).
 
-    Args:
-        features: (N, P) of the items.
-        reference: O ≥ k known items.
-        k: rank of the neighbour, counted from 1.
-
-    Returns:
-        (N,) distances in [0, 2], in the type of the features.
-
-    Raises:
-        ValueError: for k below 1, fewer than k reference items, or another width.
-
     Example:
         >>> reference = Reference.of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
         >>> knn_distance(torch.tensor([[3.0, 0.0]]), reference, k=2)
@@ -192,18 +168,12 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
     dimensions are reduced to 256 principal components.
 
     Source: Lee, Lee, Lee and Shin (2018); Mueller and Hein (2025) for the unit vectors (MDS++).
-
-    Returns:
-        (N,) distances, in the type of the features.
-
-    Raises:
-        ValueError: for a reference of another width.
     """
     return reference.gaussians.distances(reference.directions_of(features), reference.excluded)[0].to(features)
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` minus `global_mahalanobis`: the effect of the classes. Shape, type and errors are the same.
+    """`mahalanobis` minus `global_mahalanobis`: the effect of the classes.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
         (RMDS++).
@@ -215,17 +185,10 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to all of the reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
 
-    μ is the mean of all reference items and Σ their covariance about it; labels are not needed. Shape, type and errors
-    as for `mahalanobis`.
+    μ is the mean of all reference items and Σ their covariance about it; labels are not needed.
 
     Source: Barkley, Culbertson and Fridovich-Keil (2026), arXiv 2605.05638; Mueller and Hein (2025) for the unit
         vectors.
-
-    Example:
-        >>> reference = Reference.of(torch.tensor([[3.0, 0.1], [2.0, -0.1], [1.0, 0.1], [1.0, -0.1]]))
-        >>> near, far = global_mahalanobis(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), reference)
-        >>> bool(near < far)
-        True
     """
     return reference.gaussians.distances(reference.directions_of(features), reference.excluded)[1].to(features)
 
@@ -236,7 +199,7 @@ def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
     β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, squared distances to
     the own class follow χ²_q, whose variance is 2/q of the squared mean. Of 0, ¼, ½, ¾ and 1, β is the value for which
     the distances of each half of the reference to the other half's classes come nearest to this unitless ratio. Without
-    reference lengths it is `mahalanobis`; shape, type and errors are the same.
+    reference lengths it is `mahalanobis`.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
         spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
@@ -262,18 +225,6 @@ def layer_change(
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
-
-    Args:
-        features: (N, P) inputs of the last layer.
-        embeddings: (N, D) unit vectors after it.
-        reference: O known items, with their embeddings.
-        k: number of neighbours; at most O count.
-
-    Returns:
-        (N,) differences in [0, 2], in the type of the features.
-
-    Raises:
-        ValueError: for k below 1, or a reference without embeddings or of another width.
 
     Example:
         >>> reference = Reference.of(torch.eye(3), embeddings=torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))

@@ -19,13 +19,7 @@ from torch import Tensor
 from lam.retrieval.metrics.aleatoric import less_sure_of_crops, rank_correlation
 from lam.retrieval.metrics.ood import auprc, auroc, prevalence
 from lam.retrieval.metrics.probing import knn_accuracy, linear_probe
-from lam.retrieval.metrics.ranking import (
-    map_at_k,
-    mean_reciprocal_rank,
-    precision_at_k,
-    r_precision,
-    recall_at_k,
-)
+from lam.retrieval.metrics.ranking import map_at_k, mean_reciprocal_rank, precision_at_k, r_precision, recall_at_k
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import SCORES, describe_score
 from lam.retrieval.metrics.selective import abstention_nauc, augrc, mann_whitney_p, r_auroc, scod_augrc
@@ -80,6 +74,7 @@ def _probe_accuracy(
     return probe(reference.unit, reference.labels, unit, classes.cpu().to(reference.labels), **options)
 
 
+_of_doubt = partial(Metric, needs=("correct", "doubt"), by_score="kappa")
 _LISTS = ("relevance", "n_relevant")
 _PROBES = ("labelled", "features", "classes")
 _OOD = ("inside", "outside")
@@ -129,46 +124,30 @@ METRICS: dict[str, Metric] = {
         ("tile", "table"),
     ),
     "prevalence": Metric("prevalence", "neither", "share of OOD items, the AUPRC of a useless score", prevalence, _OOD),
-    "ausc": Metric(
+    "ausc": _of_doubt(
         "AUSC",
         "higher",
         "mean accuracy of the first hit as the most uncertain queries are dropped",
         ausc,
-        ("correct", "doubt"),
-        "kappa",
-        ("tile", "table", "bars"),
+        shown=("tile", "table", "bars"),
     ),
-    "r_auroc": Metric(
+    "r_auroc": _of_doubt(
         "R-AUROC",
         "higher",
         "chance that a query with a wrong first hit is less certain than one with a right first hit",
         r_auroc,
-        ("correct", "doubt"),
-        "kappa",
     ),
-    "augrc": Metric(
-        "AUGRC",
-        "lower",
-        "mean share of queries that are kept and wrong, as the most uncertain are dropped",
-        augrc,
-        ("correct", "doubt"),
-        "kappa",
+    "augrc": _of_doubt(
+        "AUGRC", "lower", "mean share of queries that are kept and wrong, as the most uncertain are dropped", augrc
     ),
-    "nauc": Metric(
+    "nauc": _of_doubt(
         "nAUC of abstention",
         "higher",
         "accuracy gained by dropping the most uncertain queries, relative to dropping the wrong ones",
         abstention_nauc,
-        ("correct", "doubt"),
-        "kappa",
     ),
-    "mann_whitney_p": Metric(
-        "p of Mann-Whitney",
-        "neither",
-        "two-sided p-value of the R-AUROC against 0.5",
-        mann_whitney_p,
-        ("correct", "doubt"),
-        "kappa",
+    "mann_whitney_p": _of_doubt(
+        "p of Mann-Whitney", "neither", "two-sided p-value of the R-AUROC against 0.5", mann_whitney_p
     ),
     "entropy_correlation": Metric(
         "correlation with people's labels",

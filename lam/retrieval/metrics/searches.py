@@ -83,9 +83,6 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
         gallery: (N, D) likewise; None for the queries themselves, each without itself.
         matches: which gallery items match the queries at given positions; a query never matches itself.
 
-    Raises:
-        ValueError: for a gallery without a candidate, another dimension, or a row that is not finite or all zero.
-
     Example:
         >>> labels = torch.tensor([0, 0, 1])
         >>> n = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])

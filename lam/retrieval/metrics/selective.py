@@ -19,15 +19,7 @@ _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the ROC curve of finding wrong first hits by their uncertainty; higher is better.
 
-    Args:
-        correct: (Q,) whether the first hit is relevant.
-        uncertainty: (Q,) finite, higher is more uncertain.
-
-    Returns:
-        An area in [0, 1], 0.5 for a useless uncertainty; NaN if all are right or all are wrong.
-
-    Raises:
-        ValueError: for an uncertainty that is not finite, or another length.
+    0.5 for a useless uncertainty, NaN if all are right or all are wrong.
 
     Example:
         >>> r_auroc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.6, 0.6]))
@@ -41,13 +33,10 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """P(an R-AUROC at least as far from 0.5) if right and wrong first hits did not differ.
 
-    Two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties. Arguments and errors as in
-    `r_auroc`.
+    Two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties; NaN if all are right or all
+    are wrong.
 
     Source: Mann and Whitney (1947).
-
-    Returns:
-        A probability; NaN if all are right or all are wrong.
 
     Example:
         >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
@@ -70,14 +59,11 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 
     With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
     the share of all queries that are answered, and wrongly. The area is of trapezoids between coverage 0, of risk 0,
-    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2. Arguments
-    and errors as in `lam.retrieval.metrics.uncertainty.ausc`.
+    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2: half the
+    error rate for a constant uncertainty. NaN for no query.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
-
-    Returns:
-        An area in [0, ½], half the error rate for a constant uncertainty; NaN for no query.
 
     Example:
         >>> augrc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.2, 0.9]))
@@ -90,20 +76,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
     A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on
-    the share of OOD items, the `prevalence`.
+    the share of OOD items, the `prevalence`. NaN without a known or without an OOD item.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
-
-    Args:
-        correct: (N,) whether the first hit of each known item is relevant.
-        inside: (N,) scores of known items, higher meaning more doubt; infinities are allowed.
-        outside: (O,) scores of OOD items.
-
-    Returns:
-        An area in [0, ½]; NaN without a known or without an OOD item.
-
-    Raises:
-        ValueError: for NaN or another length.
 
     Example:
         >>> scod_augrc(torch.tensor([True, False]), torch.tensor([0.1, 0.4]), torch.tensor([0.9]))
@@ -119,13 +94,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9: 0 for a useless uncertainty, 1 for the best one.
 
-    Higher is better; an order worse than chance is negative. Arguments and errors as in
-    `lam.retrieval.metrics.uncertainty.ausc`.
+    Higher is better; an order worse than chance is negative. NaN if all are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
-
-    Returns:
-        At most 1; NaN if all are right, all are wrong, or there is no query.
 
     Example:
         >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))

@@ -69,9 +69,6 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
     """Number of selected queries among the 0, 1 … Q most certain: (Q + 1,) counts, float64, on the CPU.
 
     Each member of a tie counts with the tie's mean, its expectation over the orders of the tie.
-
-    Raises:
-        ValueError: for NaN (with its index) or another length.
     """
     kept, counts = count_at_thresholds(selected, uncertainty)
     return torch.from_numpy(np.interp(np.arange(len(selected) + 1), kept, counts))
@@ -83,9 +80,6 @@ def count_at_thresholds(
     """Number of queries that each threshold keeps, and of selected ones among them, rising from zero.
 
     A threshold keeps or drops a tie as a whole: for T distinct uncertainties (T + 1,) and (T + 1,) float64, on the CPU.
-
-    Raises:
-        ValueError: for NaN (with its index) or another length.
     """
     check_length("uncertainty", uncertainty, "the queries", len(selected))
     check_no_nan("uncertainty", uncertainty)

@@ -27,7 +27,7 @@ def test_entropy_of_labels() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0 and add up to 1, got .*1.5 at row 1"):
+    with pytest.raises(ValueError, match="at least 0 and add up to 1, got .* at row 1"):
         label_entropy(torch.tensor([[0.5, 0.5], [1.0, 0.5]]))
     with pytest.raises(ValueError, match="at least two values, equally many, got 1 and 1"):
         rank_correlation(torch.ones(1), torch.ones(1))

@@ -19,6 +19,7 @@ from torch.nn.utils import skip_init
 from lam import datasets
 from lam.datasets import Dataset, Splits
 from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, Row, check_choices
+from lam.experiments.images import pixels_of
 from lam.experiments.networks import layers
 from lam.experiments.vae import trained_decoder
 from lam.losses import AnInfoNCE, InfoNCE
@@ -144,7 +145,7 @@ class AnInfoNCELatents(Experiment):
             observe: nn.Module = observation(self.dimension, generator)
         else:
             splits = datasets.load(self.images, root=self.root)
-            observe = trained_decoder(pixels_of(splits.train), self.dimension, self.vae_epochs, generator)
+            observe = trained_decoder(_flat(splits.train), self.dimension, self.vae_epochs, generator)
         rows: list[Row] = []
         plots: dict[str, dict[str, list[tuple[float, float]]]] = {}
 
@@ -239,7 +240,7 @@ class AnInfoNCELatents(Experiment):
     def _knn(self, encoder: nn.Module, splits: Splits) -> float:
         """Accuracy of neighbours on the test images, by the encoder's outputs."""
         device = self.generator("test").device
-        known, test = (self._outputs(encoder, pixels_of(part).to(device)).cpu() for part in (splits.train, splits.test))
+        known, test = (self._outputs(encoder, _flat(part).to(device)).cpu() for part in (splits.train, splits.test))
         return knn_accuracy(known, splits.train.labels, test, splits.test.labels, k=_NEIGHBOURS)
 
     def _anchors(self, n: int, generator: torch.Generator, *, test: bool = False) -> Float[Tensor, "N D"]:
@@ -276,10 +277,8 @@ class AnInfoNCELatents(Experiment):
             yield torch.cat(parts)
 
 
-def pixels_of(images: Dataset) -> Float[Tensor, "N I"]:
-    """The pixels of all images, in [0, 1]."""
-    inputs = torch.stack([images[row][0] for row in range(len(images))])
-    return images.preprocessing.denormalize(inputs).flatten(1)
+def _flat(images: Dataset) -> Float[Tensor, "N I"]:
+    return pixels_of(images, len(images)).flatten(1)
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:

@@ -3,7 +3,6 @@
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", table 1 and appendix G.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +14,7 @@ from lam.datasets.base import Dataset
 from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.experiments.base import SECONDS, Outcome, Progress, check_choices
-from lam.experiments.images import ImageExperiment, accuracy
+from lam.experiments.images import ImageExperiment, accuracy, pixels_of
 from lam.inputs.corruption import corrupt
 from lam.methods import Aninfonce, Method, Simclr
 from lam.methods.aninfonce import AnInfoNCEStep
@@ -73,10 +72,10 @@ class AugmentationReadout(ImageExperiment):
         train, test = self.parts()
         rows: list[dict[str, Any]] = []
         for name in self.losses:
-            start = time.process_time()
-            encoder = self.trained(self._method(name), losses.build(margin=0.7), train, self.batch_size, name, progress)
-            seconds = time.process_time() - start
-            clean = [self._features(encoder, self._pixels(part), part) for part in (train, test)]
+            method, unused = self._method(name), losses.build(margin=0.7)
+            encoder, seconds = self.trained(method, unused, train, self.batch_size, name, progress)
+            parts = (train, test)
+            clean = [self._features(encoder, pixels_of(part, self.corrupted_of(part)), part) for part in parts]
             by_kind: dict[str, list[tuple[dict[str, Tensor], Tensor]]] = {}
             kinds = (*_KINDS, *(("saturate",) if train.shape[0] == 3 else ()))
             for kind in kinds:
@@ -98,13 +97,9 @@ class AugmentationReadout(ImageExperiment):
         start = 1 / (2 * self.temperature)
         return AninfonceOfViews(concentration=start, normalise=name == "aninfonce", **views)
 
-    def _pixels(self, images: Dataset) -> Tensor:
-        inputs = torch.stack([images[row][0] for row in range(self.corrupted_of(images))])
-        return images.preprocessing.denormalize(inputs)
-
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
         """Features of images, about half of them augmented, and which."""
-        generator, pixels = torch.Generator().manual_seed(self.seed), self._pixels(images)
+        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.corrupted_of(images))
         changed = torch.rand(len(pixels), generator=generator) < 0.5
         pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)
         return self._features(encoder, pixels, images), changed.long()

@@ -1,5 +1,6 @@
 """`ImageExperiment`, the base of experiments on images: data, networks, training, corruptions and embeddings."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -71,9 +72,9 @@ class ImageExperiment(Experiment):
 
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
-    ) -> Encoder:
-        """The encoder that a method trains on these images; progress counts epochs."""
-        epoch = 0
+    ) -> tuple[Encoder, float]:
+        """The encoder that a method trains on these images, and the seconds it takes; progress counts epochs."""
+        start, epoch = time.process_time(), 0
 
         def after_an_epoch(_: torch.nn.Module) -> float:
             nonlocal epoch
@@ -93,21 +94,25 @@ class ImageExperiment(Experiment):
             validate=after_an_epoch,
             progress=False,
         )
-        return method.train(network, images, training).encoder
+        encoder = method.train(network, images, training).encoder
+        return encoder, time.process_time() - start
 
     def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
         """Inputs from the first `n_corrupted` images at severities 0 (clean) to 5, for each kind."""
-        generator = torch.Generator().manual_seed(self.seed)
-        preprocessing = images.preprocessing
-        pixels = preprocessing.denormalize(torch.stack([images[row][0] for row in range(self.corrupted_of(images))]))
+        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.corrupted_of(images))
         for kind in published_kinds(images.shape[0]):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
             worse = [corrupt(pixels, kind, severity, generator=generator) for severity in severities]
-            yield kind, [preprocessing.standardize(images) for images in worse]
+            yield kind, [images.preprocessing.standardize(corrupted) for corrupted in worse]
 
     def corrupted_of(self, images: Dataset) -> int:
         """Number of corrupted images."""
         return min(self.n_corrupted, len(images))
+
+
+def pixels_of(images: Dataset, count: int) -> Float[Tensor, "N C H W"]:
+    """The pixels of the first images, in [0, 1]."""
+    return images.preprocessing.denormalize(torch.stack([images[row][0] for row in range(count)]))
 
 
 def predicted(encoder: Encoder, images: Dataset) -> Prediction:

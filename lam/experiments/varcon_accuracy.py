@@ -4,7 +4,6 @@ Source: Wang et al. (2025), "Variational supervised contrastive learning", table
 """
 
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -78,11 +77,9 @@ class VarConAccuracy(ImageExperiment):
         rows, curves, maps = [], {}, {}
         for name in self.losses:
             for batch_size, number in ways:
-                start = time.process_time()
                 method, loss = self._method(name, len(train.classes))
                 images = train if number is None else self._few(train, number)
-                encoder = self.trained(method, loss, images, batch_size, name, progress)
-                seconds = time.process_time() - start
+                encoder, seconds = self.trained(method, loss, images, batch_size, name, progress)
                 row: dict[str, Any] = {"loss": name, "batch": float(batch_size)}
                 row["images a class"] = None if number is None else float(number)
                 known, unseen = predicted(encoder, images), predicted(encoder, test)

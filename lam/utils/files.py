@@ -11,14 +11,13 @@ import fcntl
 import hashlib
 import io
 import json
-import operator
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,16 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically; numbers of NumPy or torch become plain numbers.
+    """Write a JSON file atomically; dataclasses become objects, and numbers of NumPy or torch plain numbers.
 
     The format rejects NaN and infinities: a caller stores them as null.
     """
-    text = json.dumps(value, indent=2, allow_nan=False, default=operator.methodcaller("item"))
+    text = json.dumps(value, indent=2, allow_nan=False, default=_plain)
     write_text(path, text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.item()
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

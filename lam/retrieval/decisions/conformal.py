@@ -97,9 +97,6 @@ class ConformalScores:
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
             Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
 
-        Args:
-            target: the allowed rate, in (0, 1).
-
         Raises:
             ValueError: for a target outside (0, 1), or below what N scores can promise, with the N that it needs.
         """
@@ -114,9 +111,6 @@ class ConformalScores:
         scores the number is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
-
-        Raises:
-            ValueError: as `threshold`, or for scores with classes, which have no such law.
         """
         if self.classes is not None:
             raise ValueError("the rate of scores with classes follows no Beta law")
@@ -150,14 +144,8 @@ class ConformalScores:
 
         It holds for a threshold fixed beforehand or learnt by `threshold`. With classes it is a percentile interval of
         the mean of F_c over resampled classes. It includes the Clopper-Pearson interval at the nearest whole numbers of
-        classes, as resampling tells nothing if all or no scores exceed.
-
-        Args:
-            threshold: any.
-            level: least share of such intervals that cover the rate, in (0, 1).
-
-        Raises:
-            ValueError: for a level outside (0, 1), or a threshold that is NaN.
+        classes, as resampling tells nothing if all or no scores exceed. At least a share `level` of such intervals
+        cover the rate.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -177,9 +165,6 @@ class ConformalScores:
 
         p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, the count is in shares, as in `rate`. For
         exchangeable scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). float64, on the device of the scores.
-
-        Raises:
-            ValueError: for NaN, with its index.
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())
@@ -217,12 +202,7 @@ def needed(target: float) -> int:
 
 
 def least_rate(n: int) -> float:
-    """The smallest rate that N calibration scores can promise: 1/(N + 1), rounded up to three digits.
-
-    Example:
-        >>> least_rate(19), least_rate(60)
-        (0.05, 0.0164)
-    """
+    """The smallest rate that N calibration scores can promise: 1/(N + 1), rounded up to three digits."""
     rate = 1 / (n + 1)
     scale = 10.0 ** (2 - math.floor(math.log10(rate)))
     return math.ceil(round(rate * scale, 6)) / scale
@@ -234,14 +214,6 @@ def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float,
     Shorter intervals, such as Wilson's, cover some rates less often than stated (0.84 for 0.95).
 
     Source: Clopper and Pearson (1934).
-
-    Args:
-        count: from 0 to n.
-        n: at least 1.
-        level: the confidence, in (0, 1).
-
-    Raises:
-        ValueError: for a count or level outside these.
 
     Example:
         >>> [round(end, 4) for end in clopper_pearson(0, 100)]
@@ -263,13 +235,6 @@ def conformal_depth(ranks: Int[Tensor, " N"], *, target: float) -> int:
     and its assumption. The promise is about queries with a match in the gallery.
 
     Source: Angelopoulos and Bates (2023), section 1, with the rank of the first match as the score.
-
-    Args:
-        ranks: (N,) rank of the first match of each calibration query, counted from 1.
-        target: the share of queries that may miss, in (0, 1).
-
-    Raises:
-        ValueError: for a rank below 1, or a target that N queries cannot promise.
 
     Example:
         >>> conformal_depth(torch.tensor([1, 1, 1, 1, 1, 2, 1, 1, 5]), target=0.2)

@@ -4,7 +4,7 @@ calibration.json       key, targets, probabilities, histogram
 tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features
 """
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,27 @@ FORMAT = FolderFormat(11, "calibration.json", ("tables.safetensors",))
 _FLAG, _RELIABILITY, _ACCEPT = "flag_", "reliability_", "accept_"
 _REFERENCE_FIELDS = ("labels", "lengths", "embeddings")
 _PLAIN = ("key", "gallery_size", "flag", "depth", "dimension", "nearest", "facts")
-_RECORDS: dict[str, Any] = {
-    "targets": Targets,
+_OWN: dict[str, Any] = {"targets": Targets, "kappa": Histogram, "intervals": CosineIntervals | None}
+_OF_PARTS: dict[str, Any] = {
     "combined": MonotoneRegression | None,
     "ranking": dict[str, float],
     "accepts": tuple[str, ...],
     "answers": tuple[MatchProbability, ...],
     "sameness": Correctness | None,
-    "kappa": Histogram,
-    "intervals": CosineIntervals | None,
 }
-"""Types of the other metadata."""
+"""Types of the metadata that are records of the calibration, and of its parts."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
     """Write a calibration; after a crash the folder holds the old one or the new one."""
     detector, verifier, acceptances = calibration.detector, calibration.verifier, calibration.acceptances
     metadata: dict[str, Any] = {
-        **{name: getattr(calibration, name) for name in _PLAIN},
-        "targets": asdict(calibration.targets),
-        "combined": None if detector.combined is None else asdict(detector.combined),
+        **{name: getattr(calibration, name) for name in (*_PLAIN, *_OWN)},
+        "combined": detector.combined,
         "ranking": detector.ranking,
         "accepts": [acceptance.accept for acceptance in acceptances],
-        "answers": [asdict(acceptance.match_probability) for acceptance in acceptances],
-        "sameness": None if verifier is None else asdict(verifier.sameness),
-        "kappa": asdict(calibration.kappa),
-        "intervals": None if calibration.intervals is None else asdict(calibration.intervals),
+        "answers": [acceptance.match_probability for acceptance in acceptances],
+        "sameness": None if verifier is None else verifier.sameness,
     }
     FORMAT.write(Path(run) / FOLDER, metadata, _tables(calibration))
 
@@ -80,14 +75,15 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         )
     from pydantic import TypeAdapter  # a quarter of a second to import
 
-    records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in _RECORDS.items()}
+    kinds = _OWN | _OF_PARTS
+    records = {name: TypeAdapter(kind).validate_python(metadata[name]) for name, kind in kinds.items()}
     _table(tables, f"{_FLAG}kappa")
     flags = {name.removeprefix(_FLAG): ConformalScores(tables[name]) for name in tables if name.startswith(_FLAG)}
     parts = {name: tables.get(f"reference_{name}") for name in _REFERENCE_FIELDS}
     sameness = records["sameness"]
     return Calibration(
         **{name: metadata[name] for name in _PLAIN},
-        targets=records["targets"],
+        **{name: records[name] for name in _OWN},
         detector=OodDetector(flags, records["combined"], records["ranking"]),
         acceptances=tuple(
             Acceptance(
@@ -101,8 +97,6 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         reliability=ReliabilityBins(
             *(_table(tables, f"{_RELIABILITY}{field.name}") for field in fields(ReliabilityBins))
         ),
-        kappa=records["kappa"],
-        intervals=records["intervals"],
         reference=Reference(tables["reference"], **parts) if "reference" in tables else None,
         verifier=None if sameness is None else Verifier(ConformalScores(_table(tables, "impostors")), sameness),
         unseen=UnseenClasses(tables["unseen_labels"], tables["unseen"]) if "unseen" in tables else None,

@@ -1,7 +1,14 @@
 """Open-set identification: how well a search tells queries with a match in the gallery from queries without one.
 
 A search scores its first hit and gives an answer if the score is above a threshold. A mated search has a match in the
-gallery, a non-mated search does not. Every metric depends on the gallery's size.
+gallery, a non-mated search does not. Every metric depends on the gallery's size. The arguments of all metrics:
+
+- score, correct: (Q,) of the first hits of mated searches, and whether they are matches.
+- mated: (Q,) the highest score of a match.
+- non_mated: (O,) scores of the first hits of non-mated searches.
+- rate, fpir, far: in (0, 1).
+
+A rate outside (0, 1), NaN and another length are errors. A metric without a search of a kind is NaN.
 """
 
 from dataclasses import dataclass
@@ -45,18 +52,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of every query as a mated search, if it has matches, and as a non-mated search without its matches.
-
-    Args:
-        searches: Q queries.
-        fpir: false-positive identification rate, in (0, 1).
-
-    Returns:
-        Metrics, NaN without a search of the kind.
-
-    Raises:
-        ValueError: for a rate outside (0, 1).
-    """
+    """Metrics of every query as a mated search, if it has matches, and as a non-mated search without its matches."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -79,16 +75,9 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least score of a non-mated search above which at most a share `rate` of them lies; NaN for no search.
+    """Least score of a non-mated search above which at most a share `rate` of them lies.
 
     It describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
-
-    Args:
-        non_mated: (O,) scores of the first hits.
-        rate: in (0, 1).
-
-    Raises:
-        ValueError: for a rate outside (0, 1), or NaN.
 
     Example:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
@@ -110,17 +99,6 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, 
 
     Source: ISO/IEC 19795-1; Grother, Ngan and Hanaoka, Face Recognition Vendor Test, part 2, section 3.
 
-    Args:
-        mated: (Q,) the highest score of a match.
-        non_mated: (O,) the score of the first hit.
-        fpir: in (0, 1).
-
-    Returns:
-        A share in [0, 1]; NaN if either is empty.
-
-    Raises:
-        ValueError: for a rate outside (0, 1), or NaN.
-
     Example:
         >>> tpir_at_fpir(torch.tensor([0.35, 0.9]), torch.tensor([0.1, 0.2, 0.3, 0.8]), fpir=0.25)
         1.0
@@ -137,18 +115,6 @@ def dir_at_far(
     DIR = share of mated searches whose first hit is a match of score > T, with T as in `tpir_at_fpir`.
 
     Source: Phillips, Grother and Micheals (2011), Handbook of Face Recognition, chapter 21.
-
-    Args:
-        score: (Q,) of the first hits of mated searches.
-        correct: (Q,) whether they are matches.
-        non_mated: (O,) scores of the first hits of non-mated searches.
-        far: in (0, 1).
-
-    Returns:
-        A share in [0, 1]; NaN without mated or without non-mated searches.
-
-    Raises:
-        ValueError: for a rate outside (0, 1), NaN, or another length.
 
     Example:
         >>> score, correct = torch.tensor([0.9, 0.9]), torch.tensor([True, False])
@@ -168,12 +134,9 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 
     The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
     with a first hit of score > T. Its area is P(a mated search is right and scores above a non-mated one), equal scores
-    counting half; at most the accuracy. Arguments and errors as in `dir_at_far`.
+    counting half; at most the accuracy.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
-
-    Returns:
-        An area in [0, 1]; NaN without mated or without non-mated searches.
 
     Example:
         >>> oscr(torch.tensor([0.9, 0.5]), torch.tensor([True, True]), torch.tensor([0.7, 0.1]))
@@ -196,14 +159,10 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
     The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
     a whole, so the curve has a point for each distinct uncertainty. The area is of trapezoids between these; from
-    coverage 0 to the first point the risk is the first point's. Arguments and errors as in
-    `lam.retrieval.metrics.uncertainty.ausc`.
+    coverage 0 to the first point the risk is the first point's. It is the error rate for a constant uncertainty.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).
-
-    Returns:
-        An area in [0, 1], the error rate for a constant uncertainty; NaN for no answer.
 
     Example:
         >>> aurc(torch.tensor([True, False]), torch.zeros(2))
@@ -219,20 +178,10 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
     """R@100P: share of searches with a match whose first hit is right and scores above every wrong one.
 
-    Higher is better: it is the greatest recall before the first wrong answer.
+    Higher is better: it is the greatest recall before the first wrong answer. The scores are of all searches, mated or
+    not; `n_answerable` of them have a match.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
-
-    Args:
-        score: (Q,) of the first hits of all searches, mated or not.
-        correct: (Q,) whether they are matches.
-        n_answerable: number of searches with a match.
-
-    Returns:
-        A share in [0, 1], 0 if a wrong hit has the highest score; NaN if no search has a match.
-
-    Raises:
-        ValueError: for NaN, another length, or fewer searches with a match than right hits.
 
     Example:
         >>> recall_at_full_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([True, False, True]), n_answerable=2)

@@ -36,7 +36,7 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
         >>> recall_at_k(relevance, torch.tensor([3, 1]), k=2)
         0.5
     """
-    relevance, _ = _answerable(relevance, n_relevant, positive_integer("k", k))
+    relevance, _, _ = _answerable(relevance, n_relevant, k)
     return float(relevance.any(1).double().mean())
 
 
@@ -52,8 +52,7 @@ def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"]
         >>> precision_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=2)
         0.5
     """
-    k = positive_integer("k", k)
-    relevance, _ = _answerable(relevance, n_relevant, k)
+    relevance, _, k = _answerable(relevance, n_relevant, k)
     return float((relevance.sum(1).double() / k).mean())
 
 
@@ -71,8 +70,7 @@ def map_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k
         >>> map_at_k(torch.tensor([[True, False, True]]), torch.tensor([2]), k=3)
         0.8333333333333333
     """
-    k = positive_integer("k", k)
-    relevance, n_relevant = _answerable(relevance, n_relevant, k)
+    relevance, n_relevant, k = _answerable(relevance, n_relevant, k)
     hits = relevance.double()
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1, device=hits.device)
     return float(((precision * hits).sum(1) / n_relevant.clamp(max=k)).mean())
@@ -155,8 +153,9 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
     return first * (n_relevant > 0), within * (n_relevant > 0), n_relevant
 
 
-def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _answerable(relevance: Tensor, n_relevant: Tensor, k: SupportsIndex) -> tuple[Tensor, Tensor, int]:
     """The first k hits of the queries with a relevant item, and their numbers of relevant items."""
+    k = positive_integer("k", k)
     check_length("n_relevant", n_relevant, "the queries", len(relevance))
     found = relevance.sum(1)
     if (found > n_relevant).any():
@@ -168,4 +167,4 @@ def _answerable(relevance: Tensor, n_relevant: Tensor, k: int) -> tuple[Tensor, 
     if relevance.shape[1] < k and (found < n_relevant).any():
         raise ValueError(f"k must not exceed the length of the ranked lists, got k = {k} for {relevance.shape[1]}")
     keep = n_relevant > 0
-    return relevance[keep, :k], n_relevant[keep]
+    return relevance[keep, :k], n_relevant[keep], k

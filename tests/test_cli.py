@@ -149,7 +149,7 @@ def test_a_stop_by_the_user_says_how_to_go_on(
         ("demo --seed -1", "seed must be at least 0, got -1"),
         ("demo --training.epochs=0", "training.epochs must be at least 1, got 0"),
         ("demo --network.name=x", "network must be one of convnet8, convnet28, convnet32, resnet18, resnet50"),
-        ("demo --data.name=x", "there is no data set 'x'; allowed: digits, fashionmnist, mnist, folder"),
+        ("demo --data.name=x", "data set must be one of digits, fashionmnist, mnist, folder"),
         ("demo --checkpoint=no.pth", "no.pth does not exist"),
         ("run no.yaml", "there is no configuration no.yaml: give DATA METHOD, a YAML file or the folder of a run"),
         ("run --margin 3 digits laplace_posthoc", "margin must be in (0, 2]"),

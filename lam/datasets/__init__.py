@@ -4,7 +4,7 @@ Each source has its own file; `lam.datasets.base` has their common part.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from lam.datasets.small_images import cifar10, fashionmnist, mnist, svhn
 from lam.datasets.splits import Splits
 from lam.datasets.texts import Texts
 from lam.inputs import Preprocessing
-from lam.utils.checks import check_options
+from lam.utils.checks import check_choice, check_options
 from lam.utils.registry import enter
 
 __all__ = [
@@ -100,7 +100,8 @@ def load(
         >>> load("digits").train.shape
         (1, 8, 8)
     """
-    loader = _find(DATASETS, name, "data set")
+    check_choice("data set", name, DATASETS)
+    loader = DATASETS[name]
     reads = "preprocessing" in inspect.signature(loader).parameters
     own = {"preprocessing": preprocessing} if reads and preprocessing is not None else {}
     splits = _call(loader, name, options | own, root=root, seed=seed)
@@ -135,9 +136,10 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
         >>> load_ood("digits_held_out", like=load("digits").test).classes
         ('8', '9')
     """
-    loader = _find(DATASETS | OOD_SETS, name, "OOD set")
+    loaders = DATASETS | OOD_SETS
+    check_choice("OOD set", name, loaders)
     preprocessing = like.preprocessing if isinstance(like.preprocessing, Preprocessing) else None
-    items = _call(loader, name, options, root=root, seed=seed, like=like, preprocessing=preprocessing)
+    items = _call(loaders[name], name, options, root=root, seed=seed, like=like, preprocessing=preprocessing)
     if isinstance(items, Splits):
         items = items.test
     if isinstance(items, TensorImages) and items.shape != like.shape and preprocessing is not None:
@@ -158,12 +160,6 @@ def register(name: str, loader: Callable[..., Splits]) -> None:
         ValueError: if another data set has the name.
     """
     enter(DATASETS, "data set", name, loader)
-
-
-def _find(known: Mapping[str, T], name: str, kind: str) -> T:
-    if name not in known:
-        raise ValueError(f"there is no {kind} {name!r}; allowed: {', '.join(known)}")
-    return known[name]
 
 
 def _call(loader: Callable[..., T], name: str, options: dict[str, Any], **common: Any) -> T:

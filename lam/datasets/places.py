@@ -25,8 +25,9 @@ from torch import Tensor
 from lam.datasets.base import ImageOptions, MissingDataError, labels_of
 from lam.datasets.place_images import PlaceImages
 from lam.datasets.published import SIZE, check_present
-from lam.datasets.splits import PARTS, Splits, fraction_of
+from lam.datasets.splits import PARTS, Splits
 from lam.inputs.preprocessing import Preprocessing
+from lam.utils.checks import check_share
 from lam.utils.tables import Table
 
 _METRES = (("x", "y"), ("easting", "northing"))
@@ -158,8 +159,8 @@ def _parts_of_column(table: Table) -> Int64[Tensor, " N"]:
 def _strips(
     positions: Float64[Tensor, "N X"], labels: Int64[Tensor, " N"], *, validation: float, test: float
 ) -> Int64[Tensor, " N"]:
-    for name, share in (("validation", validation), ("test", test)):
-        fraction_of(len(labels), share, name=name)  # raises for an invalid fraction
+    check_share("validation", validation)
+    check_share("test", test)
     if validation + test >= 1:
         raise ValueError(f"validation and test must have a sum below 1, got {validation} and {test}")
     bounds = torch.tensor([1 - validation - test, 1 - test], dtype=torch.float64)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from lam.datasets.base import Dataset, Items, stratified_split
+from lam.utils.checks import check_share
 from lam.utils.notes import Note
 
 GalleryKind = Literal["classes", "identities"]
@@ -140,6 +141,5 @@ def _share_matched(dataset: Dataset) -> float:
 
 def fraction_of(n: int, fraction: float, *, name: str) -> int:
     """Number of items in a fraction of n, at least one."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"{name} must be a fraction between 0 and 1, got {fraction}")
+    check_share(name, fraction)
     return max(1, round(n * fraction))

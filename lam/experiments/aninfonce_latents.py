@@ -31,6 +31,10 @@ from lam.vmf.distribution import VonMisesFisher
 LossOfLatents = Literal["aninfonce", "infonce", "ensemble"]
 ImagesName = Literal["digits", "mnist", "fashionmnist"]
 
+_LEAST: dict[str, float] = {
+    **{"dimension": 2, "n_batches": 2, "batch_size": 2, "width": 1, "vae_epochs": 1, "n_test": 100},
+    **{"n_hard": 0, "hard_from": 0, "drift": 0.0},
+}
 _NEIGHBOURS = 5
 _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on it
 
@@ -109,14 +113,10 @@ class AnInfoNCELatents(Experiment):
     title = "Are anisotropic latents recovered?"
 
     def __post_init__(self) -> None:
-        for name, least in (("dimension", 2), ("n_batches", 2), ("batch_size", 2), ("width", 1), ("n_test", 100)):
+        for name, least in _LEAST.items():
             check_at_least(name, getattr(self, name), least)
         for name in ("style", "content", "temperature", "initial", "hard", "learning_rate"):
             check_positive(name, getattr(self, name))
-        check_at_least("n_hard", self.n_hard, 0)
-        check_at_least("vae_epochs", self.vae_epochs, 1)
-        check_at_least("drift", self.drift, 0.0)
-        check_at_least("hard_from", self.hard_from, 0)
         if self.hard_from >= self.n_batches:
             raise ValueError(f"hard_from must be below n_batches, {self.n_batches}, got {self.hard_from}")
         if not self.others and (self.n_hard == 0 or self.hard_from > 0):

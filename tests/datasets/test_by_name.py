@@ -15,9 +15,9 @@ def like(shape=(1, 8, 8)) -> TensorImages:
 
 
 def test_unknown_names_list_the_allowed():
-    with pytest.raises(ValueError, match="there is no data set 'cifar'; allowed: digits, fashionmnist, mnist, folder"):
+    with pytest.raises(ValueError, match="data set must be one of digits, fashionmnist, mnist, .*, got 'cifar'"):
         load("cifar")
-    with pytest.raises(ValueError, match="there is no OOD set 'cifar'; allowed: digits, .*, digits_patches"):
+    with pytest.raises(ValueError, match="OOD set must be one of digits, .*, digits_patches, .*, got 'cifar'"):
         load_ood("cifar", like=like())
 
 

@@ -70,8 +70,8 @@ def test_wrong_held_out_classes(as_in_production, held_out):
 @pytest.mark.parametrize(
     ("fractions", "message"),
     [
-        ({"validation": 0.0}, "validation must be a fraction between 0 and 1, got 0.0"),
-        ({"test": 1.5}, "test must be a fraction between 0 and 1, got 1.5"),
+        ({"validation": 0.0}, r"validation must lie in \(0, 1\), got 0.0"),
+        ({"test": 1.5}, r"test must lie in \(0, 1\), got 1.5"),
         ({"test": 0.5, "validation": 0.5}, "digits has 1443 items, too few to carve test and validation out of them"),
     ],
 )

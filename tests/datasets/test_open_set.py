@@ -74,7 +74,7 @@ class TestClasses:
 
     @pytest.mark.parametrize("validation", [0.0, 1.0])
     def test_bad_fractions(self, tmp_path, validation):
-        with pytest.raises(ValueError, match="validation must be a fraction between 0 and 1"):
+        with pytest.raises(ValueError, match=r"validation must lie in \(0, 1\)"):
             load("cub200", root=layouts.cub200(tmp_path), validation=validation)
 
     def test_too_few_classes(self, tmp_path):

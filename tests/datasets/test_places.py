@@ -235,7 +235,7 @@ class TestWrong:
 
     @pytest.mark.parametrize(("validation", "test"), [(0.5, 0.5), (0.0, 0.2), (0.2, 1.0)])
     def test_fractions(self, tmp_path, validation, test):
-        with pytest.raises(ValueError, match="must be a fraction between 0 and 1|must have a sum below 1"):
+        with pytest.raises(ValueError, match=r"must lie in \(0, 1\)|must have a sum below 1"):
             load("places", root=layouts.places(tmp_path, street()), validation=validation, test=test)
 
     @pytest.mark.usefixtures("as_in_production")

@@ -26,6 +26,7 @@ from lam.retrieval.decisions.probability import MIN_PER_OUTCOME, Scores
 from lam.retrieval.decisions.selective_risk import control_selective_risk
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.scores import SCORES
+from lam.utils.checks import check_choice
 
 PROBABILITY = "probability"
 """P(known) · P(right | known), see `lam.retrieval.decisions.match_probability`."""
@@ -77,8 +78,8 @@ class Acceptance:
             classes: (O,) of the strangers, to promise the rate for classes.
         """
         scores = evidence.queries.scores
-        if accept is not None and accept != PROBABILITY and accept not in scores:
-            raise ValueError(f"accept must be one of {', '.join((PROBABILITY, *scores))}, got {accept!r}")
+        if accept is not None:
+            check_choice("accept", accept, (PROBABILITY, *scores))
 
         def both_factors(part: Evidence) -> Callable[[Scores], Tensor]:
             probability = fit(part)

@@ -1,7 +1,8 @@
 """Pictures of the metrics, as PNG files.
 
 Every function writes the file at `path` and draws what the metric of that name computes, so that figure and number
-agree. It uses Matplotlib's object interface alone and touches no global figure, backend or style.
+agree. A picture has from 1 to 24 entries by name; for another number, and where the metric is undefined, there is a
+`ValueError`. Matplotlib's global figure, backend and style stay as they are.
 """
 
 import warnings
@@ -35,10 +36,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     If all share the same answers, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties, by name, at most 24.
-
-    Raises:
-        ValueError: for nothing to draw, or as `lam.retrieval.sparsification`.
+        ranked: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties, by name.
     """
     _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
@@ -89,7 +87,7 @@ def plot_reliability(
 
 
 def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
-    """Draw accuracy against confidence of several systems, at most 24 by name, a point for every filled bin."""
+    """Draw accuracy against confidence of several systems, a point for every filled bin."""
     _check_count("bins", bins)
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")
@@ -107,10 +105,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        figures: values in [0, 1] or None, by name of the figure and by system; at most 24 systems, the same in each.
-
-    Raises:
-        ValueError: for nothing to draw, or figures of different systems.
+        figures: values in [0, 1] or None, by name of the figure and by system, the same systems in each.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))
@@ -136,10 +131,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: (N,) scores in distribution and (O,) scores out of it, by name, at most 24.
-
-    Raises:
-        ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.roc_curve`.
+        scores: (N,) scores in distribution and (O,) scores out of it, by name.
     """
     _check_count("scores", scores)
     figure, axes = _figure()
@@ -157,11 +149,8 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        scores: (N,) scores in distribution and (O,) scores out of it, by name, at most 24.
+        scores: (N,) scores in distribution and (O,) scores out of it, by name.
         positives: label of the items out of distribution.
-
-    Raises:
-        ValueError: for nothing to draw, or as `lam.retrieval.metrics.ood.precision_recall_curve`.
     """
     _check_count("scores", scores)
     figure, axes = _figure()
@@ -179,10 +168,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: (N,) values ≥ 0 by name, at most 24, in distribution first. Zero counts in the lowest bin.
-
-    Raises:
-        ValueError: for nothing to draw, an empty set, or a value that is not finite.
+        kappa: (N,) values ≥ 0 by name, in distribution first. Zero counts in the lowest bin.
     """
     _check_count("kappa", kappa)
     for name, values in kappa.items():

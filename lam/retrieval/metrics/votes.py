@@ -25,9 +25,6 @@ class Votes:
         agree: (Q,) number v of networks that agree, from 0 to S.
         correct: (Q,) whether the prediction is right.
         n_samples: S, at least 1.
-
-    Raises:
-        ValueError: for shapes that disagree, or no sampled network.
     """
 
     agree: Int[Tensor, " Q"]
@@ -87,9 +84,6 @@ def majority_votes(
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
         ranked_labels: (Q, K) labels of the hits, best first. The first here wins a tie, else the lowest label.
-
-    Raises:
-        ValueError: for no sample or shapes that disagree.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")

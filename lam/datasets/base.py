@@ -56,18 +56,15 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         name: name of the data set in tables.
         classes: names of the classes, by default the labels; parts of a data set share them, so some may be empty.
         preprocessing: preprocessing of images or texts.
-        per_item: further attributes with a value for each item: tensors, tuples or data sets, or None. Subsets keep
-            the values of their items.
+        per_item: further attributes with a value for each item, which subsets keep: tensors, tuples or data sets.
 
     Attributes:
         shape: shape of an input.
-        is_query: (N,) True for queries, False for the gallery; None if every item is both (a query does not find
-            itself).
+        is_query: (N,) True for queries, False for the gallery; None if every item is both, and finds all others.
         soft_labels: (N, C) shares of people who chose each class; None if unknown.
 
     Raises:
-        ValueError: If there is no item, a label has no class, `preprocessing` does not fix the shape, or an attribute
-            does not have N values.
+        ValueError: If there is no item, a label has no class, an attribute not N values, or an input no fixed shape.
     """
 
     is_query: Bool[Tensor, " N"] | None = None
@@ -203,8 +200,7 @@ class TensorImages(Dataset):
     Args:
         images: (N, C, H, W), C = 1 or 3; uint8, or floating point for inputs of a network.
         labels, name, classes: as for `Dataset`.
-        preprocessing: turns an image file into such an input, and normalises 8-bit values; by default images are
-            resized to (H, W) and scaled to [0, 1].
+        preprocessing: of image files and 8-bit values; by default images are resized to (H, W), in [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.

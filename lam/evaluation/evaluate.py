@@ -89,13 +89,11 @@ def evaluate(
 
     Args:
         encoder: under evaluation.
-        id: held-out in-distribution items, never used for tuning. Doubt is compared with the entropy of their soft
-            labels.
+        id: held-out in-distribution items, never used for tuning, with soft labels to compare doubt with, if any.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, for scores by distance to them.
         n_samples: number S of samples for κ and of sampled networks for the calibration; by default the encoder's own.
-        costly: also measure the accuracy of neighbours and of a linear probe, which need a reference with classes, and
-            the agreement of clusters with classes.
+        costly: also measure clusters, and with a reference with classes the accuracy of neighbours and a probe.
         progress: show progress bars on standard error.
 
     Raises:

@@ -38,8 +38,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sw
         overrides: settings that override the file.
 
     Raises:
-        ValueError: for an unknown name or setting, a value of another type or outside its range, or a file without
-            settings.
+        ValueError: for an unknown name or setting, a value of another type or range, or a file without settings.
 
     Example:
         >>> load_experiment("posterior-recovery", ["--dimension=10", "--losses=[elk]"]).losses

@@ -65,8 +65,7 @@ class PosteriorRecovery(Experiment):
         losses: losses to compare.
         n_batches: number of training batches for each loss.
         batch_size: positive pairs in a batch.
-        n_negatives: further inputs in a batch, uniform in the cube, negatives of all anchors. With few, the loss is not
-            minimal at the truth.
+        n_negatives: further inputs in a batch, negatives of all anchors; with few, the truth is not the minimum.
         straightening: training steps that make angles of μ(x) proportional to distances of inputs. A random network is
             often discontinuous inside the cube, or nearly constant.
         n_samples: number of samples of MCInfoNCE and HIB.

@@ -102,11 +102,9 @@ class Calibration:
         targets: the error rates in force.
         flag: the score that flags queries.
         detector: the OOD scores of in-distribution queries.
-        acceptances: by all scores; by scores of mean, κ and hits; and by these without labels. The first with complete
-            evidence decides.
+        acceptances: by all scores; by mean, κ and hits; and by these without labels. The first with evidence decides.
         reliability: of the first acceptance's P(right | known), by cross-validation.
-        depth: the smallest k such that the first k hits hold a match with probability 1 − `conformal_miss`; None if too
-            few queries have a match.
+        depth: the least k whose hits hold a match with probability 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries.
         dimension: of the embeddings.
         nearest: number of neighbours of each score, if it is not the default.
@@ -218,8 +216,7 @@ class Calibration:
             flag_above: another flag threshold, −κ for κ; ignored if another flag replaces `flag`.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, labels or features of another
-                shape, thresholds that are NaN, or too few hits a query.
+            ValueError: as `scores`, for a threshold that is NaN, or too few hits a query.
         """
         for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
             if threshold is not None and math.isnan(threshold):
@@ -277,8 +274,7 @@ class Calibration:
         """Every available score of the queries and their hits, by name, on the CPU; arguments as in `decide`.
 
         Raises:
-            ValueError: for hits and queries that differ in number, another dimension, labels of another shape than the
-                hits, or features of another number or width.
+            ValueError: for another number, dimension or width of queries and their evidence.
         """
         for name, rows in (("hits", hits), ("features", features)):
             if rows is not None and len(rows) != len(queries):

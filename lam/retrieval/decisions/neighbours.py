@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lam.retrieval.decisions.probability import random_order
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.scores import SCORES
 from lam.utils.checks import check_length
 
@@ -93,7 +92,7 @@ def _separation(
     """AUROC of one score; 0 for too few items, so that all candidates tie."""
     known = queries.get("reference") if "reference" in SCORES[name].needs else None
     if known is not None and known.labels is not None and len(known.labels.unique()) > 1:
-        inside, doubted = _own_and_other_neighbours(known, k)
+        inside, doubted = _own_and_other_neighbours(known.unit, known.labels, k)
     elif (values := _values(name, k, queries)) is None:
         return 0.0
     else:
@@ -104,11 +103,10 @@ def _separation(
     return auroc(inside, doubted) if min(len(inside), len(doubted)) >= MIN_QUERIES else 0.0
 
 
-def _own_and_other_neighbours(reference: Reference, k: int) -> tuple[Tensor, Tensor]:
+def _own_and_other_neighbours(unit: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """−cosine of reference items to the k-th nearest other item, and to the k-th nearest of another class."""
-    labels = reference.labels if reference.labels is not None else torch.zeros(len(reference))
-    rows = random_order(len(reference))[:_ROWS]
-    cosines = reference.unit[rows] @ reference.unit.T
+    rows = random_order(len(unit))[:_ROWS]
+    cosines = unit[rows] @ unit.T
     cosines[torch.arange(len(rows)), rows] = -torch.inf
     strange = cosines.masked_fill(labels[rows, None] == labels, -torch.inf)
     own, other = (found.topk(k, dim=1).values[:, -1] for found in (cosines, strange))

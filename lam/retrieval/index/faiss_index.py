@@ -42,17 +42,14 @@ class Index:
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters of that type, such as "nprobe=16" or "efSearch=64"; the defaults are FAISS's
-            own, except that HNSW and IVF search wider.
+        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's own, with wider HNSW and IVF.
         device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S if the vectors are mean directions of S samples, which queries must be too; None for the
-            network's own directions, or an empty index.
+        mean_samples: S for mean directions of S samples, as queries must be; None for others, or an empty index.
 
     Raises:
-        ValueError: for a dimension below 1, a factory, parameters or device unknown to FAISS, or a type that it cannot
-            keep on that device.
+        ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or join.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -226,7 +223,7 @@ class Index:
             return None
         ids = self._store.column("ids")
         own = np.random.default_rng(0).permutation(ids)[:count]
-        vectors = self._store.take("vectors", self._store.places_of(self._store.slots_of(torch.from_numpy(own))))
+        vectors = self._store.of_ids("vectors", torch.from_numpy(own))
         hits = min(max(k, depth) + 1, len(self))
         exact = flat.search(self._store.chunks, vectors, hits, 0.0)
         found = exact if self._faiss is None else self._search(vectors, hits, 0.0)
@@ -238,7 +235,7 @@ class Index:
         Raises:
             ValueError: for ids that are repeated or not in the index.
         """
-        return self._store.kappa_of(self._stored_ids(ids))
+        return torch.from_numpy(self._store.of_ids("kappa", self._stored_ids(ids)))
 
     def save(self, folder: str | Path) -> None:
         """Write the index into a folder; after a crash the folder loads as the old index or the new one.

@@ -103,8 +103,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
         cancel, κ is 0 and the direction is the first image's.
 
     Raises:
-        ValueError: for no image, a mean that is no unit vector, a κ that is not positive and finite, another length, or
-            a correlation outside [0, 1].
+        ValueError: for no image, a mean that is no unit vector, or a κ, length or correlation out of range.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])

@@ -97,8 +97,7 @@ class MilvusIndex:
         timeout: seconds to wait for an answer of the server.
 
     Raises:
-        ValueError: for an address of another form, a missing collection without a dimension, a collection of other
-            fields or another dimension, or without pymilvus.
+        ValueError: for a wrong address, a missing collection without a dimension, another one, or no pymilvus.
         ConnectionError: if the file cannot be opened; in every method, if the server refuses or does not answer.
     """
 

@@ -181,9 +181,9 @@ class Store:
         parts = [number * self._room + of_chunk for number, of_chunk in enumerate(rows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def kappa_of(self, ids: Int64[Tensor, " N"]) -> Float64[Tensor, " N"]:
-        """κ of ids, all of them present."""
-        return torch.from_numpy(self.take("kappa", self.places_of(self.slots_of(ids))))
+    def of_ids(self, name: str, ids: Int64[Tensor, " N"]) -> np.ndarray:
+        """The rows of a column for ids, all of them present."""
+        return self.take(name, self.places_of(self.slots_of(ids)))
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns by name, which `from_tensors` takes."""

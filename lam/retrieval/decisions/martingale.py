@@ -117,12 +117,10 @@ class OnlinePValues:
 
     def __init__(self, counts: Int64[np.ndarray, " B"]) -> None:
         self.counts = counts
-        self._n = int(counts.sum())
 
     def __call__(self, cell: int, uniform: float) -> float:
         """p-value of a score, which then joins the earlier ones."""
         above = int(self.counts[cell + 1 :].sum())
-        p = (above + uniform * (1 + int(self.counts[cell]))) / (self._n + 1)
+        p = (above + uniform * (1 + int(self.counts[cell]))) / (int(self.counts.sum()) + 1)
         self.counts[cell] += 1
-        self._n += 1
         return p

@@ -55,10 +55,10 @@ class Reading:
 
 
 class _Test:
-    """A martingale that alarms once its wealth reaches 1/alpha."""
+    """A martingale that alarms once its wealth reaches 1/alpha, and the counts that it changes in place."""
 
-    def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False) -> None:
-        self.martingale, self.breaks = Martingale((n_bets,)), breaks
+    def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False, **counts: np.ndarray) -> None:
+        self.martingale, self.breaks, self.counts = Martingale((n_bets,)), breaks, counts
         self._log_needed = -math.log(alpha)
 
     @property
@@ -71,55 +71,44 @@ class _Test:
         return Reading(name, evidence, peak, needed, self.martingale.n)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        martingale = self.martingale
-        return {"accounts": martingale.log_accounts, "past": np.array([martingale.n, float(martingale.log_peak)])}
+        past = np.array([self.martingale.n, float(self.martingale.log_peak)])
+        counts = {name: count.copy() for name, count in self.counts.items()}
+        return {"accounts": self.martingale.log_accounts, "past": past, **counts}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         n, peak = arrays["past"].tolist()
         self.martingale.n, self.martingale.log_peak = int(n), np.array(peak)
         self.martingale.log_accounts = arrays["accounts"].copy()
+        for name, count in self.counts.items():
+            count[...] = arrays[name]
 
 
 class _QueryTest(_Test):
     """Whether a score of the queries is exchangeable with the calibration's."""
 
     def __init__(self, name: str, calibrated: Float[np.ndarray, " N"], alpha: float) -> None:
-        super().__init__(len(step_bets(np.array(0.5))), alpha)
-        self._name = name
-        self._p_values = OnlinePValues(np.bincount(cells_of(name, calibrated), minlength=_CELLS))
+        counts = np.bincount(cells_of(name, calibrated), minlength=_CELLS)
+        super().__init__(len(step_bets(np.array(0.5))), alpha, counts=counts)
+        self._name, self._p_values = name, OnlinePValues(counts)
 
     def observe(self, value: float, uniform: float) -> None:
         p = self._p_values(int(cells_of(self._name, np.array(value))), uniform)
         self.martingale.bet(step_bets(np.array(p)))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {**super().arrays(), "counts": self._p_values.counts.copy()}
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        super().restore(arrays)
-        self._p_values = OnlinePValues(arrays["counts"].copy())
 
 
 class _RateTest(_Test):
     """Whether judged answers have more errors than a limit."""
 
     def __init__(self, limit: float, alpha: float, *, breaks: bool) -> None:
-        super().__init__(len(rate_bets(np.array(True), limit)), alpha, breaks=breaks)
-        self._limit, self._errors = limit, 0
+        super().__init__(len(rate_bets(np.array(True), limit)), alpha, breaks=breaks, errors=np.array(0))
+        self._limit = limit
 
     def judge(self, error: bool) -> None:
-        self._errors += error
+        self.counts["errors"] += error
         self.martingale.bet(rate_bets(np.array(error), self._limit))
 
     def reading(self, name: str) -> Reading:
-        return replace(super().reading(name), errors=self._errors, limit=self._limit)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {**super().arrays(), "errors": np.array(self._errors)}
-
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        super().restore(arrays)
-        self._errors = int(arrays["errors"])
+        return replace(super().reading(name), errors=int(self.counts["errors"]), limit=self._limit)
 
 
 class Promise:

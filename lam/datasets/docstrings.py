@@ -27,10 +27,6 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
     The label is the module; the metadata hold the member's name. Modules with fewer than ten sentences are left out.
     The sentences depend on the version of Python. `validation` and `test` are fractions of them.
-
-    Example:
-        >>> "math" in splits().train.classes
-        True
     """
     seen: set[str] = set()
     found: dict[str, dict[str, str]] = {}

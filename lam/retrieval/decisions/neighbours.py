@@ -26,10 +26,6 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
     """Number of items of a class: the lower quartile over classes, so that three in four have at least as many.
 
     Unlabelled items have a negative label.
-
-    Example:
-        >>> nearest_of(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
-        4
     """
     counts = labels[labels >= 0].unique(return_counts=True)[1]
     if len(counts) == 0:

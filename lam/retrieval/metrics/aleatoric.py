@@ -13,10 +13,6 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
     """Spearman's rank correlation, ties at their mean rank; None if one of the two is constant.
 
     At best −1 for κ against the severity of a corruption or the entropy of people's labels.
-
-    Example:
-        >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 4.0, 1.0]))
-        -1.0
     """
     if len(one) < 2 or one.shape != other.shape:
         raise ValueError(f"one and other must hold at least two values, equally many, got {len(one)} and {len(other)}")
@@ -34,10 +30,6 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
     """Share of images whose crop has a smaller κ than the whole, ties counting half; 0.5 for an uninformative κ.
 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
-
-    Example:
-        >>> less_sure_of_crops(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 5.0]))
-        0.75
     """
     if len(kappa) == 0 or kappa.shape != kappa_of_crop.shape:
         raise ValueError(f"each image needs its crop, at least one, got {len(kappa)} and {len(kappa_of_crop)}")
@@ -47,11 +39,6 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
 
 
 def label_entropy(probabilities: Float[Tensor, "N C"]) -> Float[Tensor, " N"]:
-    """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c.
-
-    Example:
-        >>> label_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-        tensor([0.0000, 0.6931])
-    """
+    """Entropy, in nats, of the labels that people gave each item: −Σ_c p_c log p_c."""
     check_distributions("probabilities", probabilities)
     return torch.special.entr(probabilities).sum(1)

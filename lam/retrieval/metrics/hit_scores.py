@@ -44,12 +44,7 @@ def cosine_spread(cosines: Float[Tensor, "N K"], *, k: int = NEAREST) -> Float[T
 
 
 def disagreement(labels: Int[Tensor, "N K"], *, k: int = NEAREST) -> Float[Tensor, " N"]:
-    """Share of the first k hits whose label differs from the first hit's.
-
-    Example:
-        >>> disagreement(torch.tensor([[3, 3, 1, 3]]))
-        tensor([0.2500])
-    """
+    """Share of the first k hits whose label differs from the first hit's."""
     return (labels[:, :k] != labels[:, :1]).float().mean(1)
 
 

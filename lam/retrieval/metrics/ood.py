@@ -62,12 +62,7 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 def roc_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """(T,) false positive rates, rising, and (T,) true positive rates, float64, over all thresholds that matter.
-
-    Example:
-        >>> [rates.tolist() for rates in roc_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
-        [[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
-    """
+    """(T,) false positive rates, rising, and (T,) true positive rates, float64, over all thresholds that matter."""
     from sklearn.metrics import roc_curve as curve
 
     return _curve(curve, in_distribution, out_of_distribution)
@@ -76,12 +71,7 @@ def roc_curve(
 def precision_recall_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """(T,) recalls of OOD items, rising from 0 to 1, and (T,) precisions, float64, over all thresholds.
-
-    Example:
-        >>> [values.tolist() for values in precision_recall_curve(torch.tensor([0.1]), torch.tensor([0.9]))]
-        [[0.0, 1.0, 1.0], [1.0, 1.0, 0.5]]
-    """
+    """(T,) recalls of OOD items, rising from 0 to 1, and (T,) precisions, float64, over all thresholds."""
     from sklearn.metrics import precision_recall_curve as curve
 
     precision, recall = _curve(curve, in_distribution, out_of_distribution)

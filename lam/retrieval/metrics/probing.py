@@ -76,13 +76,7 @@ def knn_accuracy(
     *,
     k: int = 20,
 ) -> float:
-    """Accuracy of the vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie.
-
-    Example:
-        >>> features, labels = torch.eye(2), torch.tensor([4, 7])
-        >>> knn_accuracy(features, labels, torch.tensor([[1.0, 0.2]]), torch.tensor([4]), k=1)
-        1.0
-    """
+    """Accuracy of the vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie."""
     _check_rows("features", features, labels)
     _check_rows("test_features", test_features, test_labels)
     check_at_least("k", k, 1)
@@ -103,10 +97,6 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
     None for fewer than two classes, or as many as items.
 
     Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
-
-    Example:
-        >>> clustering(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([5, 5, 7, 7])).purity
-        1.0
     """
     if len(directions) != len(classes):
         raise ValueError(f"directions must have one row for each class, got {len(directions)} for {len(classes)}")

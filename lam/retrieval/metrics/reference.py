@@ -150,11 +150,6 @@ def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int
     neighbour v is found in the type of the features.
 
     Source: Sun, Ming, Zhu and Li (2022).
-
-    Example:
-        >>> reference = Reference.of(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
-        >>> knn_distance(torch.tensor([[3.0, 0.0]]), reference, k=2)
-        tensor([1.])
     """
     check_neighbours(k, reference.unit)
     unit = reference.directions_of(features)

@@ -20,10 +20,6 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
     """Area under the ROC curve of finding wrong first hits by their uncertainty; higher is better.
 
     0.5 for a useless uncertainty, NaN if all are right or all are wrong.
-
-    Example:
-        >>> r_auroc(torch.tensor([True, True, False]), torch.tensor([0.1, 0.6, 0.6]))
-        0.75
     """
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
@@ -37,10 +33,6 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
     are wrong.
 
     Source: Mann and Whitney (1947).
-
-    Example:
-        >>> mann_whitney_p(torch.tensor([True, False]), torch.tensor([0.5, 0.5]))
-        1.0
     """
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
@@ -97,10 +89,6 @@ def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"
     Higher is better; an order worse than chance is negative. NaN if all are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
-
-    Example:
-        >>> abstention_nauc(torch.tensor([False, False, True, True]), torch.tensor([0.9, 0.8, 0.3, 0.1]))
-        1.0
     """
     orders = [count_by_certainty(correct, by) for by in (uncertainty, (~correct).double())]
     if _is_one_sided(correct):

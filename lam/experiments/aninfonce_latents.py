@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from lam import datasets
-from lam.datasets import Dataset, Splits
+from lam.datasets import Splits
 from lam.experiments.base import SECONDS, Experiment, Outcome, Plot, Progress, Row, check_choices
 from lam.experiments.images import pixels_of
 from lam.experiments.networks import layers
@@ -145,7 +145,7 @@ class AnInfoNCELatents(Experiment):
             observe: nn.Module = observation(self.dimension, generator)
         else:
             splits = datasets.load(self.images, root=self.root)
-            observe = trained_decoder(_flat(splits.train), self.dimension, self.vae_epochs, generator)
+            observe = trained_decoder(pixels_of(splits.train).flatten(1), self.dimension, self.vae_epochs, generator)
         rows: list[Row] = []
         plots: dict[str, dict[str, list[tuple[float, float]]]] = {}
 
@@ -240,7 +240,8 @@ class AnInfoNCELatents(Experiment):
     def _knn(self, encoder: nn.Module, splits: Splits) -> float:
         """Accuracy of neighbours on the test images, by the encoder's outputs."""
         device = self.generator("test").device
-        known, test = (self._outputs(encoder, _flat(part).to(device)).cpu() for part in (splits.train, splits.test))
+        pixels = (pixels_of(part).flatten(1).to(device) for part in (splits.train, splits.test))
+        known, test = (self._outputs(encoder, inputs).cpu() for inputs in pixels)
         return knn_accuracy(known, splits.train.labels, test, splits.test.labels, k=_NEIGHBOURS)
 
     def _anchors(self, n: int, generator: torch.Generator, *, test: bool = False) -> Float[Tensor, "N D"]:
@@ -275,10 +276,6 @@ class AnInfoNCELatents(Experiment):
             if self.n_hard and batch >= self.hard_from:
                 parts.append(near(anchors.repeat_interleave(self.n_hard, 0), near_negatives, generator))
             yield torch.cat(parts)
-
-
-def _flat(images: Dataset) -> Float[Tensor, "N I"]:
-    return pixels_of(images, len(images)).flatten(1)
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:

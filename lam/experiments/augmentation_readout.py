@@ -74,15 +74,14 @@ class AugmentationReadout(ImageExperiment):
         for name in self.losses:
             method, unused = self._method(name), losses.build(margin=0.7)
             encoder, seconds = self.trained(method, unused, train, self.batch_size, name, progress)
-            parts = (train, test)
-            clean = [self._features(encoder, pixels_of(part, self.corrupted_of(part)), part) for part in parts]
+            clean = [self._features(encoder, pixels_of(part, self.n_corrupted), part) for part in (train, test)]
             by_kind: dict[str, list[tuple[dict[str, Tensor], Tensor]]] = {}
             kinds = (*_KINDS, *(("saturate",) if train.shape[0] == 3 else ()))
             for kind in kinds:
                 by_kind[kind] = [self._augmented(encoder, part, kind) for part in (train, test)]
             for features in ("features", "projection"):
                 row: dict[str, Any] = {"loss": name, "features": features}
-                labels = [part.labels[: self.corrupted_of(part)] for part in (train, test)]
+                labels = [part.labels[: self.n_corrupted] for part in (train, test)]
                 row["classes"] = read(*(each[features] for each in clean), *labels)
                 for kind, parts in by_kind.items():
                     row[kind] = read(*(each[features] for each, _ in parts), *(changed for _, changed in parts))
@@ -99,7 +98,7 @@ class AugmentationReadout(ImageExperiment):
 
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
         """Features of images, about half of them augmented, and which."""
-        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.corrupted_of(images))
+        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         changed = torch.rand(len(pixels), generator=generator) < 0.5
         pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)
         return self._features(encoder, pixels, images), changed.long()

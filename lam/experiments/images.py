@@ -99,20 +99,17 @@ class ImageExperiment(Experiment):
 
     def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
         """Inputs from the first `n_corrupted` images at severities 0 (clean) to 5, for each kind."""
-        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.corrupted_of(images))
+        generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         for kind in published_kinds(images.shape[0]):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
             worse = [corrupt(pixels, kind, severity, generator=generator) for severity in severities]
             yield kind, [images.preprocessing.standardize(corrupted) for corrupted in worse]
 
-    def corrupted_of(self, images: Dataset) -> int:
-        """Number of corrupted images."""
-        return min(self.n_corrupted, len(images))
 
-
-def pixels_of(images: Dataset, count: int) -> Float[Tensor, "N C H W"]:
-    """The pixels of the first images, in [0, 1]."""
-    return images.preprocessing.denormalize(torch.stack([images[row][0] for row in range(count)]))
+def pixels_of(images: Dataset, most: int | None = None) -> Float[Tensor, "N C H W"]:
+    """The pixels of the first images, or of all, in [0, 1]."""
+    rows = range(len(images))[:most]
+    return images.preprocessing.denormalize(torch.stack([images[row][0] for row in rows]))
 
 
 def predicted(encoder: Encoder, images: Dataset) -> Prediction:

@@ -91,7 +91,7 @@ class VarConAccuracy(ImageExperiment):
                 clusters = clustering(unseen.embeddings.mean, test.labels)
                 for column, figure in (("NMI", "nmi"), ("ARI", "ari"), ("purity", "purity")):
                     row[column] = None if clusters is None else getattr(clusters, figure)
-                truth, by_kind = test.labels[: self.corrupted_of(test)], list[list[float]]()
+                truth, by_kind = test.labels[: self.n_corrupted], list[list[float]]()
                 for _, severities in self.corruptions(test):
                     answers = [probe.predict(encoder.predict(inputs).features) for inputs in severities]
                     by_kind.append([accuracy(of_severity, truth) for of_severity in answers])

@@ -24,7 +24,7 @@ from lam.experiments.networks import layers
 from lam.experiments.vae import trained_decoder
 from lam.losses import AnInfoNCE, InfoNCE
 from lam.pairs.pairs import Pairs
-from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy
+from lam.retrieval.metrics.probing import knn_accuracy, linear_probe
 from lam.utils.checks import check_at_least, check_positive
 from lam.vmf.distribution import VonMisesFisher
 
@@ -255,8 +255,7 @@ class AnInfoNCELatents(Experiment):
         generator, n = self.generator("domains"), self.n_test
         z = torch.cat([self._anchors(2 * n, generator, test=test) for test in (False, True)]).cpu()
         domain, known = torch.arange(4 * n) // (2 * n), torch.arange(4 * n) % 2 == 0
-        found = LinearProbe(z[known], domain[known]).predict(z[~known])
-        return float((found == domain[~known]).double().mean())
+        return linear_probe(z[known], domain[known], z[~known], domain[~known])
 
     def _outputs(self, encoder: nn.Module, observed: Tensor) -> Tensor:
         outputs = encoder(observed)

@@ -14,12 +14,12 @@ from lam.datasets.base import Dataset
 from lam.datasets.views import TwoViews, Views
 from lam.encoders.base import Encoder
 from lam.experiments.base import SECONDS, Outcome, Progress, check_choices
-from lam.experiments.images import ImageExperiment, accuracy, pixels_of
+from lam.experiments.images import ImageExperiment, pixels_of
 from lam.inputs.corruption import corrupt
 from lam.methods import Aninfonce, Method, Simclr
 from lam.methods.aninfonce import AnInfoNCEStep
 from lam.methods.base import head_of
-from lam.retrieval.metrics.probing import LinearProbe
+from lam.retrieval.metrics.probing import linear_probe
 from lam.training import History, Training
 from lam.training.steps import Step
 from lam.utils.checks import check_at_least, check_positive
@@ -74,17 +74,13 @@ class AugmentationReadout(ImageExperiment):
         for name in self.losses:
             method, unused = self._method(name), losses.build(margin=0.7)
             encoder, seconds = self.trained(method, unused, train, self.batch_size, name, progress)
-            clean = [self._features(encoder, pixels_of(part, self.n_corrupted), part) for part in (train, test)]
-            by_kind: dict[str, list[tuple[dict[str, Tensor], Tensor]]] = {}
             kinds = (*_KINDS, *(("saturate",) if train.shape[0] == 3 else ()))
-            for kind in kinds:
-                by_kind[kind] = [self._augmented(encoder, part, kind) for part in (train, test)]
+            seen = {"classes": [self._clean(encoder, part) for part in (train, test)]}
+            seen |= {kind: [self._augmented(encoder, part, kind) for part in (train, test)] for kind in kinds}
             for features in ("features", "projection"):
                 row: dict[str, Any] = {"loss": name, "features": features}
-                labels = [part.labels[: self.n_corrupted] for part in (train, test)]
-                row["classes"] = read(*(each[features] for each in clean), *labels)
-                for kind, parts in by_kind.items():
-                    row[kind] = read(*(each[features] for each, _ in parts), *(changed for _, changed in parts))
+                for what, ((known, labels), (unseen, truth)) in seen.items():
+                    row[what] = linear_probe(known[features], labels, unseen[features], truth)
                 row["mean of augmentations"] = sum(row[kind] for kind in kinds) / len(kinds)
                 rows.append({**row, SECONDS: seconds})
         return Outcome(rows, notes=["The accuracy of chance is 0.5 for each augmentation."])
@@ -95,6 +91,11 @@ class AugmentationReadout(ImageExperiment):
             return Simclr(kappa="none", temperature=self.temperature, **views)
         start = 1 / (2 * self.temperature)
         return AninfonceOfViews(concentration=start, normalise=name == "aninfonce", **views)
+
+    def _clean(self, encoder: Encoder, images: Dataset) -> tuple[dict[str, Tensor], Tensor]:
+        """Features and classes of images."""
+        pixels = pixels_of(images, self.n_corrupted)
+        return self._features(encoder, pixels, images), images.labels[: self.n_corrupted]
 
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
         """Features of images, about half of them augmented, and which."""
@@ -128,8 +129,3 @@ class AninfonceOfViews(Aninfonce):
         if not self.normalise:
             step = AnInfoNCEStep(self.settings(), head_of(network, dataset))
         return Method.train_network(self, network, views, training, step)  # Aninfonce's would look for a head in views
-
-
-def read(known: Tensor, test: Tensor, labels: Tensor, truth: Tensor) -> float:
-    """Accuracy on test items of a linear classifier trained on known items."""
-    return accuracy(LinearProbe(known, labels).predict(test), truth)

@@ -13,12 +13,12 @@ import torch
 from lam import datasets, losses
 from lam.encoders.base import Prediction
 from lam.experiments.base import SECONDS, Outcome, Plot, Progress, check_choices
-from lam.experiments.images import ImageExperiment, accuracy, over_severity, predicted
+from lam.experiments.images import ImageExperiment, over_severity, predicted
 from lam.methods import Byol, Simclr, Simsiam, Swav
 from lam.methods.views import ViewsMethod
 from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
-from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy
+from lam.retrieval.metrics.probing import LinearProbe, knn_accuracy, linear_probe
 from lam.retrieval.metrics.reference import NEIGHBOUR
 from lam.retrieval.metrics.selective import mann_whitney_p
 from lam.utils.checks import check_at_least
@@ -90,7 +90,7 @@ class ExplicitConcentration(ImageExperiment):
                 known, unseen = predicted(encoder, train), predicted(encoder, test)
                 features = known.features, train.labels, unseen.features, test.labels
                 row: dict[str, Any] = {"base": base, "κ": addition}
-                row["linear probe"] = accuracy(LinearProbe(*features[:2]).predict(unseen.features), test.labels)
+                row["linear probe"] = linear_probe(*features)
                 row["k-NN"] = knn_accuracy(*features, k=min(20, len(train)))
                 answers = LinearProbe(known.embeddings.mean, train.labels).predict(unseen.embeddings.mean)
                 right, kappa = answers == test.labels, unseen.embeddings.kappa

@@ -211,11 +211,11 @@ class Correctness:
 def cross_validated(
     scores: Scores, correct: Bool[Tensor, " N"], *, fit: Callable[[Scores, Tensor], Callable[[Scores], Tensor]]
 ) -> Float[Tensor, " N"]:
-    """The value of each search, learnt by `fit` on the other folds."""
-    values = torch.empty(len(correct), dtype=torch.float64)
+    """The probability of each search, learnt by `fit` on the other folds."""
+    probability = torch.empty(len(correct), dtype=torch.float64)
     for fold, rest in folds(len(correct)):
-        values[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
-    return values
+        probability[fold] = fit(rows_of(scores, rest), correct[rest])(rows_of(scores, fold))
+    return probability
 
 
 def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
@@ -262,12 +262,11 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
 
 def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
     """s of each search, by weights from the other folds."""
-
-    def fit(part: Scores, is_right: Tensor) -> Callable[[Scores], Tensor]:
-        weights, intercept = _regression(part["x"], is_right, penalty)
-        return lambda scores: scores["x"] @ weights + intercept
-
-    return cross_validated({"x": x}, correct, fit=fit)
+    sums = torch.empty(len(x), dtype=torch.float64)
+    for fold, rest in folds(len(x)):
+        weights, intercept = _regression(x[rest], correct[rest], penalty)
+        sums[fold] = x[fold] @ weights + intercept
+    return sums
 
 
 def _log_score(sums: Tensor, correct: Tensor) -> float:

@@ -229,9 +229,10 @@ class Calibration:
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
-        lacks_labels = labels is None and "votes" in self.detector.calibrated  # its gallery had labels
-        lacks: dict[Missing, bool] = {"input": features is None, "labels": lacks_labels, "hits": k == 0}
-        flag = self.flag_without(*(kind for kind, is_missing in lacks.items() if is_missing))
+        missing: list[Missing] = ["input"] if features is None else []
+        if labels is None and "votes" in self.detector.calibrated:  # the calibration's gallery had labels
+            missing.append("labels")
+        flag = self.flag_without(*missing) if k else self.flag_without(*missing, "hits")
         ood_score = self.detector.ood_score(flag, scores)
         if flag_above is None or flag != self.flag:
             flag_above = self._flags_above[flag]

@@ -88,8 +88,9 @@ def _manifest(folder: Path) -> bytes | None:
 def _read(folder: Path) -> SavedIndex:
     generation = read_generation(folder, FORMAT.required)
     metadata, tensors = FORMAT.read_files(generation)
-    settings, cache = (metadata[name] for name in _SETTINGS), generation / _CACHE
-    return SavedIndex(*settings, Store.from_tensors(tensors), *_read_cache(cache, metadata["cache_sha256"]))
+    settings, store = {name: metadata[name] for name in _SETTINGS}, Store.from_tensors(tensors)
+    cache, problem = _read_cache(generation / _CACHE, metadata["cache_sha256"])
+    return SavedIndex(**settings, store=store, faiss=cache, problem=problem)
 
 
 def _read_cache(path: Path, expected: str | None) -> tuple[Any, str | None]:

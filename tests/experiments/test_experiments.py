@@ -610,7 +610,7 @@ def test_about_half_of_the_images_are_augmented_and_the_others_are_as_they_were(
     network = build("convnet8", dimension=4)
     training = Training(loss=losses.build(margin=0.7), epochs=1, pretrained=True)
     encoder = Deterministic().train(network, train, training).encoder
-    plain = experiment._features(encoder, experiment._pixels(train), train)
+    plain, _ = experiment._clean(encoder, train)
     features, changed = experiment._augmented(encoder, train, "brightness")
     differs = ((features["features"] - plain["features"]).abs().amax(1) > 1e-5).long()
     assert torch.equal(differs, changed)

@@ -338,16 +338,6 @@ def test_what_was_added_without_autograd_can_be_removed_with_it() -> None:
     assert index.search(items[30:], k=1).ids.flatten().tolist() == ids[30:].tolist()
 
 
-def test_empty_index_empty_queries_and_empty_additions() -> None:
-    index, nothing = Index(DIMENSION), embeddings(0)
-    index.add(nothing, torch.empty(0, dtype=torch.long))
-    index.remove(torch.empty(0, dtype=torch.long))
-    assert index.search(embeddings(4), k=3).ids.shape == (4, 0)
-    index.add(embeddings(2), torch.arange(2))
-    assert index.search(nothing, k=3).ids.shape == (0, 2)
-    assert len(index.search(nothing, k=3)) == 0
-
-
 def test_adding_one_by_one_equals_adding_at_once() -> None:
     index, items, ids = filled("Flat", 70)
     single = Index(DIMENSION)
@@ -438,24 +428,6 @@ def test_read_only_ids_are_taken_as_they_are() -> None:
     ids.flags.writeable = False
     index.add(embeddings(3), ids)
     assert index.ids.tolist() == [0, 1, 2]
-
-
-def test_removing_what_is_not_there_is_refused_and_changes_nothing() -> None:
-    index, _, ids = filled("Flat", 10)
-    with pytest.raises(ValueError, match="ids must be in the index, got 5, which is not"):
-        index.remove(torch.tensor([3, 5]))
-    with pytest.raises(ValueError, match="ids must differ, got 3 twice"):
-        index.remove(torch.tensor([3, 3]))
-    with pytest.raises(ValueError, match="ids must be in the index, got 4, which is not"):
-        index.kappa_of(torch.tensor([4]))
-    assert index.ids.tolist() == ids.tolist()
-
-
-@pytest.mark.parametrize("k", [0, -1, True, np.int64(0), 2.0, "3", None])
-def test_k_below_one_is_refused(k) -> None:
-    index, _, _ = filled("Flat", 5)
-    with pytest.raises(ValueError, match="k must be an integer of at least 1, got"):
-        unwrap(Index.search)(index, embeddings(1), k=k)
 
 
 @pytest.mark.parametrize("k", [np.int64(3), np.uint8(3), torch.tensor(3)])

@@ -169,6 +169,7 @@ def test_an_empty_index_answers(stored: Stored) -> None:
     assert len(stored.index) == 0
     assert stored.index.ids.tolist() == []
     assert stored.index.search(embeddings(3), k=2).ids.shape == (3, 0)
+    assert stored.index.search(embeddings(3), k=2, among=[4]).ids.shape == (3, 0)
     stored.index.add(nothing, [])
     stored.index.remove([])
     stored.index.add(embeddings(2), [4, 5])

@@ -147,15 +147,6 @@ def evaluate(
 
     scores = scores_by(prediction, queries, every_hit, cosines)
     own = encoder.ood_score if encoder.ood_score in scores else "kappa"  # k-NN needs a reference
-    ood_scores: dict[str, dict[str, Tensor]] = {}
-    ood_embeddings: dict[str, Embeddings] = {}
-    for name, batches in sets.items():
-        rest = iter(as_batches(batches))
-        if (first := next(rest, None)) is None:
-            raise ValueError(f"the OOD set {name!r} is empty")
-        outside = encoder.predict(chain([first], rest), **options)
-        ood_embeddings[name] = outside.embeddings
-        ood_scores[name] = scores_by(outside, slice(None), *_nearest(outside.embeddings.mean, gallery.mean))
     some_match = bool(answerable.any() and not answerable.all())
     for score, values in scores.items():
         metrics |= measure({"correct": correct[answerable], "doubt": values[answerable]}, score=score)
@@ -163,9 +154,17 @@ def evaluate(
             metrics |= measure({"entropy": entropy, "doubt": values}, score=score)
         if some_match:
             metrics |= measure({"matched": values[answerable], "unmatched": values[~answerable]}, score=score)
-    for number, (name, outside) in enumerate(ood_scores.items()):
+    ood_scores: dict[str, dict[str, Tensor]] = {}
+    ood_embeddings: dict[str, Embeddings] = {}
+    for number, (name, batches) in enumerate(sets.items()):
+        rest = iter(as_batches(batches))
+        if (first := next(rest, None)) is None:
+            raise ValueError(f"the OOD set {name!r} is empty")
+        outside = encoder.predict(chain([first], rest), **options)
+        ood_embeddings[name] = outside.embeddings
+        ood_scores[name] = scores_by(outside, slice(None), *_nearest(outside.embeddings.mean, gallery.mean))
         for score, values in scores.items():
-            evidence = {"right": correct, "inside": values, "outside": outside[score]}
+            evidence = {"right": correct, "inside": values, "outside": ood_scores[name][score]}
             metrics |= measure(evidence, score=score, own=own, ood_set=name if number else "")
     if encoder.has_kappa and len(queries) > 1 and (embeddings.kappa == embeddings.kappa[0]).all():
         warnings.warn(

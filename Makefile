@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or newer and make, nothing else.
+# `make demo` and `make test` need Python 3.11 to 3.13 and make, nothing else.
 # pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
 PYTHON ?= python3
 BIN := .venv/bin

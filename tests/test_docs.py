@@ -173,7 +173,8 @@ def test_files_of_the_repository_that_a_page_names_exist(page: Path) -> None:
 def test_a_figure_in_a_sentence_stands_in_a_table_of_its_page(page: Path) -> None:
     """Where a page has tables. Settings stand as code, addresses in links; figures have two decimals or more."""
     generated = re.compile("<!-- table .*? -->.*?<!-- end -->", flags=re.DOTALL)
-    code = re.compile(r"^ *```.*?^ *```|`[^`]+`|\]\([^)]+\)|Python 3.11", flags=re.DOTALL | re.MULTILINE)
+    pythons = r"Python 3\.\d+(?: to 3\.\d+)?"
+    code = re.compile(rf"^ *```.*?^ *```|`[^`]+`|\]\([^)]+\)|{pythons}", flags=re.DOTALL | re.MULTILINE)
     sentences, tables = code.sub("", generated.sub("", text(page))), "".join(generated.findall(text(page)))
     for figure in re.findall(r"(?<![\d.])\d+\.\d{2,}(?!\.?\d)", sentences) if tables else ():
         assert figure in tables, figure

@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         "content hash of a row",
-        "lam.gallery.store:_is_whole",
+        "lam.gallery.item:is_whole",
         "hash_of(_) == _",
         "True",
         STORE + "test_an_altered_row_is_named_and_can_be_dropped",
@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "SQLite waits for the disk",
-        "lam.gallery.store:ItemStore._connect",
+        "lam.gallery.database:connect",
         '"PRAGMA synchronous=FULL"',
         '"PRAGMA synchronous=NORMAL"',
         STORE + "test_every_connection_waits_for_the_disk_and_overwrites_what_is_deleted",

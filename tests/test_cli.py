@@ -274,7 +274,7 @@ def test_wrong_usage_has_status_two(arguments: list[str], capsys: pytest.Capture
 
 
 def test_it_is_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lam.cli", "demo", "--margin=9"]
+    command = [sys.executable, "-m", "lam", "demo", "--margin=9"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "lam: margin must be in (0, 2], the distances on the unit sphere, got 9.0\n"
@@ -285,7 +285,7 @@ def test_it_is_a_program(tmp_path: Path) -> None:
 def test_a_reader_that_goes_ends_it_quietly(unbuffered: str, finished_run: FinishedRun) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "lam.cli", "run", str(finished_run.folder)]
+    command = [sys.executable, "-m", "lam", "run", str(finished_run.folder)]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
     os.close(writing)

@@ -5,13 +5,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from lam.utils import distributed
 from lam.utils.extras import install_command
 
+Record = TypeVar("Record")
 DEMOS = {
     "digits": ("digits", "laplace_posthoc"),
     "text": ("docstrings", "laplace_posthoc"),
@@ -199,6 +200,12 @@ def _columns(words: Sequence[str] | None) -> Any:
     return Columns(**columns)
 
 
+def _record(kind: type[Record], parsed: argparse.Namespace) -> Record:
+    """A record of options with the values of a command; without a value, an option has its default."""
+    names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
+    return kind(**{name: value for name, value in vars(parsed).items() if name in names and value is not None})
+
+
 def index(parsed: argparse.Namespace, _: list[str]) -> None:
     """`lam index`."""
     from lam.runs.folder import GALLERY
@@ -298,28 +305,16 @@ def _show_answer(result: Any, row: int) -> None:
 
 def calibrate(parsed: argparse.Namespace, _: list[str]) -> None:
     """`lam calibrate`."""
-    from lam.retrieval.decisions.density_ratio import SHARE
     from lam.runs.calibrate import calibrate_run
     from lam.runs.calibration_options import CalibrationOptions, repeat_choices
     from lam.runs.calibration_report import describe_calibration
 
     rates = {"far": parsed.target_far, "ood": parsed.target_ood, "conformal_miss": parsed.target_miss}
     rates["wrong"] = parsed.target_wrong
-    options = CalibrationOptions(
-        targets={name: rate for name, rate in rates.items() if rate is not None},
-        flag=parsed.flag,
-        accept=parsed.accept,
-        gallery=parsed.gallery,
-        folder=parsed.folder,
-        strangers=parsed.strangers,
-        unlabelled=parsed.unlabelled,
-        share_of_strangers=SHARE if parsed.share_of_strangers is None else parsed.share_of_strangers,
-        columns=_columns(parsed.columns),
-        data_root=parsed.data_root,
-        reference=parsed.reference,
-        damaged=_damaged(parsed, parsed.run),
-    )
-    calibration = calibrate_run(parsed.run, repeat_choices(parsed.run, options), progress=not parsed.quiet)
+    parsed.targets = {name: rate for name, rate in rates.items() if rate is not None}
+    parsed.columns, parsed.damaged = _columns(parsed.columns), _damaged(parsed, parsed.run)
+    options = repeat_choices(parsed.run, _record(CalibrationOptions, parsed))
+    calibration = calibrate_run(parsed.run, options, progress=not parsed.quiet)
     print("\n".join(describe_calibration(calibration)))
     print(f"calibration: {Path(parsed.run) / 'calibration'}")
 
@@ -338,14 +333,8 @@ def serve_run(parsed: argparse.Namespace, _: list[str]) -> None:
             f"give --index once, got {', '.join(parsed.index)}: flat and hnsw are structures of the service's own "
             "index; a Milvus collection keeps its structure"
         )
-    settings = ServiceSettings(
-        keys=parsed.keys,
-        access_log=parsed.access_log,
-        slow_seconds=parsed.slow,
-        traces=parsed.traces,
-        cors_origins=tuple(parsed.cors_origin),
-        keep_queries=parsed.keep_queries,
-    )
+    parsed.cors_origins = tuple(parsed.cors_origins)
+    settings = _record(ServiceSettings, parsed)
     serve(
         _named_runs(parsed.runs),
         host=parsed.host,

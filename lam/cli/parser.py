@@ -253,6 +253,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("--access-log", metavar="FILE", help="a line of JSON for each request; - for standard error (default: none)")
     add(
         "--slow",
+        dest="slow_seconds",
         type=float,
         metavar="SECONDS",
         help="mark slower requests in the log, or log only these (default: none)",
@@ -260,6 +261,7 @@ def command_parser() -> argparse.ArgumentParser:
     add("--traces", action="store_true", help="open spans of OpenTelemetry, as `opentelemetry-instrument` sends them")
     add(
         "--cors-origin",
+        dest="cors_origins",
         action="append",
         default=[],
         metavar="URL",

@@ -69,11 +69,7 @@ class DamagedFiles:
     reasons: dict[Path, str] = field(default_factory=dict)
 
     def settle(self, n_files: int) -> None:
-        """After the last of `n_files` files, list the damaged ones, and fail or warn.
-
-        Raises:
-            ValueError: for damaged files that are not skipped, or if all are damaged.
-        """
+        """List the damaged of `n_files` files and warn; raise unless they are skipped and others are left."""
         if not self.reasons:
             return
         message = f"{len(self.reasons)} of {n_files} images cannot be read"
@@ -130,11 +126,7 @@ class ImageBatches:
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images with readable files; every file is read.
-
-    Raises:
-        ValueError: as `DamagedFiles.settle`.
-    """
+    """The images with readable files, all of which are read; errors as `DamagedFiles.settle`."""
     files = [(path, images.preprocessing) for path in images.files]
     _, reasons = read_images(files, lambda path, image: None, progress=False)
     damaged.reasons |= reasons
@@ -154,11 +146,7 @@ def read_damaged(listed: Path) -> frozenset[str]:
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items without damaged files.
-
-    Raises:
-        ValueError: if no item is left.
-    """
+    """The items without damaged files; a `ValueError` if none is left."""
     kept = [row for row, path in enumerate(items.files) if path_key(path) not in damaged]
     if not damaged or not items.files or len(kept) == len(items):
         return items

@@ -158,11 +158,7 @@ def embed_images(
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
-    """The preprocessing of an encoder, which must be of this kind.
-
-    Raises:
-        ValueError: for an encoder without preprocessing, or of the other kind.
-    """
+    """The preprocessing of an encoder; a `ValueError` if it is missing or of another kind."""
     preprocessing = encoder.preprocessing
     if preprocessing is None:
         raise ValueError("the encoder has no preprocessing for image files: fit it with preprocessing=...")

@@ -69,11 +69,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
-        """Read and check a filter in JSON.
-
-        Raises:
-            Refusal: `invalid`, naming what is wrong, for anything but a filter within the limits.
-        """
+        """Read a filter in JSON; anything else, or one beyond the limits, is refused as `invalid`."""
         if len(text) > MAX_FILTER:
             _refuse(f"has {len(text)} characters")
         try:
@@ -166,16 +162,11 @@ class _Compiler:
         if not names or not all(names) or len(names) > _MAX_NESTED:
             _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
         _text(key)
-        last = len(names) - 1
-        tables = ["json_each(items.metadata) AS " + ("v" if last == 0 else "p0")]
-        for place in range(1, len(names)):
-            within = f"p{place - 1}"
-            name = "v" if place == last else f"p{place}"
-            tables.append(
-                f"json_each(CASE WHEN {within}.type = 'object' THEN {within}.value ELSE '{{}}' END) AS {name}"
-            )
-        keys = " AND ".join(f"{'v' if place == last else f'p{place}'}.key = ?" for place in range(len(names)))
-        text = f"SELECT 1 FROM {', '.join(tables)} WHERE {keys}"
+        outer = [f"p{level}" for level in range(len(names) - 1)]
+        within = [f"CASE WHEN {one}.type = 'object' THEN {one}.value ELSE '{{}}' END" for one in outer]
+        tables = zip(["items.metadata", *within], [*outer, "v"], strict=True)
+        sources = ", ".join(f"json_each({values}) AS {name}" for values, name in tables)
+        text = f"SELECT 1 FROM {sources} WHERE {' AND '.join(f'{name}.key = ?' for name in [*outer, 'v'])}"
         self.fields.setdefault(key, Sql(f"EXISTS ({text})", tuple(names)))
         return text, tuple(names)
 

@@ -23,10 +23,8 @@ def fuse(known: Item, image: Item) -> Item:
     """Fuse an image into an item; the result equals `fuse_identities` of all images at once.
 
     If images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail come from the first image that has
-    them. An item that already holds the image is returned unchanged.
-
-    Raises:
-        Refusal: `conflict`, for another label or metadata, or a full item.
+    them. An item that already holds the image is returned unchanged. Another label or metadata, or an image for a full
+    item, is refused as `conflict`.
     """
     _refuse_another(known, image)
     if _holds(known, image):

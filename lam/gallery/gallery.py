@@ -9,7 +9,7 @@ import logging
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from jaxtyping import Int64
 
 from lam.gallery.enrolment import Enrolment
 from lam.gallery.filters import Filter
-from lam.gallery.item import Item
+from lam.gallery.item import ItemInfo
 from lam.gallery.local_index import LocalIndex, build_index, factory_of
 from lam.gallery.operations import Change, DeleteWhere, Operation
 from lam.gallery.refusal import Refusal, busy
-from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, HitInfo, ItemInfo, ItemStore
+from lam.gallery.store import CACHE, FACTORY, FILE, MEAN_SAMPLES, MISSING, ItemStore
 from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.hits import Hits, label_key
 from lam.retrieval.index.recall import Recall
@@ -110,6 +110,9 @@ class Gallery:
         index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type of the gallery: flat,
             unless `lam index --factory` named another. The items on disk are the same for all.
 
+    Attributes:
+        store: the items on disk, to look up; `write` changes them.
+
     Raises:
         CorruptFileError: for altered rows or a lost file.
         ValueError: for a missing gallery, a gallery that another process has open, another kind of index, or a
@@ -118,13 +121,15 @@ class Gallery:
         OSError: if the folder cannot be written.
     """
 
+    store: ItemStore
+
     def __init__(self, folder: Path, dimension: int, *, drop_corrupt: bool = False, index: str | None = None) -> None:
         self._begin(folder, dimension)
         with ExitStack() as resources:
-            self._store = resources.enter_context(open_store(folder, make=False))
-            for item_id in self._store.check(drop_corrupt=drop_corrupt):
+            self.store = resources.enter_context(open_store(folder, make=False))
+            for item_id in self.store.check(drop_corrupt=drop_corrupt):
                 _LOG.warning("the row of item %s was altered and is deleted", item_id)
-            self._store.erase_log()  # a killed process may have left deleted items in it
+            self.store.erase_log()  # a killed process may have left deleted items in it
             self._index = self._open_index(index)
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
@@ -154,16 +159,10 @@ class Gallery:
         """Why the index cannot be searched now, or None."""
         return self._index.complaint
 
-    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, HitInfo]]:
+    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
         """Hits of the k nearest items of each query, before or after a concurrent write, and information by key.
 
-        Args:
-            queries: the queries.
-            k: number of hits.
-            among: the only items to search; None for all.
-
-        Raises:
-            Refusal: `busy`, if Milvus does not answer.
+        `among` are the only items to search; None for all. If Milvus does not answer, the search is refused as `busy`.
         """
         keys = None if among is None else among.keys
         hits, infos, gone = self._search_once(queries, k, keys)
@@ -176,33 +175,17 @@ class Gallery:
         return hits, infos
 
     def nearest(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
-        """Hits of the k nearest of some items by key (None: of all), also of items that were deleted meanwhile.
-
-        Raises:
-            Refusal: `busy`, if Milvus does not answer.
-        """
+        """Hits of the k nearest of some items by key, also of items that were deleted meanwhile; None for all."""
         return self._index.search(queries, k, among)
 
-    def hit_infos(self, keys: Iterable[int]) -> dict[int, HitInfo]:
-        """See `ItemStore.hit_infos`."""
-        return self._store.hit_infos(keys)
-
-    def vectors_of(self, keys: Iterable[int]) -> dict[int, bytes]:
-        """See `ItemStore.vectors_of`."""
-        return self._store.vectors_of(keys)
-
     def matching(self, where: Filter) -> Matching:
-        """The items that pass a filter now; remembered until the gallery changes.
-
-        Raises:
-            Refusal: `busy`, for a filter that takes too long.
-        """
+        """The items that pass a filter, remembered until the gallery changes; a slow filter is refused as `busy`."""
         version = self._version  # read first: a change during the scan makes the result outdated, never too new
         with self._remembering:
             known = self._matching.get(where.text)
         if known is not None and known.version == version:
             return known
-        rows, unknown = self._store.where(where)
+        rows, unknown = self.store.where(where)
         numbers = {label: label_key(label) if label else -1 for label in {label for _, label in rows}}
         keys, labels = ([key for key, _ in rows], [numbers[label] for _, label in rows])
         found = Matching(np.array(keys, dtype=np.int64), np.array(labels, dtype=np.int64), unknown, version)
@@ -212,18 +195,6 @@ class Gallery:
             while len(self._matching) > _KEPT:
                 self._matching.popitem(last=False)
         return found
-
-    def get(self, item_id: str) -> Item | None:
-        """The item of an id, or None."""
-        return self._store.get(item_id)
-
-    def has_label(self, label: str) -> bool:
-        """See `ItemStore.has_label`."""
-        return self._store.has_label(label)
-
-    def page(self, *, after: str, limit: int, where: Filter | None = None) -> list[ItemInfo]:
-        """See `ItemStore.page`."""
-        return self._store.page(after=after, limit=limit, where=where)
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
         """Put and delete items; on return, the changes are on disk and searches see them.
@@ -242,7 +213,7 @@ class Gallery:
             shutil.rmtree(self._cache, ignore_errors=True)
         with self._writing:
             try:
-                changes = self._store.write(operations)
+                changes = self.store.write(operations)
                 self._apply(changes)
             finally:
                 self._version += 1
@@ -257,16 +228,16 @@ class Gallery:
 
     def _open_index(self, index: str | None) -> "LocalIndex | RemoteIndex":
         if index is None or "://" not in index:
-            factory = factory_of(index, self._store.fact(FACTORY) or "Flat")
-            return LocalIndex(self._cache, self._store, self.dimension, factory)
+            factory = factory_of(index, self.store.fact(FACTORY) or "Flat")
+            return LocalIndex(self._cache, self.store, self.dimension, factory)
         from lam.gallery.remote_index import RemoteIndex
 
-        return RemoteIndex(index, self._store, self.dimension)
+        return RemoteIndex(index, self.store, self.dimension)
 
     def _unerased(self) -> Refusal | None:
         """The refusal for a deletion with traces left, or None."""
         after = 1
-        if not self._store.erase_log():
+        if not self.store.erase_log():
             where = "a reader of the database keeps its log, which still holds it"
         elif self._cache.exists():
             where = "the cache of the index may still hold it and cannot be deleted now"
@@ -278,11 +249,11 @@ class Gallery:
 
     def _search_once(
         self, queries: Embeddings, k: int, among: np.ndarray | None
-    ) -> tuple[Hits, dict[int, HitInfo], set[int]]:
+    ) -> tuple[Hits, dict[int, ItemInfo], set[int]]:
         """Hits, information on them, and keys of hits that the store no longer holds."""
         hits = self._index.search(queries, k, among)
         keys = set(hits.ids.flatten().tolist())
-        infos = self._store.hit_infos(keys)
+        infos = self.store.infos_of(keys)
         return hits, infos, keys - infos.keys()
 
     def _apply(self, changes: Sequence[Change | Refusal]) -> None:

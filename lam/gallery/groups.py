@@ -15,12 +15,9 @@ _DEEPEST = 2**12  # hits of one search
 
 @dataclass(frozen=True)
 class Place:
-    """A hit of a group.
+    """A hit of a group: its key in the store, its cosine to the query, and its concentration.
 
     Attributes:
-        key: its key in the store.
-        score: its cosine to the query.
-        kappa: its concentration.
         rank: its place among all hits, from 0; None beyond the first search.
     """
 
@@ -36,13 +33,8 @@ def nearest_by_label(
     """The labels of the nearest items, best first, and the nearest items of each; items without label are left out.
 
     Labels that have enough hits are left out of the next, deeper search. Among more than `n_groups * size` hits either
-    a label has enough, or there are enough labels. So every search completes one, and the loop ends.
-
-    Args:
-        search: function from a number of hits, and the only keys to search (None for all), to the hits of a query.
-        items: the items to group.
-        n_groups: greatest number of labels.
-        size: greatest number of items of a label.
+    a label has enough, or there are enough labels. So every search completes one, and the loop ends. `search` maps a
+    number of hits, and the only keys to search (None for all), to the hits of a query.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

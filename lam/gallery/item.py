@@ -24,6 +24,11 @@ MAX_LABEL, MAX_METADATA, MAX_DEPTH = 1024, 16384, 32
 INDEXED, SERVED = "index", "service"
 VECTOR, KAPPA = 1, 2  # positions in a row
 _OF_ITEM = 7  # values of a row; the others are fields of `Images`
+COLUMNS = "id, vector, kappa, label, metadata, thumbnail, origin, images, resultant, least_kappa, contents, paths, sums"
+"""The columns of a row in the database."""
+_TYPES = (
+    str, bytes, float, str, str, bytes | None, str, int, float, float | None, bytes, str, bytes | None,
+)  # of the columns  # fmt: skip
 _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
 _PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]+(?<! )")
@@ -63,7 +68,6 @@ class Item:
         metadata: a JSON object.
         thumbnail: a small picture, or None.
         origin: `service`, or `index` for items of a run or of `lam index`, which the next `lam index` replaces.
-        images: its images.
     """
 
     id: str
@@ -127,6 +131,34 @@ class Item:
         return self.kappa if self.images.least_kappa is None else min(self.kappa, self.images.least_kappa)
 
 
+@dataclass(frozen=True)
+class ItemInfo:
+    """An item without its vector and picture.
+
+    Attributes:
+        images: number of its images.
+        resultant: mean resultant length of their directions.
+        least_kappa: least κ of the item and its images.
+    """
+
+    id: str
+    label: str
+    metadata: str
+    images: int
+    resultant: float
+    least_kappa: float
+    kappa: float
+    sha256: bytes
+    has_thumbnail: bool
+
+    @classmethod
+    def of(cls, item: Item) -> "ItemInfo":
+        """The information on an item."""
+        count, resultant, has_thumbnail = item.images.count, item.images.resultant, item.thumbnail is not None
+        facts = (item.id, item.label, item.metadata, count, resultant, item.least_kappa, item.kappa, item.sha256)
+        return cls(*facts, has_thumbnail)
+
+
 def hash_of(row: Sequence[Any]) -> bytes:
     """SHA-256 of an item's `row`: numbers, lengths of texts and bytes, then the texts and bytes."""
     (
@@ -142,11 +174,13 @@ def hash_of(row: Sequence[Any]) -> bytes:
     return hashlib.sha256(head + b"".join(parts)).digest()
 
 
-def content_id(content: bytes) -> int:
-    """The content number of an image: the first 63 bits of its file's SHA-256.
+def is_whole(row: Sequence[Any], sha256: bytes) -> bool:
+    """Whether the values of a row have their types and its hash."""
+    return all(map(isinstance, row, _TYPES)) and hash_of(row) == sha256
 
-    It is the default id: copies of one image under other file names are one item.
-    """
+
+def content_id(content: bytes) -> int:
+    """The content number of an image, its default id: the first 63 bits of its file's SHA-256."""
     return number_of(hashlib.sha256(content).hexdigest())
 
 
@@ -166,11 +200,7 @@ def pack(contents: Iterable[int]) -> bytes:
 
 
 def check_id(item_id: str) -> str:
-    """The id, if it is valid.
-
-    Raises:
-        Refusal: `invalid`, for an id that breaks `ID_RULE`.
-    """
+    """The id; one that breaks `ID_RULE` is refused as `invalid`."""
     # `\w` does not match combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
     *above, last = letters.split("/")
@@ -181,11 +211,7 @@ def check_id(item_id: str) -> str:
 
 
 def metadata_json(metadata: object) -> str:
-    """Metadata as JSON text for the store.
-
-    Raises:
-        Refusal: `invalid`, for anything but an object, for NaN, lone surrogates, or too many levels or characters.
-    """
+    """Metadata as JSON text for the store; what cannot be stored is refused as `invalid`."""
     if not isinstance(metadata, dict):
         raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if not metadata:
@@ -216,11 +242,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def normalize_label(label: str) -> str:
-    """The label with accented letters composed (Unicode's NFC).
-
-    Raises:
-        Refusal: `invalid`, for a label that is too long or holds lone surrogates or control characters.
-    """
+    """The label with accented letters composed (Unicode's NFC); a bad one is refused as `invalid`."""
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
     try:

@@ -41,13 +41,10 @@ _LOG = logging.getLogger(__name__)
 class LocalIndex:
     """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index that builds slowly is kept in the folder `cache`.
+    An index that builds slowly is kept in the folder `cache`. Items of another dimension are a `ValueError`.
 
     Attributes:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.
-
-    Raises:
-        ValueError: for items of another dimension.
     """
 
     complaint: None = None
@@ -106,9 +103,6 @@ class LocalIndex:
 def factory_of(kind: str | None, indexed: str) -> str:
     """FAISS type for a gallery of type `indexed`: "hnsw" keeps an existing graph, None keeps any type.
 
-    Raises:
-        ValueError: for another kind.
-
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")
         ('IVF4,Flat', 'Flat', 'HNSW8')
@@ -140,11 +134,8 @@ def build_index(
 
     Args:
         factory: the FAISS type; if the items are too few for it, Flat replaces it, with a warning.
-        source: the file of the items, for errors.
+        source: the file of the items, for errors such as of another dimension.
         trained: an empty trained index of this type to fill, instead of the cached one.
-
-    Raises:
-        ValueError: for items of another dimension.
     """
     index = trained if trained is not None else _load_cached(cache, dimension, factory)
     if index is None:

@@ -13,13 +13,10 @@ from lam.gallery.refusal import Refusal
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of one operation.
+    """The effect of one operation: removed keys, and the stored item with its key, or None after a deletion.
 
     Attributes:
-        removed: removed keys.
-        key: key of the item.
-        created: whether its id is new.
-        item: the stored item; None after a deletion.
+        created: whether the id of the item is new.
         parts: for a `Batch`, the effect of each of its operations, or its refusal.
     """
 
@@ -37,32 +34,22 @@ class Fuse:
     item: Item
 
     def over(self, old: Item) -> Item:
-        """The fused item.
-
-        Raises:
-            Refusal: as `fuse`.
-        """
+        """The fused item; refused as by `fuse`."""
         return fuse(old, self.item)
 
 
 @dataclass(frozen=True)
 class Replace:
-    """An item that replaces another and keeps some of its fields.
+    """An item that replaces another and keeps its label, its metadata, or both.
 
-    Attributes:
-        item: the new item.
-        keeps: `label`, `metadata`, or both. A text in the old metadata is not kept: it belongs to the old content.
+    A text in the old metadata is not kept: it belongs to the old content.
     """
 
     item: Item
     keeps: Sequence[str]
 
     def over(self, old: Item) -> Item:
-        """The new item with the fields that it keeps from the old one.
-
-        Raises:
-            Refusal: if metadata and text together are too long.
-        """
+        """The new item with the fields that it keeps from the old one; refused if the metadata are too long."""
         item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
         if "metadata" not in self.keeps:
             return item
@@ -75,7 +62,6 @@ class Patch:
     """A change of an item's label and metadata; without an item of this id, nothing changes.
 
     Attributes:
-        id: id of the item.
         label: the new label; None keeps it.
         metadata: new values by name; None as a value removes the name, other names stay.
     """
@@ -85,11 +71,7 @@ class Patch:
     metadata: Mapping[str, Any]
 
     def over(self, old: Item) -> Item:
-        """The changed item.
-
-        Raises:
-            Refusal: for a change of the item's text, or metadata that are too long.
-        """
+        """The changed item; another text, or metadata that are too long, are refused."""
         metadata = json.loads(old.metadata)
         if "text" in self.metadata and old.text is not None:
             raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
@@ -107,12 +89,7 @@ class DeleteWhere:
 
 @dataclass(frozen=True)
 class Batch:
-    """Items to put, replace or fuse, in this order and in one transaction.
-
-    Attributes:
-        operations: an operation for each item.
-        whole: whether one refused item undoes the others.
-    """
+    """Items to put, replace or fuse in one transaction; if it is `whole`, one refused item undoes the others."""
 
     operations: Sequence[Item | Replace | Fuse]
     whole: bool

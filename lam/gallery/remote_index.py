@@ -39,9 +39,6 @@ class RemoteIndex:
     The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
 
     Args:
-        address: of the collection.
-        store: the items.
-        dimension: of the embeddings.
         follows: whether this process keeps the collection equal to the store; else another one does.
 
     Raises:
@@ -86,11 +83,7 @@ class RemoteIndex:
         return "the index does not answer, or is not up to date yet; changes are stored, and follow later"
 
     def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
-        """The k nearest items of each query, of all or of some; ids are keys of the store.
-
-        Raises:
-            Refusal: `busy`, while the circuit is open.
-        """
+        """The k nearest items of each query, of all or of some, by key; refused as `busy` while the circuit is open."""
         index = self._index
         if index is None:
             raise self._refusal()

@@ -12,22 +12,18 @@ from typing import NoReturn
 
 from lam.gallery.filters import Filter
 from lam.gallery.gallery import Gallery, Matching
+from lam.gallery.item import ItemInfo
 from lam.gallery.operations import Operation
 from lam.gallery.refusal import read_only
 from lam.gallery.remote_index import RemoteIndex
-from lam.gallery.store import FILE, HitInfo, ItemStore
+from lam.gallery.store import FILE, ItemStore
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.index.milvus_index import Address
 from lam.vmf.embeddings import Embeddings
 
 
 class Replica(Gallery):
-    """The items of a run, while another process has the gallery open and writes.
-
-    Args:
-        folder: folder of the gallery.
-        dimension: dimension of the embeddings.
-        index: address of the collection of the writer.
+    """The items of a run, while another process has the gallery open and writes; `index` is that process's collection.
 
     Raises:
         CorruptFileError: for a lost file.
@@ -43,15 +39,15 @@ class Replica(Gallery):
             )
         self._begin(folder, dimension)
         with ExitStack() as resources:
-            self._store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
-            self._index = RemoteIndex(index, self._store, dimension, follows=False)
+            self.store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
+            self._index = RemoteIndex(index, self.store, dimension, follows=False)
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
 
     def __len__(self) -> int:
-        return len(self._store)
+        return len(self.store)
 
-    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, HitInfo]]:
+    def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
         """See `Gallery.search`. Items that the store has deleted and the collection still holds are left out."""
         keys = None if among is None else among.keys
         gone = set[int]()
@@ -68,13 +64,9 @@ class Replica(Gallery):
 
     def matching(self, where: Filter) -> Matching:
         """See `Gallery.matching`."""
-        self._version = self._store.version()
+        self._version = self.store.version()
         return super().matching(where)
 
     def write(self, operations: Sequence[Operation]) -> NoReturn:
-        """Refuse a change.
-
-        Raises:
-            Refusal: `read_only`, always.
-        """
+        """Refuse a change, as `read_only`."""
         raise read_only()

@@ -27,7 +27,6 @@ class Snapshot:
         dimension: dimension of the embeddings.
         keys: keys of the items, rising.
         items: items in the order of the keys, without thumbnails.
-        factory: the FAISS type.
         mean_samples: see `Embeddings`; queries must be embedded with as many samples.
     """
 
@@ -59,11 +58,7 @@ class Snapshot:
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
-        """The k items of highest cosine for each query; ids of hits are positions in `items`.
-
-        Raises:
-            ValueError: as `lam.retrieval.Index.search`.
-        """
+        """The k items of highest cosine for each query, as positions in `items`; errors as `Index.search`."""
         if self.items:
             check_same_means(queries, self.mean_samples)
         queries = replace(queries, samples=None, mean_samples=None)
@@ -75,11 +70,7 @@ class Snapshot:
 
     @cached_property
     def embeddings(self) -> Embeddings:
-        """Embeddings of the items, at least one.
-
-        Raises:
-            ValueError: for items of another dimension.
-        """
+        """Embeddings of the items, at least one; a `ValueError` for items of another dimension."""
         vectors = [row[VECTOR] for row in self.items.rows]
         if set(map(len, vectors)) != {4 * self.dimension}:
             require_dimension(self.items, self.dimension, self.folder / FILE)

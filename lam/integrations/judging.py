@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,8 @@ from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.index.hits import Hits, label_numbers
 from lam.utils.checks import check_at_least
+
+OnUnknown = Literal["return", "empty", "raise"]
 
 
 class UnknownQueryError(ValueError):
@@ -45,6 +47,14 @@ class Judgement:
         same = {"decision": self.decision, "kappa": self.kappa}
         return [{**same, "probability": probability} for probability in self.probabilities]
 
+    def is_shown(self, on_unknown: OnUnknown) -> bool:
+        """Whether to return the hits; for an answer other than `match` the caller may want an `UnknownQueryError`."""
+        if self.decision == "match" or on_unknown == "return":
+            return True
+        if on_unknown == "raise":
+            raise UnknownQueryError(f"the query is answered {self.decision!r}: there is no sure answer to it")
+        return False
+
 
 def fields_of(item: Item) -> dict[str, Any]:
     """Metadata and label of an item of texts, without its text."""
@@ -53,21 +63,13 @@ def fields_of(item: Item) -> dict[str, Any]:
 
 
 def text_encoder(encoder: Encoder) -> Encoder:
-    """The encoder, if it takes texts.
-
-    Raises:
-        ValueError: for an encoder of images, or without preprocessing.
-    """
+    """The encoder; a `ValueError` if it takes images, or has no preprocessing."""
     preprocessing_of(encoder, TextPreprocessing)
     return encoder
 
 
 def predict_texts(encoder: Encoder, texts: Sequence[str], *, n_samples: int | None = None) -> Prediction:
-    """Features and embeddings of one or more texts.
-
-    Raises:
-        ValueError: for an encoder of images, an empty text, or no texts.
-    """
+    """Features and embeddings of one or more texts; a `ValueError` for an empty text."""
     preprocessing = preprocessing_of(encoder, TextPreprocessing)
     inputs = [preprocessing(text) for text in texts]
     batches = [torch.stack(inputs[start : start + BATCH]) for start in range(0, len(inputs), BATCH)]

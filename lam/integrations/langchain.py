@@ -3,12 +3,12 @@
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from lam.encoders.base import Encoder
-from lam.integrations.judging import Judgement, UnknownQueryError, fields_of, judge_each, predict_texts, text_encoder
+from lam.integrations.judging import Judgement, OnUnknown, fields_of, judge_each, predict_texts, text_encoder
 from lam.integrations.memory import VectorMemory
 from lam.retrieval.decisions.calibration import Calibration
 from lam.runs.finished import Run
@@ -21,6 +21,7 @@ with needs_extra("langchain", "the adapter of LangChain"):
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import run_in_executor
     from langchain_core.vectorstores import VectorStore
+    from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 Filter = Callable[[Document], bool] | None
 
@@ -107,7 +108,9 @@ class LamVectorStore(VectorStore):
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5, *, filter: Filter = None
     ) -> list[Document]:
         vector = torch.tensor(self._embedding.embed_query(query))
-        return self._memory.diverse(vector, k=k, among=fetch_k, towards_query=lambda_mult, keep=filter)
+        documents, _, vectors = self._memory.ranked(vector, filter)
+        chosen = maximal_marginal_relevance(vector.numpy(), vectors[:fetch_k].tolist(), lambda_mult, k)
+        return [documents[place] for place in chosen]
 
     def judge(self, query: str, k: int = 4, *, filter: Filter = None) -> tuple[Judgement, list[Document]]:
         """The decision on a query, with P(right) of its k nearest documents, and these documents."""
@@ -138,13 +141,11 @@ class LamRetriever(BaseRetriever):
 
     store: LamVectorStore
     k: int = 4
-    on_unknown: Literal["return", "empty", "raise"] = "return"
+    on_unknown: OnUnknown = "return"
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None) -> list[Document]:
         judged, documents = self.store.judge(query, self.k if k is None else k)
-        if judged.decision != "match" and self.on_unknown == "raise":
-            raise UnknownQueryError(f"the query is answered {judged.decision!r}: the store holds no sure answer to it")
-        if judged.decision != "match" and self.on_unknown == "empty":
+        if not judged.is_shown(self.on_unknown):
             return []
         pairs = zip(documents, judged.facts, strict=True)
         return [found.model_copy(update={"metadata": found.metadata | {"lam": fact}}) for found, fact in pairs]

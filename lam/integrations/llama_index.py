@@ -1,12 +1,12 @@
 """LlamaIndex: a postprocessor that scores nodes by P(right), and what an index of a run's texts needs."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from lam.encoders.base import Encoder
-from lam.integrations.judging import UnknownQueryError, fields_of, judge_each, predict_texts, text_encoder
+from lam.integrations.judging import OnUnknown, fields_of, judge_each, predict_texts, text_encoder
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.metrics.hit_scores import N_HITS
 from lam.runs.finished import Run
@@ -22,12 +22,7 @@ _TOLERANCE = 1e-4  # of a cosine in float32
 
 
 class LamEmbedding(BaseEmbedding):
-    """Mean directions of an encoder of texts, as `embed_model` of an index.
-
-    Args:
-        encoder: encoder with a `TextPreprocessing`.
-        n_samples: as in `Encoder.embed`.
-    """
+    """Mean directions of an encoder of texts, as `embed_model` of an index; `n_samples` as in `Encoder.embed`."""
 
     encoder: InstanceOf[Encoder]
     n_samples: int | None = None
@@ -71,7 +66,7 @@ class LamPostprocessor(BaseNodePostprocessor):
     top_n: int = 4
     gallery_size: int | None = None
     label: str = "label"
-    on_unknown: Literal["return", "empty", "raise"] = "return"
+    on_unknown: OnUnknown = "return"
     n_samples: int | None = None
 
     @classmethod
@@ -88,9 +83,7 @@ class LamPostprocessor(BaseNodePostprocessor):
         asked = predict_texts(self.encoder, [query_bundle.query_str], n_samples=self.n_samples)
         labels = [str(node.metadata.get(self.label) or "") for node in nodes]
         judged = judge_each(self.calibration, asked, cosines, labels, k=self.top_n, gallery_size=size)
-        if judged.decision != "match" and self.on_unknown == "raise":
-            raise UnknownQueryError(f"the query is answered {judged.decision!r}: the index holds no sure answer to it")
-        if judged.decision != "match" and self.on_unknown == "empty":
+        if not judged.is_shown(self.on_unknown):
             return []
         return [
             NodeWithScore(node=_with_facts(found.node, facts), score=facts["probability"])

@@ -22,11 +22,7 @@ class VectorMemory(Generic[Record]):
         self._changing = threading.Lock()
 
     def put(self, ids: Sequence[str], records: Sequence[Record], vectors: Float[Tensor, "N D"]) -> None:
-        """Add N records; each replaces the record of its id.
-
-        Raises:
-            ValueError: for a vector that is not finite or all zero, or of another dimension; nothing is stored.
-        """
+        """Add N records, or replace those of their ids; a `ValueError` for vectors without direction stores none."""
         unit = unit_rows("embeddings", vectors).float()
         with self._changing:
             for _, row in self._rows.values():
@@ -51,11 +47,7 @@ class VectorMemory(Generic[Record]):
     def ranked(
         self, query: Float[Tensor, " D"], keep: Callable[[Record], bool] | None = None
     ) -> tuple[list[Record], Float[Tensor, " N"], Float[Tensor, "N D"]]:
-        """All records, or those that `keep` accepts, by falling cosine, with their cosines and unit vectors.
-
-        Raises:
-            ValueError: for a query that is not finite or all zero.
-        """
+        """All records, or those that `keep` accepts, by falling cosine, with their cosines and unit vectors."""
         rows, (of, vectors) = self._rows, self._stacked
         if of is not rows:
             vectors = torch.stack([row[1] for row in rows.values()]) if rows else torch.empty(0, len(query))
@@ -66,36 +58,3 @@ class VectorMemory(Generic[Record]):
         cosines, order = cosines.sort(descending=True, stable=True)
         places = [kept[place] for place in order.tolist()]
         return [records[place] for place in places], cosines, vectors[places]
-
-    def diverse(
-        self,
-        query: Float[Tensor, " D"],
-        *,
-        k: int,
-        among: int,
-        towards_query: float,
-        keep: Callable[[Record], bool] | None = None,
-    ) -> list[Record]:
-        """k records that are near the query and far from one another: maximal marginal relevance.
-
-        The next record has the largest λ cos(record, query) − (1 − λ) max cos(record, chosen).
-
-        Source: Carbonell and Goldstein (1998).
-
-        Args:
-            query: (D,) direction.
-            k: number of records.
-            among: number of nearest records to choose from.
-            towards_query: λ in [0, 1]; 1 ignores the other records.
-            keep: as in `ranked`.
-        """
-        records, cosines, vectors = self.ranked(query, keep)
-        cosines, vectors, chosen = cosines[:among], vectors[:among], list[int]()
-        among_themselves, nearest = vectors @ vectors.T, torch.full_like(cosines, -torch.inf)
-        while len(chosen) < min(k, len(cosines)):
-            repeats = nearest if chosen else torch.zeros_like(cosines)
-            gain = towards_query * cosines - (1 - towards_query) * repeats
-            gain[chosen] = -torch.inf
-            chosen.append(int(gain.argmax()))
-            nearest = torch.maximum(nearest, among_themselves[chosen[-1]])
-        return [records[place] for place in chosen]

@@ -1,6 +1,5 @@
 """sentence-transformers: a last module that adds κ to a model's features, and `load` for a model that has it."""
 
-import json
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from lam.encoders.bayesian import BayesianEncoder
 from lam.encoders.load import load as load_encoder
 from lam.utils.extras import needs_extra
-from lam.utils.files import CorruptFileError
+from lam.utils.files import read_json
 
 with needs_extra("text", "the adapter of sentence-transformers"):
     from sentence_transformers import SentenceTransformer
@@ -48,11 +47,7 @@ class KappaModule(Module):
         return self.encoder.posterior.weight.shape[1]
 
     def forward(self, features: MutableMapping[str, Any], **_: Any) -> Any:
-        """The features with (N,) κ.
-
-        Raises:
-            ValueError: for embeddings of another width.
-        """
+        """The features with (N,) κ; a `ValueError` for embeddings of another width."""
         embedding: Tensor = features[EMBEDDING]
         if embedding.shape[-1] != self.width:
             raise ValueError(
@@ -70,11 +65,7 @@ class KappaModule(Module):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **options: Any) -> "KappaModule":
-        """The module of an encoder's folder.
-
-        Raises:
-            CorruptFileError: naming the file that is missing, truncated or altered.
-        """
+        """The module of an encoder's folder; a `CorruptFileError` names an altered file."""
         encoder = load_encoder(Path(model_name_or_path) / subfolder)
         if not isinstance(encoder, BayesianEncoder):
             raise ValueError(f"{subfolder} holds a {type(encoder).__name__}: κ of embeddings needs a BayesianEncoder")
@@ -84,12 +75,7 @@ class KappaModule(Module):
 def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
     """A model with the modules of another and κ: `encode` gives the same, `encode(output_value=None)` also κ.
 
-    Args:
-        model: a model; it stays as it is.
-        encoder: see `KappaModule`.
-
-    Raises:
-        ValueError: for an encoder of embeddings of another width, or as `KappaModule`.
+    The given model stays as it is. An encoder of embeddings of another width is a `ValueError`.
     """
     module, width = KappaModule(encoder), model.get_embedding_dimension()
     if module.width != width:
@@ -112,7 +98,7 @@ def load(folder: str | Path, *, device: str | None = None) -> SentenceTransforme
         ValueError: for a module of another package, or a path outside the folder.
     """
     folder = Path(folder)
-    listed, own = _read(folder / "modules.json"), f"{KappaModule.__module__}.{KappaModule.__name__}"
+    listed, own = read_json(folder / "modules.json"), f"{KappaModule.__module__}.{KappaModule.__name__}"
     modules = []
     for entry in listed:
         kind, place = str(entry["type"]), str(entry["path"])
@@ -122,14 +108,6 @@ def load(folder: str | Path, *, device: str | None = None) -> SentenceTransforme
             raise ValueError(f"{folder} needs the module {kind}: allowed are sentence_transformers.* and {own}")
         module = KappaModule if kind == own else import_module_class(kind, model_name_or_path=str(folder))
         modules.append(module.load(str(folder), subfolder=place, local_files_only=True))
-    saved = _read(folder / "config_sentence_transformers.json")
+    saved = read_json(folder / "config_sentence_transformers.json")
     settings = {name: saved[name] for name in _SETTINGS if name in saved}
     return SentenceTransformer(modules=modules, device=device, **settings)
-
-
-def _read(file: Path) -> Any:
-    """The content of a JSON file."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptFileError(f"{file} cannot be read: {error}") from None

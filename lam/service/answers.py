@@ -9,25 +9,19 @@ from urllib.parse import quote
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lam.gallery.decide import PValues, decide
 from lam.gallery.groups import Place
-from lam.gallery.store import HitInfo
+from lam.gallery.item import ItemInfo
 from lam.retrieval.decisions.abstention import Decision, SearchDecisions
 from lam.retrieval.decisions.calibration import Calibration
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.index.hits import Hits
 from lam.retrieval.metrics.scores import describe_score
 from lam.service.models import (
-    CalibrationResponse,
-    FalseAcceptPoint,
-    FalseFlagPoint,
     Group,
-    HistogramFields,
     Hit,
     PairThresholds,
-    ReliabilityFields,
     SearchResponse,
     SearchThresholds,
     State,
@@ -35,6 +29,13 @@ from lam.service.models import (
     VerifyResponse,
 )
 from lam.service.queries import Part, Query, Search
+from lam.service.state_models import (
+    CalibrationResponse,
+    FalseAcceptPoint,
+    FalseFlagPoint,
+    HistogramFields,
+    ReliabilityFields,
+)
 from lam.tuning.ambiguity import Ambiguity
 from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
@@ -72,17 +73,13 @@ class Responder:
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def verdicts(
-        self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, HitInfo]
+        self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query; empty without calibration. Deciding together takes a tenth of the time.
+        """The verdict on each query that searched this part; empty without calibration.
 
-        Args:
-            part: the part of the gallery that they searched; None for all.
-            queries: all with features, or all without.
-            hits, infos: as for `answer`.
+        Either all queries have features or none has. Deciding together takes a tenth of the time.
         """
-        calibration = self.calibration if part is None else part.calibration
-        if calibration is None:
+        if (calibration := self._calibration_of(part)) is None:
             return []
         features = [query.features for query in queries if query.features is not None]
         # a query that is an item is not among its own hits: the hits decide, not the gallery
@@ -101,7 +98,7 @@ class Responder:
         search: Search,
         query: Query,
         hits: Hits,
-        infos: Mapping[int, HitInfo],
+        infos: Mapping[int, ItemInfo],
         *,
         size: int,
         judged: bool = True,
@@ -113,98 +110,92 @@ class Responder:
         Args:
             search, query: the options, and the query.
             hits, infos: hits of the query, at least k and at least as many as a decision needs; information by key.
-            size: size of the gallery.
             judged: whether to decide; False for a query unlike the calibration queries.
             verdict: the verdict on the query, if it is known.
             vectors: vectors of items by key, for a search with vectors.
         """
         part, is_new = search.part, search.without is None
-        calibration = None if not judged else self.calibration if part is None else part.calibration
-        ranked = [infos[key] for key in hits.ids[0].tolist()]
+        calibration = self._calibration_of(part) if judged else None
         decisions, unseen, decided = None, None, dict[str, Any]()
         if calibration is not None:
             decisions, unseen = verdict or self.verdicts(part, [query], hits, infos)[0]
             decided = _fields(decisions, search.min_probability)
             if part is not None:  # learnt for the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
-        cap, depth = self.credible_cosine(query.kappa), None if calibration is None else calibration.depth
-        vectors = (vectors or {}) if search.with_vector else {}
-        rows = zip(
-            hits.ids[0].tolist(), ranked[: search.k], hits.scores[0].tolist(), hits.kappa[0].tolist(), strict=False
-        )
+        columns = (hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist())
+        places = [Place(*place, rank) for rank, place in enumerate(zip(*columns, strict=True))]
+        first = infos[places[0].key] if places else None
         base = self.thresholds if part is None else None
-        ends = _intervals(None if part is not None else calibration, query, hits.scores[:, : search.k])
-        return SearchResponse(
+        answer = SearchResponse(
             **decided,
             kappa=query.kappa,
             kappa_capped=query.capped,
             **self._doubt(query.embedding),
             text_cut=query.text_cut,
-            credible_cosine=cap,
+            credible_cosine=self.credible_cosine(query.kappa),
             unseen=UnseenFields(p_new=unseen[0], p_in_gallery=unseen[1]) if unseen and is_new else None,
             threshold=base if calibration is None else _thresholds(calibration, decisions),
             calibration=self.state(size) if part is None else "none" if part.calibration is None else "current",
             gallery_size=size,
             filter=None if part is None else part.fields,
-            hits=[
-                Hit(
-                    **self.about(hit),
-                    score=score,
-                    kappa=kappa,
-                    accepted=_is_accepted(decided.get("decision"), hit, ranked[0]),
-                    credible=score >= cap,
-                    # the first `depth` hits contain a match at the promised rate, see `Calibration.conformal_set`
-                    conformal=None if depth is None else place < depth,
-                    interval=ends[place],
-                    vector=numbers_of(vectors.get(key)),
-                )
-                for place, (key, hit, score, kappa) in enumerate(rows)
-                if score >= search.score_threshold
-            ],
+            hits=[],
         )
+        shown = self._hits(search, places[: search.k], infos, vectors or {}, answer, first)
+        return answer.model_copy(update={"hits": shown})
 
     def grouped(
         self,
         search: Search,
         answer: SearchResponse,
         groups: Sequence[Sequence[Place]],
-        infos: Mapping[int, HitInfo],
+        infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """The answer to a search with groups instead of its hits, which say what the groups' hits say.
+        """The answer to a search, which has the first hit, with groups instead of hits.
 
-        Args:
-            search, answer: the search, and its answer with the first hit.
-            groups: places of the groups.
-            infos, vectors: information and vectors by key; items that were deleted meanwhile are left out.
+        Items that were deleted meanwhile have no information, and are left out.
         """
-        calibration = self.calibration if search.part is None else search.part.calibration
-        depth = None if calibration is None else calibration.depth
-        places = [place for group in groups for place in group]
-        scores = torch.tensor([[place.score for place in places]])
-        ends = _intervals(None if search.part is not None else calibration, search.read(), scores)
-        interval_of = {place.key: interval for place, interval in zip(places, ends, strict=True)}
-        found = [
-            [
-                Hit(
-                    **self.about(infos[place.key]),
-                    score=place.score,
-                    kappa=place.kappa,
-                    accepted=_is_accepted(answer.decision, infos[place.key], *answer.hits),
-                    credible=place.score >= answer.credible_cosine,
-                    conformal=None if depth is None else place.rank is not None and place.rank < depth,
-                    interval=interval_of[place.key],
-                    vector=numbers_of(vectors.get(place.key)),
-                )
-                for place in group
-                if place.key in infos and place.score >= search.score_threshold
-            ]
-            for group in groups
-        ]
+        first = next(iter(answer.hits), None)
+        found = [self._hits(search, group, infos, vectors, answer, first) for group in groups]
         shown = [Group(label=hits[0].label, hits=hits) for hits in found if hits]
         return answer.model_copy(update={"hits": [], "groups": shown})
 
-    def about(self, info: HitInfo) -> dict[str, Any]:
+    def _hits(
+        self,
+        search: Search,
+        places: Sequence[Place],
+        infos: Mapping[int, ItemInfo],
+        vectors: Mapping[int, bytes],
+        answer: SearchResponse,
+        first: ItemInfo | Hit | None,
+    ) -> list[Hit]:
+        """The hits at some places, without deleted items and low scores; `first` is the first hit of the search."""
+        calibration = None if answer.decision is None else self._calibration_of(search.part)
+        depth = None if calibration is None else calibration.depth  # see `Calibration.conformal_set`
+        intervals = None if calibration is None or search.part is not None else calibration.intervals
+        ends: list[list[float] | None] = [None] * len(places)
+        if intervals is not None:
+            scores = torch.tensor([[place.score for place in places]], dtype=torch.float64)
+            ends = intervals(scores, torch.tensor([answer.kappa], dtype=torch.float64))[0].tolist()
+        return [
+            Hit(
+                **self.about(infos[place.key]),
+                score=place.score,
+                kappa=place.kappa,
+                accepted=_is_accepted(answer.decision, infos[place.key], first),
+                credible=place.score >= answer.credible_cosine,
+                conformal=None if depth is None else place.rank is not None and place.rank < depth,
+                interval=interval,
+                vector=numbers_of(vectors.get(place.key)) if search.with_vector else None,
+            )
+            for place, interval in zip(places, ends, strict=True)
+            if place.key in infos and place.score >= search.score_threshold
+        ]
+
+    def _calibration_of(self, part: Part | None) -> Calibration | None:
+        return self.calibration if part is None else part.calibration
+
+    def about(self, info: ItemInfo) -> dict[str, Any]:
         """Fields of every answer about an item."""
         return {
             "id": info.id,
@@ -217,10 +208,7 @@ class Responder:
         }
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
-        """Whether two queries match, at the false-accept rate of pairs; see `Calibration.verify`.
-
-        Only κ flags them, also if another score flags searches.
-        """
+        """Whether two queries match, at the false-accept rate of pairs; only κ flags them. See `Calibration.verify`."""
         calibration, above, verdict = self.calibration, self._verify_above, dict[str, Any]()
         if calibration is not None and above is not None:
             decisions, targets = calibration.verify(first.embedding, second.embedding), calibration.targets
@@ -300,18 +288,11 @@ class Responder:
         return None if len(impostors) < needed(far) else impostors.threshold(far)
 
 
-def _is_accepted(decision: Decision | None, hit: HitInfo | Hit, first: HitInfo | Hit | None = None) -> bool | None:
+def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | Hit | None) -> bool | None:
     """Whether a hit is the first hit of a match, or shares its label; None without a decision or a first hit."""
     if decision is None or first is None:
         return None
     return decision == "match" and (hit.id == first.id or (first.label != "" and hit.label == first.label))
-
-
-def _intervals(calibration: Calibration | None, query: Query, scores: Tensor) -> list[list[float] | None]:
-    """The interval of each of (1, K) cosines of a query; None where none is known."""
-    if calibration is None or calibration.intervals is None:
-        return [None] * scores.shape[1]
-    return calibration.intervals(scores, query.embedding.kappa)[0].tolist()
 
 
 def numbers_of(vector: bytes | None) -> list[float] | None:
@@ -321,7 +302,7 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
     """The thresholds for the first query of these decisions; without decisions, for images."""
-    targets, accept, above = calibration.targets, calibration.accept, calibration.accept_above
+    accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
         accept, above = decisions.accept[0], float(decisions.accept_above[0])
@@ -332,10 +313,7 @@ def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = No
         flag=flag,
         flag_above=flag_above,
         kappa_below=calibration.kappa_below,
-        far=targets.far,
-        ood=targets.ood,
-        conformal_miss=targets.conformal_miss,
-        wrong=targets.wrong,
+        **vars(calibration.targets),
     )
 
 

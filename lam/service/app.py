@@ -1,6 +1,5 @@
 """The routes of a run joined, with schema and page; `lam.service.limits` checks every request first."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,15 @@ from starlette.staticfiles import StaticFiles
 from lam import __version__
 from lam.service import schema
 from lam.service.engine import Engine
-from lam.service.keys import Keys, right_for
-from lam.service.limits import GUARDED, OPEN_PATHS, Limits
+from lam.service.keys import right_for
+from lam.service.limits import GUARDED, OPEN_PATHS
 from lam.service.metrics import Metrics
 from lam.service.refusals import answer_errors, refuse_unknown_parameters
-from lam.service.request_log import RequestLog
-from lam.service.routes.admin import add_admin
-from lam.service.routes.feedback import add_feedback
 from lam.service.routes.items import add_items
 from lam.service.routes.parameters import json_limits_of
 from lam.service.routes.searches import add_searches
 from lam.service.routes.state import add_state
-from lam.service.sites import Site, Sites
+from lam.service.sites import Site
 
 PAGE = Path(__file__).parent / "page"
 
@@ -42,30 +38,10 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(engine: Engine, *, keys: Keys | None = None, log: RequestLog | None = None) -> Limits:
-    """The application of one engine.
-
-    Args:
-        engine: an opened run.
-        keys, log: see `lam.service.limits.Limits`.
-    """
-
-    async def reload() -> Engine:
-        await asyncio.to_thread(engine.recalibrate)
-        return engine
-
-    sites = Sites([site_of(engine, reload, name=engine.run.folder.name)])
-    return Limits(sites, engine.settings, keys=keys, log=log)
-
-
 def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: str, root: str = "") -> Site:
-    """The routes of an engine.
+    """The routes of an engine, below the path `root`.
 
-    Args:
-        engine: an opened run.
-        reload: reads the run or its calibration anew, and returns the engine that now answers.
-        name: name of the run.
-        root: path of its routes.
+    `reload` reads the run or its calibration anew, and returns the engine that now answers.
     """
     metrics = Metrics(engine)
     app = _App(
@@ -82,9 +58,7 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
     answer_errors(app, pages=frozenset({"/", *(f"/{file.name}" for file in PAGE.iterdir())}))
     add_searches(app, engine, metrics)
     add_items(app, engine)
-    add_feedback(app, engine)
-    add_state(app, engine, metrics)
-    add_admin(app, engine, reload)
+    add_state(app, engine, metrics, reload)
     app.router.default = StaticFiles(directory=PAGE, html=True)  # a mount would hide the methods of routes
 
     def close() -> None:

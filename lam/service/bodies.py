@@ -1,4 +1,7 @@
-"""From the body of a request to a query, at a bounded cost. `lam.service.requests` defines the allowed JSON."""
+"""From the body of a request to a query, at a bounded cost; any other body is a `ServiceError` or a `Refusal`.
+
+`lam.service.requests` defines the allowed JSON.
+"""
 
 import base64
 import json
@@ -42,11 +45,7 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.IG
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type of a request, without parameters; any image type becomes JPEG, because the body has the format.
-
-    Raises:
-        ServiceError: 415, for another type, or a compressed body.
-    """
+    """The content type without parameters, JPEG for any image; another type or a compressed body is a 415."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -81,22 +80,14 @@ class JsonLimits:
 
 
 def query_of(body: bytes, limits: JsonLimits) -> Query | str | bytes:
-    """The query of a body in JSON, its text, or the file of its image.
-
-    Raises:
-        ServiceError: for any other body.
-    """
+    """The query of a body in JSON, its text, or the file of its image."""
     content = _content(body, limits)
     _refuse_large(body, [content], limits.max_json)
     return _query(_named(content, QUERIES), limits)
 
 
 def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
-    """The query of a body in JSON with an embedding, for a run on images.
-
-    Raises:
-        ServiceError: for any other body.
-    """
+    """The query of a body in JSON with an embedding, for a run on images."""
     query = query_of(body, limits)
     if not isinstance(query, Query):
         raise no_texts()
@@ -104,22 +95,14 @@ def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
 
 
 def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | ServiceError]:
-    """The queries of a batch in JSON, or the error of each.
-
-    Raises:
-        ServiceError: for any other body.
-    """
+    """The queries of a batch in JSON, or the error of each."""
     return [
         attempt(lambda part=part: _query(_named(part, QUERIES), limits)) for part in _batch(body, "queries", limits)
     ]
 
 
 def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
-    """The two parts of a body in JSON: each a query, a text, or the file of an image.
-
-    Raises:
-        ServiceError: for any other body.
-    """
+    """The two parts of a body in JSON: each a query, a text, or the file of an image."""
     content = _content(body, limits)
     parts = [content.get(name) for name in _PAIR] if isinstance(content, dict) else []
     _refuse_large(body, parts, 2 * limits.max_json)
@@ -129,12 +112,9 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body.
+    """The item of a body: its embedding, its text, or the file of an image.
 
-    Attributes:
-        content: its embedding, its text, or the file of an image.
-        id, label: None if the body lacks them.
-        metadata: JSON for the store, without a text; None if the body lacks it.
+    The metadata are JSON for the store, without a text; None for what the body lacks.
     """
 
     content: Query | str | bytes
@@ -144,33 +124,19 @@ class ParsedItem:
 
 
 def item_of(body: bytes, limits: JsonLimits) -> ParsedItem:
-    """The item of a body in JSON.
-
-    Raises:
-        ServiceError: for any other body.
-        Refusal: for invalid metadata.
-    """
+    """The item of a body in JSON."""
     content = _content(body, limits)
     _refuse_large(body, [content], limits.max_json)
     return _item(_named(content, ITEMS), limits)
 
 
 def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | ServiceError]:
-    """The items of a batch in JSON, or the error of each.
-
-    Raises:
-        ServiceError: for any other body.
-    """
+    """The items of a batch in JSON, or the error of each."""
     return [attempt(lambda part=part: _item(_named(part, ITEMS), limits)) for part in _batch(body, "items", limits)]
 
 
 def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any]]:
-    """The new label, None to keep it, and the new metadata of a body in JSON.
-
-    Raises:
-        ServiceError: for any other body, or one without a change.
-        Refusal: for an invalid label or metadata.
-    """
+    """The new label, None to keep it, and the new metadata of a body in JSON; there must be a change."""
     patch = validate(_content(body, limits), PatchRequest)
     if not patch:
         raise ServiceError(422, "the body changes nothing", allowed=schema_of(PatchRequest)["properties"])
@@ -180,12 +146,7 @@ def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any
 
 
 def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
-    """The feedback of a body in JSON.
-
-    Raises:
-        ServiceError: for any other body.
-        Refusal: for an invalid label.
-    """
+    """The feedback of a body in JSON."""
     feedback = validate(_content(body, limits), FeedbackRequest)
     if ("label" in feedback) == ("correct" in feedback):
         properties = schema_of(FeedbackRequest)["properties"]

@@ -307,7 +307,7 @@ class Engine:
             ServiceError: for an unknown answer, or one that was judged before.
             Refusal: `full`, if it could not be stored; `busy`, if too many requests wait.
         """
-        job = partial(self.watch.judge, feedback, self.gallery.has_label)
+        job = partial(self.watch.judge, feedback, self.gallery.store.has_label)
         counted, promise = await asyncio.shield(self._done(self.watcher, job))
         return FeedbackResponse(counted=counted, promise=promise)
 

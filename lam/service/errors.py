@@ -11,14 +11,7 @@ STATUS: dict[Kind, int] = {"invalid": 422, "conflict": 409, "busy": 503, "full":
 
 
 class ServiceError(Exception):
-    """An error that answers a request.
-
-    Args:
-        status: HTTP status.
-        error: what was wrong.
-        allowed: what is allowed, as JSON.
-        headers: headers of the answer.
-    """
+    """An error that answers a request: HTTP status, what was wrong, and what is allowed, as JSON."""
 
     def __init__(
         self, status: int, error: str, *, allowed: Any = None, headers: Mapping[str, str] | None = None

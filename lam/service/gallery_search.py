@@ -12,7 +12,7 @@ from jaxtyping import Int64
 from lam.gallery.filters import Filter
 from lam.gallery.gallery import Gallery
 from lam.gallery.groups import nearest_by_label
-from lam.gallery.store import HitInfo
+from lam.gallery.item import ItemInfo
 from lam.retrieval.decisions.conformal import needed
 from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits
@@ -66,8 +66,8 @@ class GallerySearch:
 
         groups = nearest_by_label(nearest, items, n_groups=search.k, size=size)
         keys = [place.key for group in groups for place in group]
-        vectors = self._gallery.vectors_of(keys) if search.with_vector else {}
-        return self.responder.grouped(search, answer, groups, self._gallery.hit_infos(keys), vectors)
+        vectors = self._gallery.store.vectors_of(keys) if search.with_vector else {}
+        return self.responder.grouped(search, answer, groups, self._gallery.store.infos_of(keys), vectors)
 
     def parts(self, jobs: Sequence[str]) -> list[Part | Exception]:
         """The part of the gallery that passes each filter, with its calibration, or the error of the filter."""
@@ -120,7 +120,7 @@ class GallerySearch:
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self._gallery.search(embeddings, most, None if part is None else part.matching)
         shown = {key for row, job in enumerate(jobs) if job.with_vector for key in hits.ids[row, : job.k + 1].tolist()}
-        vectors = self._gallery.vectors_of(shown) if shown else {}
+        vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
         verdicts: dict[int, Verdict] = {}
         for kind in {_kind(query) for query in queries}:
@@ -148,7 +148,7 @@ class GallerySearch:
         return [self._counted(*each, infos) for each in zip(jobs, answers, firsts, strict=True)]
 
     def _counted(
-        self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, HitInfo]
+        self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, ItemInfo]
     ) -> SearchResponse | Exception:
         """The answer with its id and the state of the promises, if it is about a new query and has a decision."""
         if isinstance(answer, Exception) or job.without is not None or answer.decision is None or not job.counted:
@@ -190,7 +190,7 @@ def _searchable(embedding: Embeddings) -> Embeddings:
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
-def _without(hits: Hits, infos: Mapping[int, HitInfo], item_id: str) -> Hits:
+def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str) -> Hits:
     """The hits of one query without an item."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
     return hits[:, kept]

@@ -20,11 +20,8 @@ _ALWAYS = 2 * MEBIBYTE
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    Limits on pixels and bytes are checked by the header, before decoding.
-
-    Raises:
-        ServiceError: 400 for an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for
-            another format.
+    Limits on pixels and bytes are checked by the header, before decoding. A `ServiceError` of 400 tells of an empty or
+    damaged file, 413 of one that is too large or has too many parts, 415 of another format.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))

@@ -35,14 +35,7 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Keys and their rights; only the hashes of keys are kept.
-
-    Args:
-        rights: the right of each key.
-
-    Raises:
-        ValueError: for a key that cannot be sent in a header; the message does not show it.
-    """
+    """Keys and their rights; only hashes are kept. A key that no header can hold is a `ValueError`, which hides it."""
 
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:

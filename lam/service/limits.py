@@ -274,12 +274,9 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with common headers, or an error if no answer has begun.
+    """Sends an answer with common headers and those of this request, or an error if no answer has begun.
 
-    Args:
-        send: sends a message; waits until the client has read earlier ones.
-        hold: counts bytes in memory until the client has read them.
-        added: headers of the answer to this request, whatever it is.
+    `hold` counts bytes in memory until the client has read them.
     """
 
     def __init__(self, send: Send, hold: Callable[[int], None], added: Mapping[str, str]) -> None:

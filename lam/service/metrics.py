@@ -1,7 +1,7 @@
 """Metrics for Prometheus, in their own registry."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import torch
@@ -58,28 +58,26 @@ class Metrics(Collector):
         yield GaugeMetricFamily("lam_index_items", "Items in the gallery.", len(engine.gallery))
         searchable = float(engine.gallery.complaint is None)
         yield GaugeMetricFamily("lam_index_searchable", "1, or 0 while the index cannot be searched.", searchable)
-        waiting = GaugeMetricFamily("lam_queue_length", "Requests that wait.", labels=["worker"])
-        restarts = GaugeMetricFamily("lam_worker_restarts", "Threads that died.", labels=["worker"])
-        for worker in engine.workers:
-            waiting.add_metric([worker.name], len(worker))
-            restarts.add_metric([worker.name], worker.restarts)
-        yield waiting
-        yield restarts
+        waiting = {worker.name: len(worker) for worker in engine.workers}
+        yield _gauges("lam_queue_length", "Requests that wait.", "worker", waiting)
+        restarts = {worker.name: worker.restarts for worker in engine.workers}
+        yield _gauges("lam_worker_restarts", "Threads that died.", "worker", restarts)
         if (promise := engine.watch.state) is not None:
-            states = GaugeMetricFamily("lam_promise", "1 for the state of the promises.", labels=["state"])
-            for state in get_args(State):
-                states.add_metric([state], float(state == promise))
-            yield states
-            evidence = GaugeMetricFamily("lam_promise_evidence", "Wealth of bets against them.", labels=["test"])
-            judged = GaugeMetricFamily("lam_promise_observations", "Queries, or judged answers.", labels=["test"])
-            for reading in engine.watch.readings:
-                evidence.add_metric([reading.name], reading.evidence)
-                judged.add_metric([reading.name], reading.n)
-            yield evidence
-            yield judged
-        if len(kappa) == 0:
-            return
-        quantiles = GaugeMetricFamily("lam_query_kappa", f"κ of the last {_WINDOW} queries.", labels=["quantile"])
-        for quantile in _QUANTILES:
-            quantiles.add_metric([str(quantile)], float(kappa.quantile(quantile)))
-        yield quantiles
+            states = {state: float(state == promise) for state in get_args(State)}
+            yield _gauges("lam_promise", "1 for the state of the promises.", "state", states)
+            readings = engine.watch.readings
+            evidence = {reading.name: reading.evidence for reading in readings}
+            yield _gauges("lam_promise_evidence", "Wealth of bets against them.", "test", evidence)
+            judged = {reading.name: reading.n for reading in readings}
+            yield _gauges("lam_promise_observations", "Queries, or judged answers.", "test", judged)
+        if len(kappa):
+            quantiles = {str(quantile): float(kappa.quantile(quantile)) for quantile in _QUANTILES}
+            yield _gauges("lam_query_kappa", f"κ of the last {_WINDOW} queries.", "quantile", quantiles)
+
+
+def _gauges(name: str, help: str, label: str, values: Mapping[str, float | int]) -> GaugeMetricFamily:
+    """A gauge for each value of a label."""
+    family = GaugeMetricFamily(name, help, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

@@ -17,14 +17,12 @@ STDERR = "-"
 class RequestLog:
     """Writes lines in a thread, so that no request waits for a disk; lines that a slow disk cannot take are dropped.
 
-    The file is opened anew for each batch of lines, so it may be renamed and compressed meanwhile.
+    The file is opened anew for each batch of lines, so it may be renamed and compressed meanwhile. A file that cannot
+    be written is an `OSError` at once.
 
     Args:
         target: file of all requests, `-` for standard error, or None for no line.
         slow: seconds from which a request is `slow`; without a target, these alone are logged, on standard error.
-
-    Raises:
-        OSError: for a file that cannot be written.
     """
 
     def __init__(self, target: str | Path | None, slow: float | None = None) -> None:

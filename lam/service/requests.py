@@ -3,16 +3,7 @@
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-    with_config,
-)
+from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypeAliasType, TypedDict
 
 from lam.gallery.item import ID_RULE, MAX_LABEL, MAX_METADATA
@@ -149,11 +140,7 @@ adapter_of = cache(TypeAdapter)
 
 
 def validate(content: Any, kind: type[Any]) -> Any:
-    """Validate JSON as one of these kinds of requests.
-
-    Raises:
-        ServiceError: 422, with pydantic's message for the first error; `allowed` is the OpenAPI schema.
-    """
+    """Validate JSON as a kind of request; the error, 422, has pydantic's message and the schema."""
     try:
         return adapter_of(kind).validate_python(content)
     except ValidationError as error:

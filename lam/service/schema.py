@@ -2,13 +2,11 @@
 
 from typing import Any
 
-from pydantic import (
-    TypeAdapter,
-)
+from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 from lam.service.images import CONTENT_TYPES
-from lam.service.models import JSON, Answer, EnrolResponse, ErrorResponse
+from lam.service.models import JSON, Answer, EnrolResponse
 from lam.service.requests import (
     FeedbackRequest,
     ImageTextOrEmbedding,
@@ -19,6 +17,7 @@ from lam.service.requests import (
     SearchBatchRequest,
     adapter_of,
 )
+from lam.service.state_models import ErrorResponse
 
 Responses = dict[int | str, dict[str, Any]]
 _BINARY = {"type": "string", "format": "binary"}

@@ -16,21 +16,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServedRuns:
-    """Opened runs by name.
+    """Opened runs by name; the first is also served at the root.
 
     A folder may be a symbolic link. Once it leads elsewhere, a reload opens the new run beside the old one, exchanges
     them at once, and closes the old one after its last answer. The new run brings its own items.
 
-    Args:
-        folders: folders by name; the first is also served at the root.
-        open_run: opens a run.
-
     Attributes:
         engines: the present runs.
         sites: their routes.
-
-    Raises:
-        CorruptFileError, ValueError, OSError: as `open_run`; runs that were opened are closed.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:
@@ -49,8 +42,7 @@ class ServedRuns:
     async def reload(self, name: str) -> Engine:
         """Read the calibration of a run anew, or open the run anew if its folder is another; the run that now answers.
 
-        Raises:
-            CorruptFileError, ValueError, OSError: for a run or a calibration that cannot be read; the old one stays.
+        If they cannot be read, a `ValueError` or an `OSError` says why, and the old ones stay.
         """
         async with self._reloading:
             engine, folder = self.engines[name], _leads_to(self._folders[name])

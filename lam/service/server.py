@@ -38,7 +38,7 @@ _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, 
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
-_TURN_SECONDS = 5e-5
+_TURN_SECONDS = 5e-5  # of a thread; longer, and workers miss the microseconds in which the event loop waits
 
 
 def serve(
@@ -93,7 +93,8 @@ def serve(
             if engine.gallery.recall is not None:
                 print(engine.gallery.recall, flush=True)
         resources.enter_context(_sparing_log())
-        resources.enter_context(_short_turns())
+        resources.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_TURN_SECONDS)
         app = Limits(served.sites, settings, keys=keys, log=log, spans=spans)
         server = server_of(app, settings, OpenConnections(most, settings.client_connections))
         gc.freeze()  # garbage collection over all loaded objects would delay every request
@@ -138,28 +139,13 @@ class _Server(uvicorn.Server):
 
 
 def _open_files() -> int:
-    """Raise the limit on open files to its maximum, and return it.
-
-    Raises:
-        ValueError: if it is too low.
-    """
+    """Raise the limit on open files to its maximum, and return it; a `ValueError` if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < _LEAST_FILES:
         raise ValueError(f"the process may open {hard} files, at least {_LEAST_FILES} are needed: see `ulimit -n`")
     return hard
-
-
-@contextmanager
-def _short_turns() -> Iterator[None]:
-    """Within the context, threads switch often: else workers miss the microseconds in which the event loop waits."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextmanager

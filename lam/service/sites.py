@@ -16,11 +16,8 @@ class Site:
     """A run that is served.
 
     Attributes:
-        name: its name.
-        app: its routes.
         max_json: greatest bytes of a JSON body.
         count: called for every answer with its route, method, status and seconds.
-        close: releases the run.
         describe: builds the schema of its routes, which takes a tenth of a second.
         requests: number of requests that are being answered.
     """

@@ -18,11 +18,9 @@ _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass
 class Trace:
-    """A request.
+    """A request, by its id, which is the client's or new.
 
     Attributes:
-        id: its id, from the client or new.
-        spans: opens spans, if the service does.
         stages: seconds of waiting and work at each worker, by its name.
         facts: what the log and the span say of it, once it is answered.
     """

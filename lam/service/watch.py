@@ -17,12 +17,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.numpy import load, save
 
+from lam.gallery.database import connect, explain_errors, refuse_unstored
 from lam.gallery.refusal import full
 from lam.retrieval.decisions.abstention import DECISIONS, Decision
 from lam.retrieval.decisions.calibration import Calibration, label_key
@@ -44,16 +45,16 @@ PRAGMA user_version = {_FORMAT};
 """
 _EVERY = 5.0  # seconds between two writes of the tests
 _ANSWER = struct.Struct(">8s8sIBq")  # a random number, the start of the key, the time, the decision, the label
+_REMEDY = "delete its folder to begin anew, without its feedback"
 _SEAL = 13  # bytes: with them, an id is 56 characters
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """Feedback on an answer.
+    """Feedback on an answer, by its sealed id.
 
     Attributes:
-        answer: sealed id of the answer.
         label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
         correct: whether a match is right; None if the label tells.
     """
@@ -72,6 +73,7 @@ class Watch:
 
     Raises:
         CorruptFileError: for a file that was altered or that SQLite cannot read.
+        ValueError: for a file that another process has locked.
         OSError: for a folder that cannot be written.
     """
 
@@ -82,10 +84,9 @@ class Watch:
             self.path = folder / FILE
         self._counting = threading.Lock()
         self._written = time.monotonic()
-        self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        try:
-            for setting in ("journal_mode=WAL", "synchronous=FULL", "trusted_schema=OFF"):
-                self._database.execute(f"PRAGMA {setting}")
+        with explain_errors(self.path, remedy=_REMEDY), ExitStack() as opened:
+            self._database = opened.enter_context(closing(connect(self.path)))
+            self._database.execute("PRAGMA journal_mode=WAL")
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
@@ -93,18 +94,7 @@ class Watch:
                 check_format(self.path, version, readable=_FORMAT)
             self._secret, self._key = self._database.execute("SELECT secret, key FROM promise").fetchone()
             self._promise = self._opened(calibration)
-        except sqlite3.OperationalError as error:
-            self._database.close()
-            raise OSError(f"{self.path}: {error}") from error
-        except sqlite3.Error as error:
-            self._database.close()
-            raise self._corrupt(str(error)) from error
-        except BaseException:
-            self._database.close()
-            raise
-
-    def _corrupt(self, fault: str) -> CorruptFileError:
-        return CorruptFileError(f"{self.path}: {fault}; delete its folder to begin anew, without its feedback")
+            opened.pop_all()  # from here on, `close` closes the file
 
     def _opened(self, calibration: Calibration | None) -> Promise | None:
         """The promise of a calibration, which goes on if it was kept, or begins."""
@@ -114,7 +104,7 @@ class Watch:
             return promise
         tests, sha256 = self._database.execute("SELECT tests, sha256 FROM promise").fetchone()
         if hashlib.sha256(tests).digest() != sha256:
-            raise self._corrupt("it was altered")
+            raise CorruptFileError(f"{self.path}: it was altered; {_REMEDY}")
         promise.restore(load(tests))
         return promise
 
@@ -127,18 +117,13 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Go over to another calibration; the same one changes nothing.
-
-        Raises:
-            Refusal: `full`, if the change could not be stored.
-        """
+        """Go over to another calibration; the same one changes nothing. Refused as `full` if it cannot be stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return
         try:
-            self._begin(promise)
-        except sqlite3.Error as error:
-            raise full(str(error)) from error
+            with refuse_unstored():
+                self._begin(promise)
         finally:
             self._promise = promise
 
@@ -155,15 +140,10 @@ class Watch:
         return [] if promise is None else promise.readings
 
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
-        """Count a query of the whole gallery.
+        """Count a query of the whole gallery by its decision, its κ, and cosine and label of its first hit.
 
-        Args:
-            decision: the decision on it.
-            kappa: its concentration.
-            cosine, label: of its first hit; −1 and empty without a hit.
-
-        Returns:
-            The id of its answer, the state of the promises, and whether `write` is due.
+        Without a hit these are −1 and empty. Returns the id of the answer, the state of the promises, and whether
+        `write` is due.
         """
         promise = self._promise
         if promise is None:
@@ -181,14 +161,9 @@ class Watch:
         return base64.urlsafe_b64encode(body + self._seal(body)).decode(), state, is_due
 
     def judge(self, feedback: Feedback, holds: Callable[[str], bool]) -> tuple[list[str], State]:
-        """Count feedback; on return it is on disk.
+        """Count feedback: the tests that count it, and the state of the promises; on return it is on disk.
 
-        Args:
-            feedback: on an answer.
-            holds: whether the gallery holds a label.
-
-        Returns:
-            The tests that count it, and the state of the promises.
+        `holds` tells whether the gallery holds a label.
 
         Raises:
             ServiceError: for an answer that is unknown, too old or judged before, or feedback that does not fit it.

@@ -82,19 +82,11 @@ class Worker(Generic[Job, Result]):
         return len(self._jobs) + len(self._in_hand)
 
     def submit(self, job: Job) -> "Future[Result]":
-        """Put a job into the queue.
-
-        Raises:
-            Refusal: `busy`, if the queue is full.
-        """
+        """Put a job into the queue; refused as `busy` if it is full."""
         return self.submit_all([job])[0]
 
     def submit_all(self, jobs: Sequence[Job]) -> "list[Future[Result]]":
-        """Put jobs into the queue at once, so that they share batches: all of them, or none.
-
-        Raises:
-            Refusal: `busy`, if the queue is full.
-        """
+        """Put jobs into the queue at once, so that they share batches: all of them, or none, refused as `busy`."""
         entries: list[tuple[Job, Future[Result]]] = [(job, Future()) for job in jobs]
         with self._changed:
             if self._closing:

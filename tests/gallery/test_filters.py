@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from lam.gallery import store as store_module
 from lam.gallery.filters import MAX_CONDITIONS, MAX_FILTER, MAX_LEVELS, MAX_VALUES, Filter
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item, metadata_json
@@ -244,7 +243,7 @@ def test_a_filter_that_takes_too_long_is_refused_and_undoes_nothing(
 ) -> None:
     store = ItemStore(tmp_path / "items.sqlite")
     store.write(items_of(CITIES * 300))
-    monkeypatch.setattr(store_module, "_FILTER_SECONDS", -1.0)
+    monkeypatch.setattr("lam.gallery.database._FILTER_SECONDS", -1.0)
     slow = Filter.parse(json.dumps({"must": [value("city", "London")]}))
     with pytest.raises(Refusal, match="took longer"):
         store.where(slow)
@@ -309,7 +308,7 @@ def test_a_filtered_deletion_is_whole_and_survives_a_restart(gallery: Gallery, t
     assert len(gallery) == 50
     gallery.close()
     again = Gallery(tmp_path, 4)
-    assert sorted(int(info.id[2:]) for info in again.page(after="", limit=100)) == list(range(150, 200))
+    assert sorted(int(info.id[2:]) for info in again.store.page(after="", limit=100)) == list(range(150, 200))
     again.close()
 
 

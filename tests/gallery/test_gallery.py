@@ -37,13 +37,14 @@ def gallery(run_copy: Path) -> Iterator[Gallery]:
     opened.close()
 
 
-def embeddings(count: int, seed: int = 0) -> Embeddings:
-    mean = torch.nn.functional.normalize(torch.randn(count, D, generator=torch.Generator().manual_seed(seed)), dim=1)
+def embeddings(count: int, seed: int = 0, dimension: int = D) -> Embeddings:
+    generator = torch.Generator().manual_seed(seed)
+    mean = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator), dim=1)
     return Embeddings(mean, torch.full((count,), 9.0), torch.ones(count), torch.zeros(count))
 
 
-def items(count: int, seed: int = 0) -> list[Item]:
-    rows = embeddings(count, seed).mean
+def items(count: int, seed: int = 0, dimension: int = D) -> list[Item]:
+    rows = embeddings(count, seed, dimension).mean
     return [Item(f"{seed}-{row}", mean.numpy().tobytes(), 9.0) for row, mean in enumerate(rows)]
 
 
@@ -72,7 +73,7 @@ def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
     assert len(again) == 60 + 5 - 2
     for row in range(5):
         assert (found(again, embeddings(5)[row : row + 1]) == [f"0-{row}"]) == (row != 3)
-    assert again.get("7") is None
+    assert again.store.get("7") is None
     again.close()
 
 
@@ -88,7 +89,7 @@ def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:
         assert not path.is_file() or vector not in path.read_bytes(), path
     gallery.close()
     again = Gallery(run_copy / "gallery", D)
-    assert again.get("7") is None
+    assert again.store.get("7") is None
     assert len(Run(run_copy).gallery) == len(again) == 59
     again.close()
 
@@ -100,8 +101,8 @@ def test_a_new_index_replaces_the_items_of_the_old_and_no_others(run_copy: Path,
     count = len(index_images(run_copy, digit_folder, progress=False))
     again = Gallery(run_copy / "gallery", D)
     assert len(again) == count + 2
-    assert again.get("0") is None
-    assert again.get("0-1") is not None
+    assert again.store.get("0") is None
+    assert again.store.get("0-1") is not None
     assert all(item.thumbnail for item in stored(again) if item.origin == "index")
     again.close()
 
@@ -191,7 +192,7 @@ def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
     """A hit that is not in flux is answered while a write waits for the disk."""
     (one,) = items(1)
     gallery.write([one])
-    write, began, synced = gallery._store.write, threading.Event(), threading.Event()
+    write, began, synced = gallery.store.write, threading.Event(), threading.Event()
 
     def write_late(*given: Any, **options: Any) -> list[Change]:
         began.set()
@@ -199,7 +200,7 @@ def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
         return write(*given, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gallery._store, "write", write_late)
+        patched.setattr(gallery.store, "write", write_late)
         writing = threading.Thread(target=lambda: gallery.write([Item(one.id, one.vector, 5.0)]))
         writing.start()
         began.wait(10)
@@ -211,14 +212,14 @@ def test_no_search_waits_for_the_disk(gallery: Gallery) -> None:
 
 def test_no_search_waits_for_a_log_that_a_reader_keeps(gallery: Gallery) -> None:
     gallery.write(items(2))
-    gallery._store._writer.execute("PRAGMA busy_timeout=500")
-    with closing(sqlite3.connect(gallery._store.path, isolation_level=None)) as reader:
+    gallery.store._writer.execute("PRAGMA busy_timeout=500")
+    with closing(sqlite3.connect(gallery.store.path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM items").fetchone()
         answers: list[Change | Refusal] = []
         deleting = threading.Thread(target=lambda: answers.extend(gallery.write(["0-0"])))
         deleting.start()
-        while gallery.get("0-0") is not None:
+        while gallery.store.get("0-0") is not None:
             time.sleep(0.001)
         assert found(gallery, embeddings(2)[1:]) == ["0-1"]
         assert deleting.is_alive()

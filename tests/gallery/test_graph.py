@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
@@ -19,20 +18,8 @@ from lam.retrieval.index.faiss_index import Index
 from lam.retrieval.index.recall import Recall
 from lam.runs.index import index_images
 from lam.vmf.embeddings import Embeddings
+from tests.gallery.test_gallery import D, embeddings, items
 from tests.helpers import stored
-
-D = 3
-
-
-def embeddings(count: int, seed: int = 0, dimension: int = D) -> Embeddings:
-    generator = torch.Generator().manual_seed(seed)
-    mean = torch.nn.functional.normalize(torch.randn(count, dimension, generator=generator), dim=1)
-    return Embeddings(mean, torch.full((count,), 9.0), torch.ones(count), torch.zeros(count))
-
-
-def items(count: int, seed: int = 0, dimension: int = D) -> list[Item]:
-    rows = embeddings(count, seed, dimension).mean
-    return [Item(f"{seed}-{row}", mean.numpy().tobytes(), 9.0) for row, mean in enumerate(rows)]
 
 
 def opened(run: Path, index: str | None = "hnsw") -> closing[Gallery]:
@@ -59,7 +46,7 @@ def test_items_are_added_found_replaced_removed_and_there_after_a_restart(run_co
         before = found(gallery, embeddings(20, 2), 50)
     with opened(run_copy) as gallery:
         assert (len(gallery), gallery.index.factory) == (60 + 40 - 1, "HNSW32")
-        assert gallery.get("0-3") is None
+        assert gallery.store.get("0-3") is None
         assert found(gallery, embeddings(20, 2), 50) == before
 
 

@@ -73,7 +73,7 @@ def test_what_was_fused_comes_with_its_images(run_copy: Path, digit_folder: Path
     alone = encoder.embed(torch.stack([preprocessing_of(encoder, Preprocessing)(path) for path in paths]))
     fused = fuse_identities(alone, [0, 0, 0]).embeddings
     with opened(run_copy) as gallery:
-        item = gallery.get("a")
+        item = gallery.store.get("a")
         hits, described = gallery.search(fused, 1)
     assert item is not None
     assert item.images.count == 3
@@ -103,7 +103,7 @@ def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: 
     again = Item("a", vector, 9.0, images=Images(contents=pack([file_id(paths[1])])))
     with opened(run_copy) as gallery:
         gallery.write([Fuse(new), Fuse(again)])
-        item = gallery.get("a")
+        item = gallery.store.get("a")
         hits, _ = gallery.search(expected, 1)
     assert item is not None
     assert (item.images.count, item.origin) == (4, "service")
@@ -112,7 +112,7 @@ def test_fusing_goes_on_from_what_the_index_fused(run_copy: Path, digit_folder: 
     assert float(hits.scores[0, 0]) == pytest.approx(1)
     assert float(hits.kappa[0, 0]) == pytest.approx(item.kappa)
     with opened(run_copy) as gallery:
-        assert gallery.get("a") == item
+        assert gallery.store.get("a") == item
         gallery.write(["a"])
     assert len(Run(run_copy).gallery) == 0
 
@@ -129,7 +129,7 @@ def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path,
             assert not path.is_file() or not {b"vase-17", b"Kyoto", vector} & _found(path, b"vase-17", b"Kyoto", vector)
     assert [item.id for item in Run(run_copy).gallery.items] == ["b"]
     with opened(run_copy) as gallery:
-        assert [item.id for item in gallery.page(after="", limit=10)] == ["b"]
+        assert [item.id for item in gallery.store.page(after="", limit=10)] == ["b"]
 
 
 def _found(path: Path, *traces: bytes) -> set[bytes]:
@@ -152,7 +152,7 @@ def test_a_new_list_replaces_the_items_of_the_old(run_copy: Path, digit_folder: 
         gallery.write([added("c"), added("mine")])
     index_list(run_copy, f"a,{second},new,", f"c,{third},new,", f"d,{first},new,")
     with opened(run_copy) as gallery:
-        labels = {item.id: item.label for item in gallery.page(after="", limit=10)}
+        labels = {item.id: item.label for item in gallery.store.page(after="", limit=10)}
     assert labels == {"a": "new", "c": "mine", "d": "new", "mine": "mine"}
 
 
@@ -173,7 +173,7 @@ def test_what_was_indexed_is_deleted_for_good(run_copy: Path, digit_folder: Path
     for _ in range(2):
         with opened(run_copy) as gallery:
             gallery.write(["a"])
-            assert [item.id for item in gallery.page(after="", limit=10)] == ["b"]
+            assert [item.id for item in gallery.store.page(after="", limit=10)] == ["b"]
 
 
 STEPS = {
@@ -203,7 +203,7 @@ def test_a_deletion_that_is_killed_is_whole_or_not_at_all(
     left = 24 if step == "before it is stored" else 23
     for _ in range(2):
         with opened(killed) as gallery:
-            assert (gallery.get(gone.id) is None, len(gallery)) == (left == 23, left)
+            assert (gallery.store.get(gone.id) is None, len(gallery)) == (left == 23, left)
             assert (gone.vector in everything(killed)) == (left == 24)
     assert len(Run(killed).gallery) == left
 
@@ -218,7 +218,7 @@ def test_a_deletion_that_cannot_be_stored_says_so(run_copy: Path, monkeypatch: p
             patched.setattr(ItemStore, "write", raising(full("no room")))
             with pytest.raises(Refusal, match="nothing was changed"):
                 gallery.write(["7", added("new")])
-        assert (gallery.get("7") is None, gallery.get("new")) == (False, None)
+        assert (gallery.store.get("7") is None, gallery.store.get("new")) == (False, None)
         assert not isinstance(gallery.write(["7"])[0], Refusal)
 
 
@@ -241,7 +241,7 @@ def test_what_is_left_of_a_deletion_is_told_to_deletions_alone(
                 assert (refused.kind, refused.after) == ("busy", 1)
                 said = {"log": "a reader of the database keeps its log", "cache": "the cache of the index may still"}
                 assert said[left] in refused.error
-        assert gallery.get(gone.id) is None
+        assert gallery.store.get(gone.id) is None
         assert gallery.write([gone.id]) == [Change()]
         assert gone.vector not in everything(run_copy)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from starlette.testclient import TestClient
 
 from lam.gallery import remote_index
 from lam.gallery.filters import Filter
@@ -18,12 +17,12 @@ from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
 from lam.gallery.refusal import Refusal
 from lam.retrieval.index.milvus_index import MilvusIndex
-from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
 from tests.gallery.test_gallery import D, adding_and_searching, embeddings, found, items
 from tests.milvus_servers import MILVUS, address_of
-from tests.service.conftest import HOST, SMALL, calibrated_run, served_run  # noqa: F401 - fixtures
+from tests.service.asking import client_of
+from tests.service.conftest import SMALL, calibrated_run, served_run  # noqa: F401 - fixtures
 
 pymilvus = pytest.importorskip("pymilvus", reason="the extra milvus is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
@@ -79,7 +78,7 @@ def gallery(server: Server, run_copy: Path, address: str) -> Iterator[Gallery]:
 def holds_what_is_stored(gallery: Gallery) -> None:
     """The collection has every key of the store once, and no other."""
     index = gallery.index._index
-    assert sorted(gallery._store.keys()) == index.ids.tolist()
+    assert sorted(gallery.store.keys()) == index.ids.tolist()
     assert len(index) == len(gallery)
 
 
@@ -129,7 +128,7 @@ def test_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address
 def test_filtered_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address: str) -> None:
     copy, queries = shutil.copytree(run_copy, tmp_path / "copy"), embeddings(8, seed=3)
     own, remote = Gallery(run_copy / "gallery", D), Gallery(copy / "gallery", D, index=address)
-    labels = sorted({info.label for info in own.page(after="", limit=1000)})
+    labels = sorted({info.label for info in own.store.page(after="", limit=1000)})
     for chosen in (labels[:1], labels[1:4], ["none"]):
         where = Filter.parse(json.dumps({"must": [{"has_label": chosen}]}))
         for k in (1, 7, 500):
@@ -185,7 +184,7 @@ def test_a_failing_search_opens_the_circuit(gallery: Gallery, server: Server, ca
     assert "server unavailable" in caplog.text
     assert "server" not in (gallery.complaint or "")  # what the server says is for the log
     assert len(gallery) == 60
-    assert gallery.get("7") is not None
+    assert gallery.store.get("7") is not None
     put_back(gallery, server)
     assert len(found(gallery, embeddings(1), 3)) == 3
 
@@ -208,7 +207,7 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
     assert gallery.write(["3-1"])[0].kind == "busy"
     assert server.calls == before
     assert len(gallery) == 60 + 4 + 1 - 1 + 2
-    assert gallery.get("0-2") is None
+    assert gallery.store.get("0-2") is None
     put_back(gallery, server)
     assert [found(gallery, embeddings(1, seed=seed)) for seed in (1, 2)] == [["1-0"], ["0-1"]]
     assert not {"0-2", "3-1"} & set(found(gallery, embeddings(4)[2:3], 100))
@@ -334,7 +333,7 @@ def test_adding_and_searching_at_once(gallery: Gallery) -> None:
 @pytest.mark.long
 def test_an_outage_over_http(served_run: Path, address: str, server: Server) -> None:  # noqa: F811 - a fixture
     engine = Engine(served_run, SMALL, index=address)
-    client = TestClient(create_app(engine), base_url=HOST, raise_server_exceptions=False)
+    client = client_of(engine)
     axis = [1.0] + [0.0] * (engine.gallery.dimension - 1)
     body = {"embedding": axis, "kappa": 9.0}
     assert client.get("/v1/model").json()["index"] == address

@@ -44,7 +44,7 @@ def test_replicas_follow_the_writer(run_copy: Path, address: str) -> None:
     query = embeddings(3)[1:2]
     for replica in (first, second):
         assert (len(replica), found(replica, query)) == (63, ["0-1"])
-        assert replica.get("0-1") is not None
+        assert replica.store.get("0-1") is not None
         assert len(replica.matching(where)) == 2
         assert replica.search(query, 9, replica.matching(where))[0].ids.shape == (1, 2)
     first.close()
@@ -61,7 +61,7 @@ def test_a_replica_leaves_out_what_only_the_collection_holds(run_copy: Path, add
     writer.write(items(4))
     queries = embeddings(4)
     wanted = replica.search(queries, 7)
-    writer._store.write(["0-0", "0-2"])  # as if the writer had died before it reached the server
+    writer.store.write(["0-0", "0-2"])  # as if the writer had died before it reached the server
     hits, infos = replica.search(queries, 5)
     assert hits.ids.shape == (4, 5)
     assert {infos[key].id for key in hits.ids.flatten().tolist()}.isdisjoint({"0-0", "0-2"})

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lam.gallery.item import Images, Item, check_id, metadata_json, normalize_label
+from lam.gallery.database import explain_errors
+from lam.gallery.item import Images, Item, ItemInfo, check_id, metadata_json, normalize_label
 from lam.gallery.refusal import Refusal
 from lam.gallery.snapshot import Snapshot
-from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, HitInfo, ItemStore
+from lam.gallery.store import FACTORY, FILE, MARK, MEAN_SAMPLES, ItemStore
 from lam.utils.files import CorruptFileError
 from tests.service.test_full_disk import small_file_system
 
@@ -195,7 +196,7 @@ def test_a_file_without_a_mark_gets_one(tmp_path: Path) -> None:
 @pytest.fixture
 def locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
     """Locks the file as another process would, all of it, while a store waits for a moment only."""
-    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
 
     @contextmanager
     def lock() -> Iterator[None]:
@@ -217,7 +218,7 @@ def test_a_locked_file_is_called_locked(tmp_path: Path, locking: Callable[[], Ab
 
 
 def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
     ItemStore(tmp_path / FILE).close()
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -227,7 +228,7 @@ def test_a_lock_that_lets_others_read_is_met_at_the_start(tmp_path: Path, monkey
 
 
 def test_what_another_process_locks_can_be_had_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
     store = ItemStore(tmp_path / FILE)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -261,7 +262,7 @@ def test_a_disk_that_fails_at_the_start_is_called_that(tmp_path: Path, code: int
     error.sqlite_errorcode = code
     with (
         pytest.raises(OSError, match=r"items.sqlite cannot be used \(disk I/O error\): check the disk"),
-        store._explain_errors(),
+        explain_errors(store.path),
     ):
         raise error
     store.close()
@@ -279,8 +280,9 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
         (change,) = store.write([item("a", images=images)])
         assert store.get("a") == item("a", images=images)
         least = 7.5 if images.least_kappa is None else 3.0
-        infos = {change.key: HitInfo("a", "one", "{}", images.count, images.resultant, least, has_thumbnail=True)}
-        assert store.hit_infos([change.key, 99]) == infos
+        facts = ("a", "one", "{}", images.count, images.resultant, least, 7.5, item("a", images=images).sha256)
+        infos = {change.key: ItemInfo(*facts, has_thumbnail=True)}
+        assert store.infos_of([change.key, 99]) == infos
         assert item("a", images=images).least_kappa == least
     assert store.check() == []
     for column in (
@@ -301,7 +303,7 @@ def test_all_that_is_known_of_images_counts(tmp_path: Path) -> None:
 
 
 def test_the_facts_of_a_snapshot_are_those_of_its_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
     with closing(ItemStore(tmp_path / FILE)) as store:
         store.replace([item("a", origin="index")], facts={FACTORY: "Flat", MEAN_SAMPLES: ""})
     whole = ItemStore._read_whole

@@ -10,7 +10,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
-from lam.integrations.langchain import LamEmbeddings, LamRetriever, LamVectorStore, UnknownQueryError
+from lam.integrations.judging import UnknownQueryError
+from lam.integrations.langchain import LamEmbeddings, LamRetriever, LamVectorStore
 from lam.runs.finished import Run
 from lam.runs.search import search
 from tests.integrations.conftest import TOPICS

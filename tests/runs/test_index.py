@@ -15,6 +15,7 @@ from lam.cli import main
 from lam.gallery.embed import embed_items
 from lam.gallery.item import file_id, pack
 from lam.gallery.store import FILE, MARK, ItemStore
+from lam.gallery.transaction import Transaction
 from lam.retrieval import Calibration, Index, fuse_identities
 from lam.runs.finished import Run
 from lam.runs.index import index_images
@@ -143,7 +144,7 @@ def test_a_refused_index_leaves_the_old_one(run_copy: Path, flat_folder: Path) -
 
 STEPS = {
     "before the store is written": (ItemStore, "replace", 60),
-    "while the store is written": (ItemStore, "_update_ledger", 60),
+    "while the store is written": (Transaction, "_update_ledger", 60),
     "before the log is erased": (ItemStore, "erase_log", 8),
     "before the index is kept": (Index, "save", 8),
 }

@@ -1,17 +1,31 @@
 """Requests to the application, without a server between."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from lam.service.app import create_app
+from lam.service.app import site_of
 from lam.service.engine import Engine
 from lam.service.keys import Keys
-from tests.service.conftest import HOST
+from lam.service.limits import Limits
+from lam.service.sites import Sites
 
+HOST = "http://127.0.0.1"
 PNG = {"content-type": "image/png"}
 JSON = {"content-type": "application/json"}
+
+
+def create_app(engine: Engine, *, keys: Keys | None = None, log: Any = None) -> Limits:
+    """The application of one run, whose reload reads the calibration alone."""
+
+    async def reload() -> Engine:
+        await asyncio.to_thread(engine.recalibrate)
+        return engine
+
+    site = site_of(engine, reload, name=engine.run.folder.name)
+    return Limits(Sites([site]), engine.settings, keys=keys, log=log)
 
 
 def client_of(engine: Engine, *, key: str | None = None, keys: Keys | None = None, log: Any = None) -> TestClient:

@@ -12,14 +12,13 @@ from starlette.testclient import TestClient
 
 from lam.retrieval.decisions.calibration import Targets
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
-from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.settings import ServiceSettings
 from tests.conftest import FinishedRun, unrendered_pictures
 from tests.milvus_servers import CONTRACTS, MilvusLite, lite_or_own
+from tests.service.asking import client_of
 from tests.text_runs import faq, text_run
 
-HOST = "http://127.0.0.1"
 SMALL = ServiceSettings(
     max_body=200_000, max_held=2_000_000, max_pixels=1_000_000, body_seconds=0.5, answer_seconds=10.0
 )
@@ -93,7 +92,7 @@ def shared_engine(writer: Engine, index: str) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def client(shared_engine: Engine) -> TestClient:
     """A client of the shared engine."""
-    return TestClient(create_app(shared_engine), base_url=HOST, raise_server_exceptions=False)
+    return client_of(shared_engine)
 
 
 @pytest.fixture(scope="session")

@@ -332,7 +332,7 @@ def test_a_full_queue_is_503_with_retry_after(engine: Engine, png: bytes, monkey
 
 def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: bytes) -> None:
     client, size = client_of(engine), len(engine.gallery)
-    writer = engine.gallery._store._writer
+    writer = engine.gallery.store._writer
     (pages,) = writer.execute("PRAGMA page_count").fetchone()
     writer.execute(f"PRAGMA max_page_count={pages}")
     noise = encoded(Image.effect_noise((128, 128), 90))
@@ -350,7 +350,7 @@ def test_a_disk_that_is_full_is_507_and_searches_go_on(engine: Engine, png: byte
 
 def test_a_database_that_another_process_locks_is_503_and_reads_go_on(engine: Engine, png: bytes) -> None:
     client, path = client_of(engine), engine.run.folder / GALLERY / FILE
-    engine.gallery._store._writer.execute("PRAGMA busy_timeout=50")
+    engine.gallery.store._writer.execute("PRAGMA busy_timeout=50")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         response = client.post("/v1/items?id=mine", content=png, headers=PNG)

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from lam.service.app import create_app
 from lam.service.engine import Engine
 from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON as JSON_TYPE
-from tests.service.asking import client_of, embedding
-from tests.service.conftest import HOST
+from tests.service.asking import HOST, client_of, create_app, embedding
 
 OPEN = {"get_health", "get_ready"}
 GENERATOR = "openapi-python-client"

@@ -75,7 +75,7 @@ def test_the_threshold_is_the_quantile_of_the_calibration_queries_in_the_part(
         (where(part=1), "{}", json.dumps({"must_not": [{"key": "part", "match": {"value": 0}}]}))
     ):
         found = client.post("/v1/search", params={"filter": filter}, content=png, headers=PNG).json()
-        items = [engine.gallery.get(info.id) for info in engine.gallery.page(after="", limit=1000)]
+        items = [engine.gallery.store.get(info.id) for info in engine.gallery.store.page(after="", limit=1000)]
         wanted = [{1}, {0, 1, None}, {1, None}][n]
         kept = [item for item in items if item is not None and json.loads(item.metadata).get("part") in wanted]
         mean = torch.tensor([item.embedding.tolist() for item in kept]).double()

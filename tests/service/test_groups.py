@@ -43,8 +43,8 @@ def many(shared_engine: Engine, writer: Engine) -> Iterator[tuple[TestClient, di
     names = ["most" if row % 2 else f"l{row % LABELS}" for row in range(400)] + [""] * 20
     made = [Item(f"g{row}", rows[row].tobytes(), 50.0, name) for row, name in enumerate(names)]
     writer.gallery.write(made)
-    stored = {item.id: shared_engine.gallery.get(item.id) for item in made}
-    stored |= {item_id: shared_engine.gallery.get(item_id) for item_id in map(str, range(60))}
+    stored = {item.id: shared_engine.gallery.store.get(item.id) for item in made}
+    stored |= {item_id: shared_engine.gallery.store.get(item_id) for item_id in map(str, range(60))}
     yield (
         client_of(shared_engine),
         {key: (item.label, item.embedding) for key, item in stored.items() if item is not None},

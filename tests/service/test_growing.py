@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ import pytest
 import torch
 
 from lam.cli import main
+from lam.gallery import store as store_module
 from lam.gallery.gallery import open_store
-from lam.gallery.store import FILE, ItemStore
+from lam.gallery.store import FILE
 from lam.runs.calibrate import calibrate_run
 from lam.runs.finished import Run
 from lam.runs.folder import GALLERY
@@ -59,21 +61,21 @@ def test_what_a_service_holds_is_read_beside_it(engine: Engine) -> None:
 
 def test_what_is_written_while_it_is_read_alters_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that replaces one item and adds others while rows are read, and before the ledger is."""
-    (item,), all_rows, writes = stored(engine.gallery, limit=1), ItemStore._rows, count(1)
+    (item,), all_rows, writes = stored(engine.gallery, limit=1), store_module.rows_of, count(1)
 
     def write() -> None:
         number = next(writes)
         engine.gallery.write([replace(item, label=f"label {number}")])
         grown(engine, number)
 
-    def rows(store: ItemStore) -> Iterator[Any]:
-        for number, row in enumerate(all_rows(store)):
+    def rows(connection: sqlite3.Connection) -> Iterator[Any]:
+        for number, row in enumerate(all_rows(connection)):
             yield row
             if number % 20 == 0:
                 write()
 
     with monkeypatch.context() as patched:
-        patched.setattr(ItemStore, "_rows", rows)
+        patched.setattr(store_module, "rows_of", rows)
         found = Run(engine.run.folder).gallery
     assert next(writes) == 4
     assert len(found.embeddings) == 60

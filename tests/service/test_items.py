@@ -205,7 +205,7 @@ def test_what_could_not_be_shown_is_not_stored(engine: Engine, metadata: str, sa
         response = client.post("/v1/items", content=body, headers=JSON)
         assert response.status_code in (400, 422)
         assert said in (None, response.json()["error"])
-    assert engine.gallery.get("bad") is None
+    assert engine.gallery.store.get("bad") is None
     body = json.dumps({**item, "metadata": "HERE"}).replace('"HERE"', nested(32))
     stored = client.put("/v1/items/deep", content=body, headers=JSON)
     assert stored.json()["metadata"] == json.loads(nested(32))

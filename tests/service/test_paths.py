@@ -45,7 +45,7 @@ def test_an_embedding_searches_and_is_stored_like_its_image(engine: Engine, png:
     found = client.post("/v1/embed", content=png, headers=PNG).json()
     assert sum(number**2 for number in found["embedding"]) == pytest.approx(1, abs=1e-9)
     client.put("/v1/items/mine", content=png, headers=PNG)
-    item = engine.gallery.get("mine")
+    item = engine.gallery.store.get("mine")
     assert item is not None
     assert found["embedding"] == pytest.approx(item.embedding.tolist(), abs=1e-6)
     assert found["kappa"] == pytest.approx(item.kappa, rel=1e-6)

@@ -18,11 +18,11 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 from schemathesis.engine.recorder import ScenarioRecorder
 
-from lam.service.app import create_app
 from lam.service.bodies import JSON
 from lam.service.engine import Engine
 from lam.service.images import FORMATS
-from tests.service.conftest import HOST, encoded
+from tests.service.asking import HOST, create_app
+from tests.service.conftest import encoded
 
 pytestmark = pytest.mark.long
 _UNLIKELY = ("DELETE /v1/items", "PATCH /v1/items/{id}", "POST /v1/feedback")

@@ -305,7 +305,7 @@ def test_pictures_and_reports_that_were_altered_stop_nothing(served_run: Path) -
 def test_a_database_that_another_process_locks_stops_the_start(
     served_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lam.gallery.store._PATIENCE", 0.05)
+    monkeypatch.setattr("lam.gallery.database._PATIENCE", 0.05)
     with contextlib.closing(sqlite3.connect(served_run / GALLERY / FILE, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")

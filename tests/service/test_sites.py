@@ -20,8 +20,8 @@ from lam.service.keys import Keys
 from lam.service.limits import Limits
 from lam.service.served_runs import ServedRuns
 from lam.utils.files import MANIFEST, locked
-from tests.service.asking import PNG, client_of, refused
-from tests.service.conftest import HOST, SMALL
+from tests.service.asking import HOST, PNG, client_of, refused
+from tests.service.conftest import SMALL
 from tests.service.test_exchanges import point
 
 

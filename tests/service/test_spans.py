@@ -15,8 +15,7 @@ from lam.cli import main
 from lam.service.engine import Engine
 from lam.service.limits import Limits
 from lam.service.spans import Spans
-from tests.service.asking import PNG, client_of
-from tests.service.conftest import HOST
+from tests.service.asking import HOST, PNG, client_of
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -1,7 +1,7 @@
 """The routes that add, look up, list, change and erase items."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
@@ -11,10 +11,10 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from lam.gallery.filters import MAX_FILTER, Filter
 from lam.gallery.gallery import Matching
-from lam.gallery.item import ID_RULE, MAX_LABEL, Item, check_id, normalize_label
+from lam.gallery.item import ID_RULE, MAX_LABEL, Item, ItemInfo, check_id, normalize_label
 from lam.gallery.operations import Batch, Change, DeleteWhere, Fuse, Patch, Replace
 from lam.gallery.refusal import Refusal
-from lam.gallery.store import MAX_PAGE, ItemInfo
+from lam.gallery.store import MAX_PAGE
 from lam.service import answers, models, queries, schema
 from lam.service.answers import Responder
 from lam.service.bodies import ParsedItem, content_type, item_of, items_of, patch_of
@@ -23,15 +23,7 @@ from lam.service.engine import Engine
 from lam.service.errors import ServiceError, attempt
 from lam.service.images import CONTENT_TYPES
 from lam.service.models import JSON
-from lam.service.routes.parameters import (
-    Where,
-    WithVector,
-    json_limits_of,
-    json_response,
-    part_answer,
-    part_of,
-    picture,
-)
+from lam.service.routes.parameters import Where, WithVector, json_response, part_answer, part_of, picture, read_json
 from lam.service.schema import responses_of
 
 _PAGE_SIZE = 100
@@ -92,9 +84,8 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         request: Request, on_error: OnError = "none", uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
         """Add several items in their order, as `/v1/items` adds each; all of them are on disk at once."""
-        content_type(request.headers, JSON)
-        engine.admit(engine.reader, engine.writer)
-        return await _enrol_batch(engine, await request.body(), on_error=on_error, uncertain=uncertain, fuse=fuse)
+        parsed = await read_json(engine, request, items_of, engine.writer)
+        return await _enrol_batch(engine, parsed, on_error=on_error, uncertain=uncertain, fuse=fuse)
 
     @app.put("/v1/items/{id:item}", responses=schema.ENROLLED, openapi_extra=schema.ITEM)
     async def put_item(
@@ -172,9 +163,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     @app.patch("/v1/items/{id:item}", responses=responses_of(models.ItemResponse), openapi_extra=schema.PATCH)
     async def patch_item(request: Request, id: str) -> Response:
         """Change the label or the metadata of an item, and leave all else."""
-        content_type(request.headers, JSON)
-        engine.admit(engine.reader, engine.writer)
-        label, metadata = await engine.read(partial(patch_of, await request.body(), json_limits_of(engine)))
+        label, metadata = await read_json(engine, request, patch_of, engine.writer)
         change = await engine.write(Patch(check_id(id), label, metadata))
         if change.item is None:
             raise _no_item()
@@ -182,87 +171,65 @@ def add_items(app: FastAPI, engine: Engine) -> None:
 
     async def stored(item_id: str) -> Item:
         engine.admit(engine.reader)
-        item = await engine.read(partial(engine.gallery.get, check_id(item_id)))
+        item = await engine.read(partial(engine.gallery.store.get, check_id(item_id)))
         if item is None:
             raise _no_item()
         return item
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A checked item before it is embedded.
+def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
+    """An item with a valid id and label, before it is embedded; an id of None stands for the number of its content."""
+    label = None if parsed.label is None else normalize_label(parsed.label)
+    item_id = None if parsed.id is None else check_id(parsed.id)
+    if fuse and item_id is None:
+        raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+    return replace(parsed, id=item_id, label=label)
 
-    Attributes:
-        parsed: the item of a body.
-        id: its id; None for the number of its content.
-        label: its label.
-        fuse: whether it is fused into the item of this id.
-    """
 
-    parsed: ParsedItem
-    id: str | None
-    label: str | None
-    fuse: bool
-
-    @classmethod
-    def of(cls, parsed: ParsedItem, item_id: str | None, label: str | None, *, fuse: bool) -> "_Entry":
-        """Check id and label.
-
-        Raises:
-            ServiceError, Refusal: if they cannot be.
-        """
-        label, item_id = (
-            None if label is None else normalize_label(label),
-            None if item_id is None else check_id(item_id),
-        )
-        if fuse and item_id is None:
-            raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
-        return cls(parsed, item_id, label, fuse)
-
-    def operation(self, query: queries.Query, responder: Responder, uncertain: Uncertain) -> Item | Replace | Fuse:
-        """The change of the gallery.
-
-        Raises:
-            ServiceError, Refusal: for an uncertain item, if it is not kept, or too long metadata.
-        """
-        file = self.parsed.content if isinstance(self.parsed.content, bytes) else None
-        metadata = self.parsed.metadata or "{}"
-        item = query.to_item(self.id, label=self.label or "", metadata=metadata, file=file)
-        if uncertain == "refuse":
-            _refuse_uncertain(responder, query)
-        fields = {"label": self.label, "metadata": self.parsed.metadata}
-        keeps = [name for name, value in fields.items() if value is None]
-        return Fuse(item) if self.fuse else Replace(item, keeps) if keeps else item
+def _operation(
+    parsed: ParsedItem, query: queries.Query, responder: Responder, *, uncertain: Uncertain, fuse: bool
+) -> Item | Replace | Fuse:
+    """The change of the gallery; refused for an uncertain item, if it is not kept, or too long metadata."""
+    file = parsed.content if isinstance(parsed.content, bytes) else None
+    item = query.to_item(parsed.id, label=parsed.label or "", metadata=parsed.metadata or "{}", file=file)
+    if uncertain == "refuse":
+        _refuse_uncertain(responder, query)
+    keeps = [name for name in ("label", "metadata") if getattr(parsed, name) is None]
+    return Fuse(item) if fuse else Replace(item, keeps) if keeps else item
 
 
 async def _enrol(
     engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Put or fuse the item of a request."""
-    kind = content_type(request.headers, *CONTENT_TYPES, JSON)
-    body = await request.body()
-    parsed = ParsedItem(body)
-    if kind == JSON:
-        engine.admit(engine.reader, engine.writer)
-        parsed = await engine.read(partial(item_of, body, json_limits_of(engine)))
+    if content_type(request.headers, *CONTENT_TYPES, JSON) != JSON:
+        parsed = ParsedItem(await request.body())
+    else:
+        parsed = await read_json(engine, request, item_of, engine.writer)
         item_id, label = _same("id", item_id, parsed.id), _same("label", label, parsed.label)
-    entry = _Entry.of(parsed, item_id, label, fuse=fuse)
+    parsed = _checked(replace(parsed, id=item_id, label=label), fuse=fuse)
     if not isinstance(parsed.content, queries.Query):
         engine.admit(engine.decoder, engine.network, engine.writer)
     query = await engine.embed(parsed.content, with_thumbnail=True)
-    change = await engine.write(entry.operation(query, engine.responder, uncertain))
+    change = await engine.write(_operation(parsed, query, engine.responder, uncertain=uncertain, fuse=fuse))
     return json_response(_enrolled(engine, query, change), 201 if change.created else 200)
 
 
-async def _enrol_batch(engine: Engine, body: bytes, *, on_error: OnError, uncertain: Uncertain, fuse: bool) -> Response:
+async def _enrol_batch(
+    engine: Engine,
+    parsed: Sequence[ParsedItem | ServiceError],
+    *,
+    on_error: OnError,
+    uncertain: Uncertain,
+    fuse: bool,
+) -> Response:
     """Put or fuse the items of a batch: all of them or none, or the good ones."""
-    parsed = await engine.read(partial(items_of, body, json_limits_of(engine)))
-    entries = [attempt(partial(_entry, part, fuse=fuse)) for part in parsed]
-    contents = [entry.parsed.content if isinstance(entry, _Entry) else entry for entry in entries]
+    entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
+    contents = [entry.content if isinstance(entry, ParsedItem) else entry for entry in entries]
     embedded = await engine.embed_all(contents, with_thumbnail=True)
     made = [
-        attempt(partial(entry.operation, query, engine.responder, uncertain))
-        if isinstance(entry, _Entry) and isinstance(query, queries.Query)
+        attempt(partial(_operation, entry, query, engine.responder, uncertain=uncertain, fuse=fuse))
+        if isinstance(entry, ParsedItem) and isinstance(query, queries.Query)
         else query
         for entry, query in zip(entries, embedded, strict=True)
     ]
@@ -281,12 +248,6 @@ async def _enrol_batch(engine: Engine, body: bytes, *, on_error: OnError, uncert
     stored = sum(isinstance(result, Change) for result in results)
     batch = models.EnrolBatchResponse(items=items, stored=stored, gallery_size=len(engine.gallery))
     return Response(await engine.read(batch.to_json), media_type=JSON)
-
-
-def _entry(parsed: ParsedItem | ServiceError, *, fuse: bool) -> _Entry:
-    if isinstance(parsed, ServiceError):
-        raise parsed
-    return _Entry.of(parsed, parsed.id, parsed.label, fuse=fuse)
 
 
 def _refuse_bad(parts: Sequence[object]) -> None:
@@ -322,8 +283,8 @@ def _page(engine: Engine, after: str, limit: int, filter: str | None, with_vecto
     where, matching = (None, None) if filter is None else _matching(engine, filter)
     if with_vector:
         limit = min(limit, max(1, MAX_PAGE // (_CHARACTERS * engine.gallery.dimension)))
-    infos = engine.gallery.page(after=after, limit=limit, where=where)
-    is_more = bool(infos) and bool(engine.gallery.page(after=infos[-1].id, limit=1, where=where))
+    infos = engine.gallery.store.page(after=after, limit=limit, where=where)
+    is_more = bool(infos) and bool(engine.gallery.store.page(after=infos[-1].id, limit=1, where=where))
     vectors = {info.id: _vector(engine, info.id) for info in infos} if with_vector else {}
     items = [models.ItemResponse(**_fields_of(info, engine.responder), vector=vectors.get(info.id)) for info in infos]
     after_last = infos[-1].id if is_more else None
@@ -333,7 +294,7 @@ def _page(engine: Engine, after: str, limit: int, filter: str | None, with_vecto
 
 def _vector(engine: Engine, item_id: str) -> list[float] | None:
     """The vector of an item; None if it was deleted meanwhile."""
-    item = engine.gallery.get(item_id)
+    item = engine.gallery.store.get(item_id)
     return None if item is None else answers.numbers_of(item.vector)
 
 

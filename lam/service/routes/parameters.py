@@ -1,7 +1,9 @@
 """What the routes share: parameters and responses."""
 
 import hashlib
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Query, Request, Response
 
@@ -9,10 +11,13 @@ from lam.gallery.filters import MAX_FILTER
 from lam.gallery.refusal import Refusal
 from lam.inputs.thumbnails import media_type
 from lam.service import models, queries
-from lam.service.bodies import JsonLimits
+from lam.service.bodies import JsonLimits, content_type
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.models import JSON
+from lam.service.workers import Worker
+
+Value = TypeVar("Value")
 
 Where = Annotated[
     str | None,
@@ -46,6 +51,15 @@ def part_answer(result: object) -> Any:
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+async def read_json(
+    engine: Engine, request: Request, parse: Callable[[bytes, JsonLimits], Value], *workers: Worker[Any, Any]
+) -> Value:
+    """What `parse` makes of a body in JSON, once the reader and the workers after it have room."""
+    content_type(request.headers, JSON)
+    engine.admit(engine.reader, *workers)
+    return await engine.read(partial(parse, await request.body(), json_limits_of(engine)))
 
 
 async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:

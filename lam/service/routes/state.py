@@ -1,6 +1,7 @@
-"""The routes that tell the state of the service: health, model, calibration, samples and metrics."""
+"""The routes of the service itself: its state, samples and metrics, feedback, backups and reloads."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated
@@ -10,40 +11,42 @@ from fastapi import Path as PathParameter
 
 from lam import __version__
 from lam.gallery.refusal import busy
-from lam.service import models, schema
+from lam.service import models, schema, state_models
+from lam.service.bodies import feedback_of
 from lam.service.engine import Engine
 from lam.service.errors import ServiceError
 from lam.service.metrics import Metrics
-from lam.service.routes.parameters import json_limits_of, picture
+from lam.service.routes.parameters import json_limits_of, json_response, picture, read_json
+from lam.service.schema import responses_of
 from lam.service.watch import Watch
 
 _VERSIONS = ("torch", "pillow", "fastapi", "uvicorn", "uvloop")
 
 
-def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
-    """Add the routes of the state."""
+def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[], Awaitable[Engine]]) -> None:
+    """Add the routes of the service itself; `reload` returns the engine that then answers."""
 
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/v1/health")
-    async def get_health() -> models.HealthResponse:
+    async def get_health() -> state_models.HealthResponse:
         """The process answers."""
-        return models.HealthResponse()
+        return state_models.HealthResponse()
 
     @app.head("/v1/ready", include_in_schema=False)
     @app.get("/v1/ready")
-    async def get_ready() -> models.ReadyResponse:
+    async def get_ready() -> state_models.ReadyResponse:
         """Whether requests can be served now."""
         if complaints := engine.complaints:
             raise busy("; ".join(complaints))
-        return models.ReadyResponse(gallery_size=len(engine.gallery))
+        return state_models.ReadyResponse(gallery_size=len(engine.gallery))
 
     @app.get("/v1/model")
-    async def get_model() -> models.ModelResponse:
+    async def get_model() -> state_models.ModelResponse:
         """The run that answers: hashes, calibration, limits and versions."""
         import faiss
 
         encoder, settings, recall = engine.embedder.encoder, engine.settings, engine.gallery.recall
-        return models.ModelResponse(
+        return state_models.ModelResponse(
             run=engine.run.folder.name,
             kind=encoder.kind,
             gallery=engine.run.gallery_kind,
@@ -59,14 +62,14 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             index=engine.gallery.index.factory,
             index_recall=None
             if recall is None
-            else models.RecallFields(
+            else state_models.RecallFields(
                 queries=recall.n_queries,
                 k=recall.k,
                 recall=recall.share,
                 hits=recall.depth,
                 unchanged=recall.unchanged,
             ),
-            limits=models.LimitFields(
+            limits=state_models.LimitFields(
                 max_bytes=settings.max_body,
                 max_json_bytes=json_limits_of(engine).max_json,
                 max_pixels=settings.max_pixels,
@@ -81,7 +84,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         )
 
     @app.get("/v1/calibration")
-    async def get_calibration() -> models.CalibrationResponse:
+    async def get_calibration() -> state_models.CalibrationResponse:
         """The promised rates of thresholds, and the κ of the calibration."""
         if engine.responder.summary is None:
             allowed = "`lam calibrate RUN`, then a SIGHUP or a restart"
@@ -89,10 +92,10 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         return engine.responder.summary
 
     @app.get("/v1/samples")
-    async def list_samples() -> models.SamplesResponse:
+    async def list_samples() -> state_models.SamplesResponse:
         """List a few inputs to try the run with: some of its classes, and a stranger."""
         samples = [
-            models.SampleFields(
+            state_models.SampleFields(
                 source=sample.source,
                 stranger=sample.stranger,
                 text=sample.text,
@@ -100,7 +103,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
             )
             for number, sample in enumerate(engine.samples)
         ]
-        return models.SamplesResponse(samples=samples)
+        return state_models.SamplesResponse(samples=samples)
 
     @app.get("/v1/samples/{number}", response_class=Response, responses=schema.SAMPLE)
     async def get_sample(
@@ -117,7 +120,40 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
         """Report metrics in the format of Prometheus."""
         return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.post("/v1/feedback", responses=responses_of(models.FeedbackResponse), openapi_extra=schema.FEEDBACK)
+    async def give_feedback(request: Request) -> Response:
+        """Tell what an answer should have been, so that the promises are tested."""
+        feedback = await read_json(engine, request, feedback_of, engine.watcher)
+        return json_response(await engine.judge(feedback))
 
-def _promise(watch: Watch) -> models.PromiseFields | None:
-    state, tests = watch.state, [models.TestFields(**asdict(reading)) for reading in watch.readings]
-    return None if state is None else models.PromiseFields(state=state, tests=tests)
+    @app.post("/v1/backup", status_code=201, responses=responses_of(state_models.BackupResponse, 201))
+    async def create_backup() -> Response:
+        """Copy the run with its items of this moment; answered once the copy is checked and on disk."""
+        backup = await engine.back_up()
+        files = [state_models.FileFields(**asdict(file)) for file in backup.files]
+        answer = state_models.BackupResponse(
+            name=backup.folder.name, created=backup.created, items=backup.items, bytes=backup.bytes, files=files
+        )
+        return json_response(answer, 201)
+
+    @app.post("/v1/reload", responses=responses_of(state_models.ReloadResponse))
+    async def reload_run() -> Response:
+        """Read the calibration anew; if the run's folder is a link to another run now, exchange the runs."""
+        try:
+            now = await reload()
+        except (OSError, ValueError) as error:
+            what = f"the run stays as it was: {error}"
+            raise ServiceError(409, what, allowed="a run that `lam serve` opens") from None
+        size = len(now.gallery)
+        answer = state_models.ReloadResponse(
+            run=now.run.folder.name,
+            exchanged=now is not engine,
+            calibration=now.responder.state(size),
+            gallery_size=size,
+        )
+        return json_response(answer)
+
+
+def _promise(watch: Watch) -> state_models.PromiseFields | None:
+    state, tests = watch.state, [state_models.TestFields(**asdict(reading)) for reading in watch.readings]
+    return None if state is None else state_models.PromiseFields(state=state, tests=tests)

@@ -19,7 +19,7 @@ def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def stored(gallery: Gallery, *, limit: int = 100) -> list[Item]:
     """The first items of a gallery, by id."""
-    items = [gallery.store.get(info.id) for info in gallery.store.page(after="", limit=limit)]
+    items = [gallery.store.get(info.id) for info in gallery.store.page(after="", limit=limit).values()]
     return [item for item in items if item is not None]
 
 

@@ -225,18 +225,18 @@ class ItemStore:
         with self._read() as reader:
             return reader.execute(query, known).fetchall()
 
-    def page(self, *, after: str, limit: int, where: Filter | None = None) -> list[ItemInfo]:
-        """Items after an id that pass a filter, by rising id; fewer if their metadata exceeds `MAX_PAGE`.
+    def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
+        """Items by key after an id that pass a filter, by rising id; fewer if their metadata exceeds `MAX_PAGE`.
 
         The page has its own connection, so searches do not wait for it. A filter that takes too long is refused.
         """
-        items, size = list[ItemInfo](), 0
+        items, size = dict[int, ItemInfo](), 0
         text, parameters = ("1", ()) if where is None else (where.sql.text, where.sql.parameters)
-        query = f"SELECT {_INFO} FROM items WHERE id > ? AND {text} ORDER BY id LIMIT ?"
+        query = f"SELECT key, {_INFO} FROM items WHERE id > ? AND {text} ORDER BY id LIMIT ?"
         with self._scan() as lister, closing(lister.execute(query, (after, *parameters, limit))) as rows:
-            for row in rows:
-                items.append(_info(row))
-                size += len(items[-1].metadata)
+            for key, *row in rows:
+                items[key] = _info(row)
+                size += len(items[key].metadata)
                 if size >= MAX_PAGE:
                     break
         return items

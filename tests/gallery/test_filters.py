@@ -308,7 +308,7 @@ def test_a_filtered_deletion_is_whole_and_survives_a_restart(gallery: Gallery, t
     assert len(gallery) == 50
     gallery.close()
     again = Gallery(tmp_path, 4)
-    assert sorted(int(info.id[2:]) for info in again.store.page(after="", limit=100)) == list(range(150, 200))
+    assert sorted(int(info.id[2:]) for info in again.store.page(after="", limit=100).values()) == list(range(150, 200))
     again.close()
 
 

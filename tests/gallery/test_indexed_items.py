@@ -129,7 +129,7 @@ def test_deleting_by_the_id_of_a_list_erases_the_item_everywhere(run_copy: Path,
             assert not path.is_file() or not {b"vase-17", b"Kyoto", vector} & _found(path, b"vase-17", b"Kyoto", vector)
     assert [item.id for item in Run(run_copy).gallery.items] == ["b"]
     with opened(run_copy) as gallery:
-        assert [item.id for item in gallery.store.page(after="", limit=10)] == ["b"]
+        assert [item.id for item in gallery.store.page(after="", limit=10).values()] == ["b"]
 
 
 def _found(path: Path, *traces: bytes) -> set[bytes]:
@@ -152,7 +152,7 @@ def test_a_new_list_replaces_the_items_of_the_old(run_copy: Path, digit_folder: 
         gallery.write([added("c"), added("mine")])
     index_list(run_copy, f"a,{second},new,", f"c,{third},new,", f"d,{first},new,")
     with opened(run_copy) as gallery:
-        labels = {item.id: item.label for item in gallery.store.page(after="", limit=10)}
+        labels = {item.id: item.label for item in gallery.store.page(after="", limit=10).values()}
     assert labels == {"a": "new", "c": "mine", "d": "new", "mine": "mine"}
 
 
@@ -173,7 +173,7 @@ def test_what_was_indexed_is_deleted_for_good(run_copy: Path, digit_folder: Path
     for _ in range(2):
         with opened(run_copy) as gallery:
             gallery.write(["a"])
-            assert [item.id for item in gallery.store.page(after="", limit=10)] == ["b"]
+            assert [item.id for item in gallery.store.page(after="", limit=10).values()] == ["b"]
 
 
 STEPS = {

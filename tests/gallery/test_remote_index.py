@@ -128,7 +128,7 @@ def test_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address
 def test_filtered_hits_are_those_of_the_own_index(run_copy: Path, tmp_path: Path, address: str) -> None:
     copy, queries = shutil.copytree(run_copy, tmp_path / "copy"), embeddings(8, seed=3)
     own, remote = Gallery(run_copy / "gallery", D), Gallery(copy / "gallery", D, index=address)
-    labels = sorted({info.label for info in own.store.page(after="", limit=1000)})
+    labels = sorted({info.label for info in own.store.page(after="", limit=1000).values()})
     for chosen in (labels[:1], labels[1:4], ["none"]):
         where = Filter.parse(json.dumps({"must": [{"has_label": chosen}]}))
         for k in (1, 7, 500):

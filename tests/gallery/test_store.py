@@ -69,7 +69,7 @@ def test_operations_are_done_in_their_order(tmp_path: Path) -> None:
     changes = store.write([item("a", 1), "a", item("a", 2), item("b"), "c"])
     assert [bool(change.removed) for change in changes] == [False, True, False, False, False]
     assert store.get("a") == item("a", 2)
-    assert [found.id for found in store.page(after="a", limit=5)] == ["b"]
+    assert [found.id for found in store.page(after="a", limit=5).values()] == ["b"]
     assert store.check() == []
     store.close()
 

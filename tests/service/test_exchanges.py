@@ -29,8 +29,7 @@ from lam.service.queries import Query, Search
 from lam.service.served_runs import ServedRuns
 from lam.service.settings import ServiceSettings
 from lam.utils.files import locked
-from tests.service.asking import JSON, embedding
-from tests.service.conftest import HOST
+from tests.service.asking import HOST, JSON, embedding
 from tests.service.serving import Served, Watch, large_run, served
 
 

@@ -24,6 +24,7 @@ from lam.service.errors import ServiceError
 from lam.service.watch import FILE, Feedback, Watch
 from lam.utils.files import CorruptFileError
 from tests.conftest import unrendered_pictures
+from tests.helpers import stored
 from tests.service import serving
 from tests.service.asking import JSON, PNG, client_of, embedding, refused
 from tests.service.conftest import SMALL
@@ -66,7 +67,7 @@ def test_an_answer_says_that_the_promise_holds(engine: Engine, png: bytes) -> No
 
 def test_only_new_queries_of_the_whole_gallery_count(engine: Engine) -> None:
     client = client_of(engine)
-    item = engine.gallery.store.page(after="", limit=1)[0].id
+    item = stored(engine.gallery, limit=1)[0].id
     where = json.dumps({"must": [{"has_id": [item]}]})
     query = embedding(engine.gallery.dimension)
     for answer in (
@@ -85,7 +86,7 @@ def test_strangers_among_the_queries_raise_doubt(engine: Engine) -> None:
 
 
 def test_feedback_is_counted_once(engine: Engine) -> None:
-    client, known = client_of(engine), engine.gallery.store.page(after="", limit=1)[0].label
+    client, known = client_of(engine), stored(engine.gallery, limit=1)[0].label
     answer = match(engine, known)
     given = feedback(client, answer, label="a label that no item has")
     assert given.status_code == 200
@@ -113,7 +114,7 @@ def test_answers_that_are_no_match_are_judged_by_a_label(engine: Engine) -> None
     assert answer["decision"] == "abstain"
     assert "judged by a label" in refused(feedback(client, answer, correct=True), 422)
     assert feedback(client, answer, label="").json()["counted"] == ["far"]
-    known = engine.gallery.store.page(after="", limit=1)[0].label
+    known = stored(engine.gallery, limit=1)[0].label
     assert feedback(client, search(client, query), label=known).json()["counted"] == []
     assert (readings(client)["far"]["n"], readings(client)["far"]["errors"]) == (1, 0)
 

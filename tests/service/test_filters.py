@@ -14,6 +14,7 @@ from lam.retrieval.decisions.gallery_part import false_accepts, of_part
 from lam.retrieval.index.hits import Hits, label_key
 from lam.service.engine import Engine
 from lam.vmf.embeddings import Embeddings
+from tests.helpers import stored
 from tests.milvus_servers import CONTRACTS
 from tests.service.asking import PNG, client_of, embedding, refused
 
@@ -75,9 +76,9 @@ def test_the_threshold_is_the_quantile_of_the_calibration_queries_in_the_part(
         (where(part=1), "{}", json.dumps({"must_not": [{"key": "part", "match": {"value": 0}}]}))
     ):
         found = client.post("/v1/search", params={"filter": filter}, content=png, headers=PNG).json()
-        items = [engine.gallery.store.get(info.id) for info in engine.gallery.store.page(after="", limit=1000)]
+        items = stored(engine.gallery, limit=1000)
         wanted = [{1}, {0, 1, None}, {1, None}][n]
-        kept = [item for item in items if item is not None and json.loads(item.metadata).get("part") in wanted]
+        kept = [item for item in items if json.loads(item.metadata).get("part") in wanted]
         mean = torch.tensor([item.embedding.tolist() for item in kept]).double()
         keys = torch.tensor([label_key(item.label) for item in kept])
         cosines = calibration.unmatched.mean.double() @ mean.T

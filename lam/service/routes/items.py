@@ -283,19 +283,16 @@ def _page(engine: Engine, after: str, limit: int, filter: str | None, with_vecto
     where, matching = (None, None) if filter is None else _matching(engine, filter)
     if with_vector:
         limit = min(limit, max(1, MAX_PAGE // (_CHARACTERS * engine.gallery.dimension)))
-    infos = engine.gallery.store.page(after=after, limit=limit, where=where)
-    is_more = bool(infos) and bool(engine.gallery.store.page(after=infos[-1].id, limit=1, where=where))
-    vectors = {info.id: _vector(engine, info.id) for info in infos} if with_vector else {}
-    items = [models.ItemResponse(**_fields_of(info, engine.responder), vector=vectors.get(info.id)) for info in infos]
-    after_last = infos[-1].id if is_more else None
+    store = engine.gallery.store
+    infos = store.page(after=after, limit=limit, where=where)
+    vectors = store.vectors_of(infos) if with_vector else {}  # without those that were deleted meanwhile
+    items = [
+        models.ItemResponse(**_fields_of(info, engine.responder), vector=answers.numbers_of(vectors.get(key)))
+        for key, info in infos.items()
+    ]
+    after_last = items[-1].id if items and store.page(after=items[-1].id, limit=1, where=where) else None
     total, unknown = (len(engine.gallery), ()) if matching is None else (len(matching), matching.unknown)
     return models.ListResponse(items=items, after=after_last, total=total, unknown_fields=list(unknown)).to_json()
-
-
-def _vector(engine: Engine, item_id: str) -> list[float] | None:
-    """The vector of an item; None if it was deleted meanwhile."""
-    item = engine.gallery.store.get(item_id)
-    return None if item is None else answers.numbers_of(item.vector)
 
 
 def _matching(engine: Engine, filter: str) -> tuple[Filter, Matching]:

@@ -252,7 +252,10 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
 
 @pytest.mark.slow
 def test_backups_and_exchanges_of_a_large_gallery_leave_health_alone(tmp_path: Path, record_property: Any) -> None:
-    """20,000 items of 256 dimensions: each exchange opens a run while the run before it is copied."""
+    """20,000 items of 256 dimensions: each exchange opens a run while the run before it is copied.
+
+    Others may use the processors: the health checks may take 50 ms more than those of a service at rest.
+    """
     runs = [large_run(tmp_path / "run", 20_000, 256)]
     runs.append(Path(shutil.copytree(runs[0], tmp_path / "other")))
     link, seconds = tmp_path / "current", {"backup": list[float](), "exchange": list[float]()}
@@ -264,16 +267,20 @@ def test_backups_and_exchanges_of_a_large_gallery_leave_health_alone(tmp_path: P
         assert status in (200, 201), answer
         seconds[what].append(time.monotonic() - begun)
 
-    with served(link, "lam", "serve") as found, Watch(found) as seen, ThreadPoolExecutor(2) as pool:
-        for number in range(10):
-            copied = pool.submit(take, "backup", found, "/v1/backup")
-            time.sleep(0.05)
-            point(link, runs[(number + 1) % 2])
-            pool.submit(take, "exchange", found, "/v1/reload").result()
-            copied.result()
-            for backup in tmp_path.glob("*-backup-*"):
-                shutil.rmtree(backup)
+    with served(link, "lam", "serve") as found:
+        with Watch(found) as alone:
+            time.sleep(10)
+        with Watch(found) as seen, ThreadPoolExecutor(2) as pool:
+            for number in range(10):
+                copied = pool.submit(take, "backup", found, "/v1/backup")
+                time.sleep(0.05)
+                point(link, runs[(number + 1) % 2])
+                pool.submit(take, "exchange", found, "/v1/reload").result()
+                copied.result()
+                for backup in tmp_path.glob("*-backup-*"):
+                    shutil.rmtree(backup)
     longest = {f"{what}_s": round(max(each), 1) for what, each in seconds.items()}
-    record_property("exchange beside backup", json.dumps({"exchanges": 10, **longest, **seen.told()}))
+    at_rest = {"alone_p99_ms": alone.told()["health_p99_ms"]}
+    record_property("exchange beside backup", json.dumps({"exchanges": 10, **longest, **seen.told(), **at_rest}))
     assert set(seen.answers) == {"200"}
-    assert seen.p99() < 0.05
+    assert seen.p99() < alone.p99() + 0.05

@@ -183,9 +183,8 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(kills: int, tmp_path: Path) -> None:
-    script = Path(__file__).with_name("kill_run.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(kills), "0"],
+        [sys.executable, "-m", "tests.runs.kill_run", str(tmp_path), str(kills), "0"],
         capture_output=True,
         text=True,
         check=False,

@@ -400,7 +400,6 @@ def test_progress_goes_to_stderr_or_nowhere(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int) -> None:
-    script = Path(__file__).with_name("kill_training.py")
-    command = [sys.executable, str(script), str(tmp_path), str(kills), "0"]
+    command = [sys.executable, "-m", "tests.training.kill_training", str(tmp_path), str(kills), "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert (ended.returncode, ended.stdout) == (0, f"{kills} kills, same end\n"), ended.stderr

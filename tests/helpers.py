@@ -1,6 +1,9 @@
 """Helpers of several test files."""
 
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from lam.gallery.gallery import Gallery
 from lam.gallery.item import Item
 from lam.hessians import ContrastiveCurvature, Curvature, Diagonal, diagonal_ggn, ggn_of_dataset
 from lam.utils.files import read_csv, read_json
+
+ROOT = Path(__file__).parents[1]
 
 
 def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,6 +26,16 @@ def stored(gallery: Gallery, *, limit: int = 100) -> list[Item]:
     """The first items of a gallery, by id."""
     items = [gallery.store.get(info.id) for info in gallery.store.page(after="", limit=limit).values()]
     return [item for item in items if item is not None]
+
+
+def run_python(*arguments: object, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    """A process of Python with one thread, in the repository's root, which must end well."""
+    command, environment = [sys.executable, *map(str, arguments)], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def written_hits(run: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, str]]]:

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from lam.encoders.ensemble import EnsembleEncoder
 from lam.inputs import Preprocessing
 from lam.models.kappa_head import KappaHead
 from lam.utils.files import MANIFEST, seal
+from tests.helpers import run_python
 
 
 def changed(folder: Path, change: Any) -> Path:
@@ -95,14 +93,7 @@ def test_foreign_recipes_are_refused_within_a_quarter_of_a_gibibyte(tmp_path: Pa
         "    except ValueError as error:\n"
         "        print(type(error.__cause__).__name__)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "own"), str(tmp_path / "foreign")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code, tmp_path / "own", tmp_path / "foreign")
     assert len(done.stdout.splitlines()) == len(RECIPES)
     assert "MemoryError" not in done.stdout
 

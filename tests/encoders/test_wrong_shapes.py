@@ -1,13 +1,11 @@
 """Wrong dimensions and types are refused by lam itself, before native code: without `assert`, and without pytest."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.encoders.wrong_shapes import TYPES, wrong
+from tests.helpers import run_python
 
 pytestmark = pytest.mark.long
 
@@ -17,15 +15,7 @@ SHAPED = [name for name in wrong(8) if name not in map(str, TYPES)]
 @pytest.fixture(scope="module", params=["", "-O"])
 def told(request: pytest.FixtureRequest) -> dict[str, str]:
     options = [option for option in ("-W", "error", request.param) if option]
-    done = subprocess.run(
-        [sys.executable, *options, "-m", "tests.encoders.wrong_shapes"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python(*options, "-m", "tests.encoders.wrong_shapes").stdout)
     assert found["optimised"] == (request.param == "-O")
     return found["told"]
 

@@ -1,10 +1,8 @@
 """Runs: what a folder holds, that the same settings give the same run, and that nothing damaged is believed."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from lam.runs.run import run
 from lam.runs.search import search
 from lam.utils.files import CorruptFileError, locked, verify
 from tests.conftest import TINY, FinishedRun, tiny
+from tests.helpers import run_python
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -183,14 +182,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, run_copy: Path
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(kills: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runs.kill_run", str(tmp_path), str(kills), "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", "tests.runs.kill_run", tmp_path, kills, 0)
     assert done.stdout.endswith(f"{kills} kills, same end\n")
 
 

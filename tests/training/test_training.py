@@ -1,7 +1,5 @@
 """The training loop: deterministic, resumable, and loud where it cannot go on."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from lam import losses, models
 from lam.models import EmbeddingNetwork
 from lam.pairs.relation import Relation
 from lam.training import DivergenceError, History, Minibatch, Step, Training, checkpoints, device_of, train
+from tests.helpers import run_python
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -400,6 +399,5 @@ def test_progress_goes_to_stderr_or_nowhere(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int) -> None:
-    command = [sys.executable, "-m", "tests.training.kill_training", str(tmp_path), str(kills), "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
-    assert (ended.returncode, ended.stdout) == (0, f"{kills} kills, same end\n"), ended.stderr
+    ended = run_python("-m", "tests.training.kill_training", tmp_path, kills, 0, timeout=250)
+    assert ended.stdout == f"{kills} kills, same end\n"

@@ -1,5 +1,8 @@
 """What a newcomer's first, small runs print: at most one warning beside notes of one line, in words for the reader."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +10,6 @@ import pytest
 from PIL import Image
 
 from lam.runs.finished import Run
-from tests.helpers import run_python
 
 TERMINAL = 120
 QUESTIONS = (
@@ -41,7 +43,11 @@ def table(path: Path) -> Path:
 
 def messages(root: Path, *words: str) -> list[str]:
     """What the command line says of a run, without what moves."""
-    done = run_python("-m", "lam", "run", *words, f"--output={root / 'run'}", "--quiet")
+    command = [sys.executable, "-m", "lam", "run", *words, f"--output={root / 'run'}", "--quiet"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("lam: ")]
 
 

@@ -93,7 +93,7 @@ def part(file: Path, data: str, seed: int) -> Cell:
     with safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118
     features, labels = tensors["features"].float(), tensors["labels"].long()
-    rows = _parted(tensors, labels, data, seed)
+    rows = parted(tensors, labels, data, seed)
     x, y = features[rows["gallery"]], labels[rows["gallery"]]
     if "head" in tensors:
         weight, bias = tensors["head"].float(), None
@@ -200,7 +200,7 @@ def trained_head(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return layer.weight.detach() * scale, layer.bias.detach()
 
 
-def _parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> dict[str, Tensor]:
+def parted(tensors: dict[str, Tensor], labels: Tensor, data: str, seed: int) -> dict[str, Tensor]:
     """Rows of each part: of 10 classes 6 are known and 2 set aside; of characters one alphabet is strange in turn."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{data} {seed}".encode()))
 

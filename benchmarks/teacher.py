@@ -89,7 +89,8 @@ def beside_classes(teacher: Float[Tensor, "N P"], labels: Int64[Tensor, " N"]) -
     means = torch.stack([centred[labels == one].mean(0) for one in labels.unique()])
     basis = torch.linalg.svd(means - means.mean(0), full_matrices=False).Vh[: len(means) - 1]
     rest = centred - centred @ basis.T @ basis
-    axes = torch.linalg.svd(rest - rest.mean(0), full_matrices=False).Vh[:COMPONENTS]
+    _, lengths, axes = torch.linalg.svd(rest - rest.mean(0), full_matrices=False)
+    axes = axes[lengths > 1e-3 * lengths[0]][:COMPONENTS]  # beyond these there is only rounding
     parts = (rest - rest.mean(0)) @ axes.T
     return parts / parts.std(0)
 
@@ -99,7 +100,8 @@ def trained(
 ) -> tuple[Tensor, nn.Linear]:
     """Features of all inputs, and the head, of a network that is trained on some rows."""
     torch.manual_seed(seed)
-    student, head, second = inputs.student, nn.Linear(WIDTH, DIMENSION), nn.Linear(WIDTH, COMPONENTS)
+    student, head = inputs.student, nn.Linear(WIDTH, DIMENSION)
+    second = nn.Linear(WIDTH, COMPONENTS if target is None else target.shape[1])
     loss = SupCon(temperature=0.1)
     parameters = [*student.parameters(), *head.parameters(), *second.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-2)

@@ -28,7 +28,7 @@ PUBLISHED = BENCHMARKS.parent / "build" / "real" / "vladmandic-face-api-1.7.15.t
 def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield import_module("real")
-    for name in ("real", "real_data", "real_networks"):
+    for name in ("real", "real_data", "real_networks", "teacher"):
         sys.modules.pop(name, None)
 
 
@@ -395,3 +395,13 @@ def test_features_are_computed_once_and_what_is_missing_is_passed_over(
     with safe_open(tmp_path / "cache" / "minilm__docstrings.safetensors", "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["short", "long"]
         assert file.get_tensor("labels").tolist() == [0, 0, 1, 1]
+
+
+def test_a_teacher_tells_nothing_of_the_classes(real: ModuleType) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    teacher = torch.randn(300, 40, generator=generator) + 5 * torch.randn(3, 40, generator=generator)[labels]
+    target = import_module("teacher").beside_classes(teacher, labels)
+    means = torch.stack([target[labels == one].mean(0) for one in range(3)])
+    assert_close(means, torch.zeros_like(means), atol=1e-4, rtol=0)
+    assert_close(target.std(0), torch.ones(38))

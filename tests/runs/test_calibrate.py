@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_a_search_says_which_score_flags_and_in_place_of_which(
     instead = "by mean_cosine instead of votes.*"
     assert main(["search", *asked]) == 0
     assert re.search(rf"^decision: \w+, .*\n  judged {instead}$", capsys.readouterr().out, re.MULTILINE)
-    monkeypatch.setattr(Calibration, "flag_above", -math.inf)
+    monkeypatch.setattr(Calibration, "_flags_above", defaultdict(lambda: -math.inf))
     assert main(["search", *asked]) == 0
     reason = rf"  flagged {instead}: a share [\d.]+ of known queries is as unusual"
     assert re.search(rf"^decision: abstain, .*\n{reason}$", capsys.readouterr().out, re.MULTILINE)

@@ -126,7 +126,7 @@ class ImageBatches:
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images with readable files, all of which are read; errors as `DamagedFiles.settle`."""
+    """The images whose files are readable. It reads every file; errors as `DamagedFiles.settle`."""
     files = [(path, images.preprocessing) for path in images.files]
     _, reasons = read_images(files, lambda path, image: None, progress=False)
     damaged.reasons |= reasons

@@ -22,7 +22,7 @@ class VectorMemory(Generic[Record]):
         self._changing = threading.Lock()
 
     def put(self, ids: Sequence[str], records: Sequence[Record], vectors: Float[Tensor, "N D"]) -> None:
-        """Add N records, or replace those of their ids; a `ValueError` for vectors without direction stores none."""
+        """Add N records; a record replaces an earlier one with its id. A vector without direction is a `ValueError`."""
         unit = unit_rows("embeddings", vectors).float()
         with self._changing:
             for _, row in self._rows.values():

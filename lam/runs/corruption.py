@@ -20,7 +20,6 @@ from lam.inputs.corruption import KINDS, corrupt, published_kinds, strength_of
 from lam.retrieval.metrics.registry import measure
 
 TextKind = Literal["words", "typing"]
-str = str
 TEXT_KINDS: tuple[TextKind, ...] = get_args(TextKind)
 TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),

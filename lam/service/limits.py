@@ -274,7 +274,7 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with common headers and those of this request, or an error if no answer has begun.
+    """Sends an answer with the common headers and its request's headers, or an error if no answer has begun.
 
     `hold` counts bytes in memory until the client has read them.
     """

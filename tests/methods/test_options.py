@@ -1,4 +1,4 @@
-"""Options of methods outside their range, of which the record itself tells."""
+"""A method's record refuses options outside their range."""
 
 from typing import Any
 

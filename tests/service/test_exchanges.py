@@ -254,7 +254,7 @@ def test_a_run_that_cannot_be_opened_leaves_the_old_one(served_run: Path, tmp_pa
 def test_backups_and_exchanges_of_a_large_gallery_leave_health_alone(tmp_path: Path, record_property: Any) -> None:
     """20,000 items of 256 dimensions: each exchange opens a run while the run before it is copied.
 
-    Others may use the processors: the health checks may take 50 ms more than those of a service at rest.
+    Others may use the processors: health checks may take 50 ms more than at a service at rest.
     """
     runs = [large_run(tmp_path / "run", 20_000, 256)]
     runs.append(Path(shutil.copytree(runs[0], tmp_path / "other")))

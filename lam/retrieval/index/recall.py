@@ -45,7 +45,7 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare the K ≥ 2 hits of two searches for Q items by their ids, of which at most K − 1 count.
+        """Compare two searches for Q items by the ids of their K ≥ 2 hits. At most the first K − 1 hits count.
 
         An item as near as an exact neighbour counts as that neighbour.
         """

@@ -15,7 +15,15 @@ from lam.service.errors import ServiceError
 from lam.service.images import CONTENT_TYPES
 from lam.service.metrics import Metrics
 from lam.service.models import JSON
-from lam.service.routes.parameters import Where, WithVector, json_limits_of, json_response, part_answer, part_of
+from lam.service.routes.parameters import (
+    Where,
+    WithVector,
+    json_limits_of,
+    json_response,
+    part_answer,
+    part_of,
+    read_json,
+)
 from lam.service.schema import responses_of
 
 _EMBEDDING = b'"embedding"'
@@ -76,9 +84,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     ) -> Response:
         """Answer several queries as `/v1/search` answers each; a refused query does not stop the others."""
         part = await part_searched(filter, min_probability)
-        content_type(request.headers, JSON)
-        engine.admit(engine.reader, engine.searcher)
-        contents = await engine.read(partial(queries_of, await request.body(), limits))
+        contents = await read_json(engine, request, queries_of, engine.searcher)
         if len(contents) * k > (most := engine.settings.batch * engine.settings.max_k):
             what = f"{len(contents)} queries of {k} hits are more than {most} hits"
             raise ServiceError(422, what, allowed={"k": most // len(contents)})
@@ -132,9 +138,7 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.post("/v1/verify", responses=responses_of(models.VerifyResponse), openapi_extra=schema.PAIR)
     async def verify(request: Request) -> Response:
         """Decide whether two images, texts or embeddings match."""
-        content_type(request.headers, JSON)
-        engine.admit(engine.reader, engine.decoder, engine.network)
-        pair = await engine.read(partial(pair_of, await request.body(), limits))
+        pair = await read_json(engine, request, pair_of, engine.decoder, engine.network)
         first, second = [await engine.embed(part) for part in pair]
         answer = await engine.read(partial(engine.responder.verify, first, second))
         metrics.count_pair(answer.decision)

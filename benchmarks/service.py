@@ -74,7 +74,7 @@ def make_run(folder: Path, network: str, items: int, factory: str, dimension: in
     names = ("config.yaml", "metrics.json", "report.html")
     for name in names:
         write_text(folder / name, "{}")
-    write_record(folder / DATA, {"gallery": "classes", "parts": {}}, format=FORMAT)
+    write_record(folder / DATA, {"gallery": "classes", "answers": False, "parts": {}}, format=FORMAT)
     seal(folder, (*names, DATA))
     (folder / GALLERY).mkdir()
     store = ItemStore(folder / GALLERY / FILE)

@@ -1,6 +1,8 @@
 """The routes of a run joined, with schema and page; `lam.service.limits` checks every request first."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,8 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
     def close() -> None:
         if vars(engine):
             engine.close()
-        vars(engine).clear()  # the application refers to it, and the garbage collector may never look at both again
+        vars(engine).clear()  # FastAPI caches the endpoints of the last hundred applications, which refer to it
+        with suppress(AttributeError):
+            CDLL(None).malloc_trim(0)  # glibc keeps the freed memory of threads that have ended
 
     return Site(name, app, json_limits_of(engine).max_json, metrics.count_request, close, app.openapi)

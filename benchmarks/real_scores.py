@@ -130,7 +130,7 @@ def measure_posteriors(cell: Cell) -> dict[str, Any]:
         batches, relevance = _searched(cell, "test")
         own = F.normalize(torch.cat([tuned.posterior.outputs(batch) for batch in batches]))
         hits, _ = rank(own[relevance.queries], own[relevance.gallery], k=10)
-        draw = tuned.posterior.joint_predictor(n_samples=32)
+        draw = tuned.posterior.joint_predictor(tuned.posterior.noise(32))
         answers = answers_of(torch.cat([draw(batch) for batch in batches], 1), relevance, hits)
         votes, correct = answers.votes(), relevance.of_hits(hits[:, :1])[:, 0]
         known, outside = tuned.posterior.predict(queries), tuned.posterior.predict(strange)

@@ -109,7 +109,7 @@ class BayesianEncoder(Encoder):
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches: κ from marginal samples, joint samples from sampled last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
-        sample = self.posterior.joint_predictor(n_samples=n_samples) if joint else None
+        sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, output = self._features_and_output(inputs, offset)

@@ -33,6 +33,9 @@ not kept, and their total variances (N,)."""
 Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""
 
+Noise = Iterable[Tensor]
+"""Standard normal numbers of S sampled networks, (S, ...) each; a list can be read again."""
+
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
@@ -48,7 +51,7 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
 
-    A subclass keeps a structure of `lam.hessians.structures` as `curvature`, and gives `sample`, `output_spread`,
+    A subclass keeps a structure of `lam.hessians.structures` as `curvature`, and gives `layers_from`, `output_spread`,
     `log_det_precision` and `clipped_variance_share`. Over several layers (`lam.posteriors.layers`) features are the
     inputs of a network.
 
@@ -109,17 +112,26 @@ class Posterior(ABC):
         mean_square = float(self.theta.double().square().mean())
         return 1 / mean_square if mean_square else 1.0
 
-    @abstractmethod
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        """Random whole last layers.
-
-        Args:
-            n_samples: S ≥ 1.
-            generator: by default one with the posterior's seed, the same on every device.
+    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
+        """Random whole last layers; arguments as `noise`.
 
         Returns:
             (S, D, P) weights and (S, D) biases, or None.
         """
+        return self.layers_from(self.noise(n_samples, generator=generator))
+
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        """Noise of random whole last layers, the same at every likelihood scale and prior precision.
+
+        Args:
+            n_samples: S ≥ 1.
+            generator: by default one with the posterior's seed, the same on every device.
+        """
+        return self._normal(n_samples, [self.theta.shape], generator, self.weight.dtype)
+
+    @abstractmethod
+    def layers_from(self, noise: Noise) -> Sampled:
+        """The whole last layers that `noise` gives, which keeps its values."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
@@ -222,11 +234,11 @@ class Posterior(ABC):
 
     def sampled_embeddings(self, features: Any, *, n_samples: int) -> Float[Tensor, "S N D"]:
         """Embeddings under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
-        return self.joint_predictor(n_samples=n_samples)(features)
+        return self.joint_predictor(self.noise(n_samples))(features)
 
-    def joint_predictor(self, *, n_samples: int) -> Callable[[Tensor], Tensor]:
-        """A function from features to `sampled_embeddings`, with its networks drawn once."""
-        draw = self._network_outputs(n_samples)
+    def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
+        """A function from features to `sampled_embeddings`, of the networks that `noise` gives."""
+        draw = self._network_outputs(noise)
 
         @without_autocast()
         def sampled(features: Tensor) -> Tensor:
@@ -338,7 +350,7 @@ class Posterior(ABC):
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
         spread, noise = self.output_spread(), self._output_noise(n_samples)
-        draw = None if marginal else self._network_outputs(n_samples)
+        draw = None if marginal else self._network_outputs(self.noise(n_samples))
 
         def sampled(features: Tensor) -> tuple[Tensor, Any, Tensor]:
             features = features.to(self.weight.dtype)
@@ -350,11 +362,11 @@ class Posterior(ABC):
 
     def _output_noise(self, n_samples: int) -> Float[Tensor, "S 1 D"]:
         """Standard normal numbers, the same for all items."""
-        return next(self._noise(n_samples, [(1, len(self.weight))], None, torch.float64))
+        return next(self._normal(n_samples, [(1, len(self.weight))], None, torch.float64))
 
-    def _network_outputs(self, n_samples: int) -> Callable[[Tensor], Tensor]:
-        """The function from features to their outputs (S, N, D) under S sampled layers."""
-        weights, biases = self.sample(n_samples)
+    def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
+        """The function from features to their outputs (S, N, D) under the layers that `noise` gives."""
+        weights, biases = self.layers_from(noise)
 
         def outputs(features: Tensor) -> Tensor:
             sampled = torch.einsum("np,sdp->snd", features.to(weights.dtype), weights)
@@ -371,7 +383,7 @@ class Posterior(ABC):
         sampled = self.theta + deviations.to(self.theta)
         return (sampled, None) if self.bias is None else (sampled[..., :-1], sampled[..., -1])
 
-    def _noise(
+    def _normal(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
     ) -> Iterator[Tensor]:
         """S times standard normal numbers of each shape, drawn in order; by default from the posterior's seed."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lam.hessians import Diagonal
-from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.base import Noise, Posterior, Sampled
 from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 
 
@@ -33,11 +33,14 @@ class DiagonalPosterior(Posterior):
         h, variance = self.curvature.weight, self.variance[0]
         return share_of(features.to(variance.dtype).square().mean(0) * variance, h < 0)
 
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        variances = [variance for variance in self.variance if variance is not None]
-        noise = self._noise(n_samples, [variance.shape for variance in variances], generator, self.weight.dtype)
-        deviations = [of.mul_(variance.sqrt()) for of, variance in zip(noise, variances, strict=True)]
-        return deviations[0].add_(self.weight), None if self.bias is None else deviations[1].add_(self.bias)
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        shapes = [part.shape for part in (self.weight, self.bias) if part is not None]
+        return self._normal(n_samples, shapes, generator, self.weight.dtype)
+
+    def layers_from(self, noise: Noise) -> Sampled:
+        (first, *rest), (weight, bias) = noise, self.variance
+        weights = torch.addcmul(self.weight, first, weight.sqrt())
+        return weights, None if self.bias is None else torch.addcmul(self.bias, *rest, bias.sqrt())  # pyright: ignore
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Variances Σ_j φ_j² σ²_ij + σ²_bi along the coordinates."""

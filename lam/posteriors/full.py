@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Full
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.base import Noise, Posterior, Sampled
 from lam.posteriors.spread import FullSpread, Spread, share_of
 
 
@@ -27,8 +27,11 @@ class FullPosterior(Posterior):
     def elements_per_item(self) -> int:
         return len(self.weight) * self.theta.numel()
 
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        (noise,) = self._noise(n_samples, [self.theta.shape], generator, torch.float64)
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        return self._normal(n_samples, [self.theta.shape], generator, torch.float64)
+
+    def layers_from(self, noise: Noise) -> Sampled:
+        (noise,) = noise
         return self._layers((noise.flatten(1) @ self._root.T).view_as(noise))
 
     def output_spread(self) -> Callable[[Tensor], Spread]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import Ekfac, Kron
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.base import Noise, Posterior, Sampled
 from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 from lam.utils.autocast import without_autocast
 
@@ -39,19 +39,35 @@ class KronPosterior(Posterior):
         return U_B.to(self.weight.dtype), U_A.to(self.weight.dtype)
 
     @without_autocast()
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        """Random whole last layers θ* + U_B (√variance ∘ U_Bᵀ ε U_A) U_Aᵀ; see `Posterior.sample`.
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        """U_Bᵀ ε U_A; see `Posterior.noise`.
 
-        With the symmetric root, samples do not depend on the signs of eigenvectors, which rounding may flip.
+        With this symmetric root, samples do not depend on the signs of eigenvectors, which rounding may flip.
         """
-        U_B, U_A = self.basis
-        (noise,) = self._noise(n_samples, [self.theta.shape], generator, self.weight.dtype)
-        return self._layers(U_B @ (U_B.T @ noise @ U_A).mul_(self.variance.sqrt()) @ U_A.T)
+        (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
+        return [U_B.T @ noise @ U_A]
+
+    @without_autocast()
+    def layers_from(self, noise: Noise) -> Sampled:
+        """θ* + U_B (√variance ∘ U_Bᵀ ε U_A) U_Aᵀ."""
+        (noise,), (U_B, U_A) = noise, self.basis
+        return self._layers(U_B @ (noise * self.variance.sqrt()) @ U_A.T)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Covariances U_B diag_i(Σ_j (U_Aᵀφ)_j² variance_ij) U_Bᵀ."""
         (U_B, U_A), variance = self.basis, self.variance
         return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
+
+    def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
+        """Wφ + b + U_B (√variance ∘ U_Bᵀ ε U_A) U_Aᵀφ: without the product of S layers with U_A, the costliest."""
+        (noise,), (U_B, U_A) = noise, self.basis
+        deviations = noise * self.variance.sqrt()
+
+        def outputs(features: Tensor) -> Tensor:
+            inputs = self._inputs(features.to(self.weight.dtype)) @ U_A
+            return self.outputs(features) + torch.einsum("nf,sdf->snd", inputs, deviations) @ U_B.T
+
+        return outputs
 
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
         U_B, U_A = self.basis

@@ -21,7 +21,7 @@ from lam.models.head import evaluating, items
 from lam.models.layers import head_output, linearised, own_weights, rows_at_once, weighted_layers
 from lam.models.weights import plain_path
 from lam.pairs.pairs import targets_of
-from lam.posteriors.base import Posterior, Sampler
+from lam.posteriors.base import Noise, Posterior, Sampler
 from lam.posteriors.spread import FullSpread, least_variance
 from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
@@ -106,11 +106,14 @@ class LayersPosterior(Posterior):
         """1/(s·relu(h) + α) of each layer, along its basis, in the type of the head's weight."""
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        return self._normal(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
+
     @without_autocast()
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random parameters of all layers by name, S of each; see `Posterior.sample`."""
+    def layers_from(self, noise: Noise) -> Any:
+        """Random parameters of all layers by name, S of each."""
         sampled = {}
-        deviations, bases = self._deviations(n_samples, generator), self.curvature.bases
+        deviations, bases = self._deviations(noise), self.curvature.bases
         for (path, layer), basis, deviation in zip(self._modules.items(), bases, deviations, strict=True):
             if basis is not None:
                 U_B, U_A = (axes.to(deviation) for axes in basis)
@@ -150,8 +153,9 @@ class LayersPosterior(Posterior):
     def outputs(self, features: Any) -> Float[Tensor, "N D"]:
         return head_output(self.network, self.head, features).to(self.weight.dtype)
 
-    def joint_predictor(self, *, n_samples: int) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        draw = self._sampler(n_samples, marginal=False, keep=True)
+    def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
+        noise = list(noise)
+        draw = self._draw(noise, self._output_noise(len(noise[0])))
 
         @without_autocast()
         def sampled(inputs: Any) -> Tensor:
@@ -193,34 +197,35 @@ class LayersPosterior(Posterior):
     def _precisions(self, prior_precision: float) -> list[Tensor]:
         return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]
 
-    def _deviations(self, n_samples: int, generator: torch.Generator | None = None) -> Iterator[Float[Tensor, "S n"]]:
-        """Random deviations of each layer's weights, along its basis, drawn layer by layer."""
-        noise = self._noise(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
-        return (of.mul_(v.sqrt()) for of, v in zip(noise, self.variances, strict=True))
+    def _deviations(self, noise: Noise) -> Iterator[Float[Tensor, "S n"]]:
+        """Deviations of each layer's weights, along its basis, layer by layer."""
+        return (of * v.sqrt() for of, v in zip(noise, self.variances, strict=True))
 
     def _sampler(self, n_samples: int, *, marginal: bool, keep: bool) -> Sampler:
-        noise = self._output_noise(n_samples)
-        if self.predictive == "sampled":
-            return self._of_networks(n_samples, noise)
-        deviations = None if marginal else list(self._deviations(n_samples))
+        noise = None if marginal and self.predictive == "linearised" else self.noise(n_samples)
+        return self._draw(noise, self._output_noise(n_samples), keep=keep)
+
+    def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"], *, keep: bool = True) -> Sampler:
+        """Samples of the networks that `noise` gives; without it, marginal ones from the output's noise."""
+        if noise is not None and self.predictive == "sampled":
+            return self._of_networks(self.layers_from(noise), output_noise)
+        deviations = None if noise is None else list(self._deviations(noise))
 
         def draw(inputs: Any) -> tuple[Tensor, Any, Tensor]:
             f, covariance, along = self._linearised(inputs, self.variances, deviations)
             spread = FullSpread(covariance)
             samples: Any = f.double() + along
             if deviations is None:
-                samples = spread.samples(f, noise, least_variance(f), keep=keep)
+                samples = spread.samples(f, output_noise, least_variance(f), keep=keep)
             return f.to(self.weight.dtype), samples, spread.total
 
         return draw
 
-    def _of_networks(self, n_samples: int, noise: Float[Tensor, "S 1 D"]) -> Sampler:
-        sampled = self.sample(n_samples)
-
+    def _of_networks(self, sampled: Mapping[str, Tensor], noise: Float[Tensor, "S 1 D"]) -> Sampler:
         def draw(inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
             each = [
                 head_output(self.network, self.head, inputs, {name: weights[s] for name, weights in sampled.items()})
-                for s in range(n_samples)
+                for s in range(len(noise))
             ]
             f, samples = self.outputs(inputs), torch.stack(each).double()
             return f, samples + least_variance(f).sqrt() * noise, samples.var(0).sum(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.hessians import LowRank
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Posterior, Sampled
+from lam.posteriors.base import Noise, Posterior, Sampled
 from lam.posteriors.spread import AxisSpread, Spread, share_of
 
 
@@ -30,16 +30,19 @@ class LowRankPosterior(Posterior):
     def elements_per_item(self) -> int:
         return 2 * self.theta.shape[1]
 
-    def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Sampled:
-        (noise,), factor = self._noise(n_samples, [self.theta.shape], generator, torch.float64), self.curvature.factor
-        axes = self.curvature.output_eigen[1]
-        noise = axes.T @ noise  # a symmetric root, as in `KronPosterior.sample`
-        diagonal, (rotated, sigma) = self._diagonal, self._inner
-        for i, z in enumerate(noise.unbind(1)):
+    def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
+        """Along the eigenvectors of h: a symmetric root, as in `KronPosterior.noise`."""
+        (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
+        return [self.curvature.output_eigen[1].T @ noise]
+
+    def layers_from(self, noise: Noise) -> Sampled:
+        factor, diagonal, (rotated, sigma) = self.curvature.factor, self._diagonal, self._inner
+        deviations = next(iter(noise)).clone()
+        for i, z in enumerate(deviations.unbind(1)):
             root = (1 + sigma[i]).sqrt()
             y = (z / diagonal[i].sqrt()) @ factor @ rotated[i] / (root * (root + 1))
             z.sub_(y @ rotated[i].T @ factor.T / diagonal[i].sqrt()).div_(diagonal[i].sqrt())
-        return self._layers(axes @ noise)
+        return self._layers(self.curvature.output_eigen[1] @ deviations)
 
     def output_spread(self) -> Callable[[Tensor], Spread]:
         """Variances along the eigenvectors of h."""

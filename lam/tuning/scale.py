@@ -247,6 +247,7 @@ class _Tuner:
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
+        self.noise = list(posterior.noise(n_samples))
         own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
         self.hits, _ = rank(own[queries], None if gallery is None else own[gallery.to(own.device)], k=_DEPTH)
@@ -280,7 +281,7 @@ class _Tuner:
     def score(self, exponent: float) -> float:
         """The mean log score."""
         if exponent not in self.evaluated:
-            draw = self._posterior(exponent).joint_predictor(n_samples=self.n_samples)
+            draw = self._posterior(exponent).joint_predictor(self.noise)
             samples = torch.cat([draw(batch) for batch in self.batches], 1)
             answers = answers_of(samples, self.relevance, self.hits)
             self.evaluated[exponent] = answers.votes_for_first_hit().log_score, answers.votes().binned().expected_error

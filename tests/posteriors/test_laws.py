@@ -100,6 +100,30 @@ def test_the_variance_of_outputs_is_that_of_sampled_layers(name: str, bias: bool
     )
 
 
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_joint_samples_are_the_outputs_of_sampled_layers(name: str, bias: bool):
+    posterior, features = make(name, bias=bias, dtype=torch.float64)
+    weights, biases = posterior.sample(5)
+    outputs = torch.stack(
+        [F.linear(features, *layer) for layer in zip(weights, [None] * 5 if biases is None else biases, strict=True)]
+    )
+    ours = posterior.sampled_embeddings(features, n_samples=5)
+    torch.testing.assert_close(ours, F.normalize(outputs, dim=2), rtol=0, atol=1e-12)
+
+
+def test_every_likelihood_scale_and_prior_takes_the_same_noise_and_keeps_it(name: str):
+    posterior, inputs = make(name, dtype=torch.float64)
+    noise = list(posterior.noise(4))
+    kept = [values.clone() for values in noise]
+    for other in (replace(posterior, likelihood_scale=1e6), replace(posterior, prior_precision=0.3)):
+        for one, another in zip(noise, other.noise(4), strict=True):
+            assert torch.equal(one, another)
+        expected = other.sampled_embeddings(inputs, n_samples=4)
+        assert torch.equal(other.joint_predictor(noise)(inputs), expected)
+    assert all(map(torch.equal, noise, kept))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_predict_is_its_predictor_and_does_not_depend_on_the_batch(name: str, dtype: torch.dtype):

@@ -25,6 +25,11 @@ from lam.utils.tasks import are_tasks, rows_of_tasks
 
 _LONGEST_FIELD = 2**31 - 1  # a text may have any length; this is the greatest C long of Windows
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_HEAD = 20  # lines that show the separator
+_FIXES = {
+    "line": "give each column a value, and put values that hold the separator into quotes",
+    "row": "name each column in the first row",
+}
 
 
 def is_no_label(label: str) -> bool:
@@ -52,11 +57,11 @@ class Table:
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
-        The first line of a CSV file names its columns and shows their separator: a comma, semicolon, tab or bar. A
-        `Note` names a separator that is no comma. A line such as `sep=;` may come before. Empty lines, and rows of
-        separators only at the end, are skipped. A JSON file holds a list of objects, or tasks of Label Studio
-        (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first sheet of an .xlsx workbook, and
-        Parquet, need the extra `tables`.
+        The first line of a CSV file names its columns. The first lines show their separator: a comma, semicolon, tab
+        or bar. A `Note` names a separator that is no comma. A line such as `sep=;` may come before. Blanks after a
+        separator, empty lines, and rows of separators only at the end, are skipped. A JSON file holds a list of
+        objects, or tasks of Label Studio (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first
+        sheet of an .xlsx workbook, and Parquet, need the extra `tables`.
 
         Args:
             path: the file.
@@ -87,7 +92,8 @@ class Table:
             raise ValueError(f"{path}: columns must have different names, got {', '.join(names)}")
         for line, row in rows:
             if len(row) != len(names):
-                raise ValueError(f"{path} has {len(names)} columns, but {len(row)} values in {unit} {line}")
+                counts = f"{len(names)} columns, but {len(row)} values in {unit} {line}"
+                raise ValueError(f"{path} has {counts}: {_FIXES[unit]}")
         columns = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
         if rows and not any(row[i] for _, row in rows for i, name in enumerate(names) if not name):
             columns.pop("", None)
@@ -175,16 +181,16 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
     """The non-empty rows of a CSV file, with the line at which each ends; surrounding blanks are cut from values."""
     with _open_text(path) as stream:
-        before, header = 0, ""
+        before, header, head = 0, "", list[str]()
         while not header.strip() and (header := stream.readline()):
             before += 1
         if stated := re.fullmatch(r"sep=([,;\t|])\s*", header, re.IGNORECASE):
             found = stated[1]
         else:
             before -= 1
-            found = separator or _sniff_separator(header, path)
-        lines = stream if stated else itertools.chain([header], stream)
-        reader = csv.reader(lines, strict=True, delimiter=found)
+            head = [header, *itertools.islice(stream, _HEAD)]
+            found = separator or _sniff_separator(head, path)
+        reader = csv.reader(itertools.chain(head, stream), strict=True, delimiter=found, skipinitialspace=True)
         limit = csv.field_size_limit(_LONGEST_FIELD)
         try:
             return [(before + reader.line_num, [value.strip() for value in row]) for row in reader if row]
@@ -196,14 +202,33 @@ def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
             csv.field_size_limit(limit)
 
 
-def _sniff_separator(header: str, path: Path) -> str:
+def _sniff_separator(head: Sequence[str], path: Path) -> str:
+    """The separator that cuts most of a file's first lines into as many values as the line of names, at least two.
+
+    The line of names alone would mislead: `question (long, in English);answer` holds both.
+    """
+    found, best = ",", (0, 1)
+    for separator in _SEPARATORS:
+        names, *rows = _values(head, separator)
+        n_columns = len(names)
+        if n_columns > 1 and (fit := (sum(len(row) == n_columns for row in rows), n_columns)) > best:
+            found, best = separator, fit
+    if found != ",":
+        warnings.warn(f"{path} is read as values separated by {_SEPARATORS[found]}", Note, stacklevel=2)
+    return found
+
+
+def _values(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """The values of some lines, of which the last may end within quotes; as far as they are CSV."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    rows: list[list[str]] = [[]]
     try:
-        separator = csv.Sniffer().sniff(header, delimiters="".join(_SEPARATORS)).delimiter
-    except csv.Error:  # a single column
-        return ","
-    if separator != ",":
-        warnings.warn(f"{path} is read as values separated by {_SEPARATORS[separator]}", Note, stacklevel=2)
-    return separator
+        rows = [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row] or rows
+    except csv.Error:
+        pass
+    finally:
+        csv.field_size_limit(limit)
+    return rows
 
 
 def read_json(path: Path) -> object:
@@ -213,7 +238,9 @@ def read_json(path: Path) -> object:
         ValueError: If it is not valid JSON.
     """
     with _open_text(path) as stream:
-        return _parse_json(stream.read(), f"{path} is no valid JSON file")
+        return _parse_json(
+            stream.read(), f"{path} is no valid JSON file (an object in each line needs a name in .jsonl)"
+        )
 
 
 def _json_rows(path: Path) -> tuple[str, object]:

@@ -55,6 +55,27 @@ def test_a_single_column_may_hold_separators(tmp_path: Path) -> None:
     assert Table.read(tmp_path / "a.csv").columns == {"text": ["a;b", "c|d"]}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text;label (a, b, c, d)\none, two;a\nthree;b\n",  # more commas than semicolons in the line of names
+        "text, long;label (a, b)\none, two;a\nthree;b\n",
+        'text;label, too\n"one\n; two";a\n"three\nfour, five";b\n',
+        "text\tlabel, or class\none\ta\ntwo\tb\n",
+        "text|label;class\none|a\ntwo|b\n",
+        "text,label;class\none,a\ntwo,b\n",
+    ],
+)
+def test_the_rows_show_the_separator_where_names_hold_others(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    assert list(Table.read(tmp_path / "a.csv").columns.values())[1] == ["a", "b"]
+
+
+def test_quotes_after_a_blank_hold_separators(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"text", "label"\n1,  "one, two"\n')
+    assert Table.read(tmp_path / "a.csv").columns == {"text": ["1"], "label": ["one, two"]}
+
+
 @pytest.mark.filterwarnings("default:.* is read as values")
 def test_the_separator_found_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(_csv(";"))
@@ -75,6 +96,7 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
     [
         ("a.csv", b"sep=;\n\ntext;label\none;a\ntwo\n", "2 columns, but 1 values in line 5"),
         ("a.csv", b"text;label\n;\none;a\ntwo\n", "2 columns, but 1 values in line 4"),
+        ("a.csv", b"text,label\nhello, you,a\n", "3 values in line 2: .* values that hold the separator into quotes"),
         ("a.csv", b'sep=;\ntext;label\n"one"x;a\n', "no CSV file, line 3: .*; values were separated by semicolons"),
         ("a.csv", b"\xff\xfet", "is not in UTF-16"),
         ("a.csv", b"text\n\xe9\n", "is not in UTF-8: .*; save it in UTF-8"),
@@ -82,6 +104,7 @@ def test_a_long_text_is_read_where_a_c_long_has_32_bits(tmp_path: Path, monkeypa
         ("a.jsonl", b'{"text": "one"}\n\n{"text": \n', "no valid JSON Lines file, line 3: "),
         ("a.jsonl", b'{"text": "one"}\n3\n', "must hold an object in each line"),
         ("a.jsonl", b"[" * 200_000, "no valid JSON Lines file, line 1: "),
+        ("a.json", b'{"text": "one"}\n{"text": "two"}\n', r"no valid JSON file \(.*\.jsonl\)"),
         ("a.json", b'{"1": {"text": "one"}}', "must hold a list of objects"),
     ],
     ids=_shown,

@@ -94,7 +94,8 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
 
 def statistic_name(accept: str) -> str:
     """Name of the accepting statistic; higher means a better first hit."""
-    return {PROBABILITY: "the probability", "cosine": "the cosine"}.get(accept, f"−{accept}")
+    names = {PROBABILITY: "the probability", "cosine": "the cosine", "mean_cosine": "the mean cosine"}
+    return names.get(accept, f"−{accept}")
 
 
 def without_match(share: float) -> str:

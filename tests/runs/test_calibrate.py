@@ -19,8 +19,10 @@ from lam.gallery.embed import embed_items
 from lam.retrieval import N_HITS, SCORES, Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
 from lam.retrieval.decisions.flags import COMBINED, FLAGS
+from lam.retrieval.metrics.scores import scores_of
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.runs.calibrate import CalibrationOptions, calibrate_run
+from lam.runs.calibration_report import statistic_name
 from lam.runs.config_files import load_config
 from lam.runs.data import load_data, loader_of
 from lam.runs.finished import Run
@@ -457,3 +459,12 @@ def test_another_encoder_makes_a_calibration_invalid(run_copy: Path) -> None:
     encoder.save(run_copy / "encoder")
     with pytest.raises(ValueError, match="another network, posterior or preprocessing"):
         _ = Run(run_copy).calibration
+
+
+@pytest.mark.parametrize("score", ["cosine", "mean_cosine"])
+def test_a_cosine_that_accepts_is_named_without_a_minus(score: str) -> None:
+    """Scores rise with doubt, so the statistic is minus a score; of these two it is the cosine itself."""
+    statistic = -scores_of({"cosines": torch.tensor([[0.9, 0.8]]), "labels": torch.tensor([[0, 1]])})[score]
+    assert statistic > 0
+    assert statistic_name(score) == f"the {score.replace('_', ' ')}"
+    assert statistic_name("margin") == "−margin"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lam.datasets.base import Dataset, ImageOptions, MissingDataError, Preview, labels_of
 from lam.datasets.coco import coco_classes, coco_file
-from lam.datasets.splits import PARTS, Splits, carve_missing
+from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
 from lam.inputs.preprocessing import Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 from lam.utils.checks import first_of
@@ -36,6 +36,7 @@ _SYSTEM = frozenset(
 )
 """Lower-case names of files that file managers, network drives and archives create."""
 _OF_SYSTEM = "are of the system"  # a reason for leaving files out
+_NO_IMAGE = "are no images by name"
 
 
 class FolderImages(Dataset):
@@ -91,9 +92,9 @@ def splits(
 ) -> Splits:
     """Read a folder of images in three disjoint parts.
 
-    The folders `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) are the parts, if root has a
-    folder `train`. Missing parts are drawn from the training images, see `lam.datasets.base.carve_missing`. Without
-    classes, or with a single class, each image has its own label: its path.
+    The folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) are
+    the parts, if root has a folder for training. Missing parts are drawn from the training images, see
+    `lam.datasets.base.carve_missing`. Without classes, or with a single class, each image has its own label: its path.
 
     Args:
         root, seed, preprocessing: as for `lam.datasets.load`.
@@ -110,6 +111,7 @@ def splits(
         flat = ", ".join(part for part, of_part in classes.items() if "" in of_part)
         raise MissingDataError(f"{root}: {flat} has no class folders, but other parts have: put each class into one")
     is_labelled = len(names) > 1
+    note_like_names(names, root)
     if not is_labelled:  # each image is a class, by its path
         for part, of_part in classes.items():
             paths = [path for files in of_part.values() for path in files]
@@ -213,7 +215,11 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
             files = path.rglob("*") if path.is_dir() else [path]
             left_out[_OF_SYSTEM] += [file for file in files if file.is_file()]
     strays = [path for path in beside if _is_image(path) or not path.exists()]
+    for path in beside:
+        if path.is_file() and not (_is_image(path) or _is_of_system(path, folder) or path.name.startswith(".")):
+            left_out[_NO_IMAGE].append(path)
     _warn_left_out(folder, {"belong to no class": strays} | left_out)
+    _warn_merged(folder, classes)
     if empty := [name for name, files in classes.items() if not files]:
         raise ValueError(f"{folder}: no images in {', '.join(empty)}; allowed: {', '.join(sorted(_SUFFIXES))}")
     return classes
@@ -237,7 +243,7 @@ def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
         elif _is_image(path):
             images.append(path)
         elif path.is_file():
-            left_out["are no images by name"].append(path)
+            left_out[_NO_IMAGE].append(path)
     return images
 
 
@@ -260,6 +266,22 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
             reasons.append(f"{len(names)} file(s) {reason} and are left out: {first_of(names)}")
     if reasons:
         warnings.warn(f"{folder}: {'; '.join(reasons)}", Note, stacklevel=3)
+
+
+def _warn_merged(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
+    """Name classes that hold images in several sub-folders: these may be the classes, or train and test."""
+    merged: list[str] = []
+    for name, files in classes.items():
+        inner = {parts[1] for path in files if len(parts := path.relative_to(folder).parts) > 2}
+        if len(inner) > 1:
+            merged.append(f"{name} ({first_of(sorted(inner))})")
+    if merged:
+        told = first_of(merged, 3)
+        note = f"{folder}: {len(merged)} of {len(classes)} classes hold several sub-folders with images: "
+        note += told if told.isprintable() else repr(told)
+        warnings.warn(
+            f"{note}; each is read as one class, so move sub-folders up if they are classes", Note, stacklevel=3
+        )
 
 
 def _images(classes: Mapping[str, Sequence[Path]], names: list[str], preprocessing: Preprocessing) -> FolderImages:

@@ -1,5 +1,6 @@
 """`Splits`, a data set in three disjoint parts, and random parts with each class in proportion."""
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,11 @@ from lam.utils.notes import Note
 GalleryKind = Literal["classes", "identities"]
 """Kind of a gallery: examples of classes ("which is it?"), or individuals ("is it here?")."""
 
-PARTS = {"train": ("train",), "validation": ("validation", "val", "valid", "dev"), "test": ("test", "eval")}
+PARTS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing", "eval"),
+}
 """Allowed names of the folder or file of each part."""
 
 _LEAST_TRAINED_ON = 5  # least items for training after pairs are held out, as a run requires
@@ -55,6 +60,18 @@ class Splits:
     def parts(self) -> dict[str, Dataset]:
         """The parts by name, including strangers if there are any."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
+
+
+def note_like_names(classes: Iterable[str], source: object) -> None:
+    """A `Note` names classes that differ only in case, in blanks, or as 1 and 1.0; each remains a class of its own."""
+    groups: dict[str, list[str]] = {}
+    for name in classes:
+        plain = " ".join(name.casefold().split())
+        groups.setdefault(plain[:-2] if re.fullmatch(r"-?\d+\.0", plain) else plain, []).append(name)
+    if like := [names for names in groups.values() if len(names) > 1]:
+        first = " and ".join(repr(name[:60]) for name in like[0])
+        note = f"{source}: the classes {first} differ only in case, blanks or as numbers ({len(like)} such groups)"
+        warnings.warn(f"{note}: rename them if they are one class", Note, stacklevel=3)
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:

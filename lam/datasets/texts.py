@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
 
 from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top_up
-from lam.datasets.splits import PARTS, Splits, carve_missing
+from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
 from lam.utils.tables import Table, is_no_label
@@ -174,7 +174,8 @@ class Texts(Dataset):
 def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS) -> Splits:
     """Read texts in three parts.
 
-    The files `train`, `validation` (or `val`, `valid`, `dev`) and `test` (or `eval`) of a folder are the parts.
+    The files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) of a
+    folder are the parts.
     Missing parts are drawn from the training texts, see `lam.datasets.base.carve_missing`. Only questions are divided;
     all answers are the gallery of every part. Their label is the column `label`, else the answer itself: then a query
     asks whether its one answer is in the gallery.
@@ -183,6 +184,7 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     rows = {part: queries for part, (queries, _, _) in files.items()}
     answers = _distinct(row for _, gallery, _ in files.values() for row in gallery)
     classes = _classes(row for queries in rows.values() for row in queries)
+    note_like_names(classes, root)
     style: dict[str, Any] = {"classes": classes, "preprocessing": TextPreprocessing(options.max_bytes)}
     parts = {part: _texts(queries, **style) for part, queries in rows.items()}
     parts = carve_missing(

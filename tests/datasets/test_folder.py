@@ -1,6 +1,7 @@
 """Folders of images in both layouts; whatever is missing, empty, strange or no image is named."""
 
 import os
+import re
 from pathlib import Path
 from unicodedata import normalize
 
@@ -86,6 +87,38 @@ def test_parts_may_be_in_upper_case(tmp_path):
     assert load_ood("folder", root=tmp_path, like=parts.train).files == parts.test.files
 
 
+def test_parts_may_be_named_training_and_testing(tmp_path: Path) -> None:
+    for offset, part in enumerate(("training", "validation", "testing")):
+        make(tmp_path / part, {"cat": 3, "dog": 3}, offset=10 * offset)
+    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("cat", "dog")
+    assert [path.parts[-3] for path in parts.test.files] == 6 * ["testing"]
+    assert [path.parts[-3] for path in parts.train.files] == 6 * ["training"]
+
+
+def test_sub_folders_that_become_one_class_are_named(tmp_path: Path) -> None:
+    for inner in ("cat", "dog"):
+        make(tmp_path / "animals" / inner / "deeper", {"a": 5, "b": 5})
+    make(tmp_path / "plants", {"oak": 10})
+    make(tmp_path / "things", {"photos": 10})
+    (tmp_path / "labels.csv").write_text("path,label\n")
+    said = r"1 of 3 classes hold several sub-folders with images: animals \(cat, dog\); each is read as one class"
+    with pytest.warns(Note) as told:
+        parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    assert parts.train.classes == ("animals", "plants", "things")
+    assert [bool(re.search(said, str(each.message))) for each in told] == [False, True]
+    assert "1 file(s) are no images by name and are left out: labels.csv" in str(told[0].message)
+
+
+@pytest.mark.filterwarnings("default:.*differ only in case")
+@pytest.mark.parametrize("other", ["Cat", "CAT ", "  cat"])
+def test_classes_whose_names_are_nearly_one_are_named(tmp_path: Path, other: str) -> None:
+    make(tmp_path, {"cat": 10, other: 10, "dog": 10, "dog 2": 10})
+    with pytest.warns(Note, match=r"'cat'.*differ only in case, blanks or as numbers \(1 such groups\)") as told:
+        load("folder", root=tmp_path, preprocessing=SMALL)
+    assert repr(other) in str(told[0].message)
+
+
 def test_parts_without_a_folder_are_carved_out_of_training(tmp_path):
     make(tmp_path / "train", {"cat": 10, "dog": 10})
     make(tmp_path / "test", {"cat": 3, "dog": 3})
@@ -123,7 +156,8 @@ def test_images_may_lie_deeper_and_hidden_files_do_not_count(tmp_path):
     make(tmp_path, {"dog": 4, ".cache": 1})
     (tmp_path / "dog" / ".DS_Store").write_bytes(b"x")
     make(tmp_path / "dog", {".thumbnails": 4, "a/.thumbnails/small": 4})
-    parts = load("folder", root=tmp_path, preprocessing=SMALL)
+    with pytest.warns(Note, match=r"1 of 2 classes hold several sub-folders with images: cat \(a, b\)"):
+        parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert parts.train.classes == ("cat", "dog")
     assert len(parts.train) + len(parts.validation) + len(parts.test) == 10
 
@@ -224,7 +258,7 @@ class TestRefusals:
     def test_strange_folders_beside_the_parts(self, tmp_path):
         make(tmp_path / "train", {"cat": 3})
         make(tmp_path, {"extra": 3})
-        with pytest.raises(ValueError, match="must be train, validation, val, valid, dev, test, eval, got"):
+        with pytest.raises(ValueError, match="must be train, .*validation, val, valid, dev, test, .*eval, got extra"):
             load("folder", root=tmp_path)
 
     def test_two_validation_folders(self, tmp_path):

@@ -176,7 +176,7 @@ class TestWrong:
         [
             (
                 {"split": "holdout"},
-                "split must be one of train, validation, val, .* eval, got 'holdout' in line 2",
+                "split must be one of train, .*validation, val, .* eval, got 'holdout' in line 2",
             ),
             ({"split": "train"}, "leaves no image for validation: name more images, or parts in a column split"),
             ({"role": "gallery"}, "role must be one of query, database, got 'gallery' in line 2"),

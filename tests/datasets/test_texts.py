@@ -14,6 +14,7 @@ from lam import datasets
 from lam.datasets import MissingDataError, Texts
 from lam.inputs import TextPreprocessing
 from lam.inputs.texts import texts_of
+from lam.utils.notes import Note
 
 ROWS = [(f"text {number} of {label}", label) for label in ("cats", "dogs", "birds") for number in range(10)]
 
@@ -259,3 +260,11 @@ def test_labels_are_the_same_however_their_accents_are_written(tmp_path: Path) -
     rows = [(text, normalize(form, "Café")) for (text, _), form in zip(ROWS, 15 * ["NFC", "NFD"], strict=True)]
     parts = datasets.load("texts", root=csv_of(tmp_path / "mine.csv", "text,label", [*rows, *ROWS[:10]]))
     assert parts.train.classes == ("Café", "cats")
+
+
+def test_labels_that_differ_only_as_numbers_are_named(tmp_path: Path) -> None:
+    rows = [{"text": f"text {row}", "label": 1 if row < 15 else 1.0} for row in range(30)]
+    (tmp_path / "mine.json").write_text(json.dumps([*rows, *({"text": f"b {row}", "label": 2} for row in range(9))]))
+    with pytest.warns(Note, match=r"'1' and '1.0' differ only in case, blanks or as numbers"):
+        parts = datasets.load("texts", root=tmp_path / "mine.json")
+    assert parts.train.classes == ("1", "1.0", "2")

@@ -6,6 +6,7 @@ posterior holds its weights.
 """
 
 import inspect
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.utils.autocast import without_autocast
+from lam.utils.checks import check_finite
 
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -26,6 +28,11 @@ ADDED = "(added)"
 
 network_lock = threading.RLock()
 """Guards passes that change hooks, modes or weights of a network: networks may share modules."""
+
+# A fork waits for the pass in another thread. The child has only the forking thread: it could never get the lock.
+os.register_at_fork(
+    before=network_lock.acquire, after_in_parent=network_lock.release, after_in_child=network_lock.release
+)
 
 _ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
@@ -193,7 +200,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
         raise ValueError("the inputs are on the meta device and have no values: give tensors on another device")
     try:
         return network(*[_on(device, each) for each in args], **{name: _on(device, kwargs[name]) for name in kwargs})
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # a batch norm raises ValueError
         if len(args) == 1 and isinstance(args[0], Tensor) and (reason := _refusal(args[0], parameter, str(error))):
             raise ValueError(reason) from error
         raise
@@ -208,7 +215,8 @@ def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any]
             return list(inputs.values()), {}
         raise ValueError(
             f"the network must take a batch of {', '.join(inputs)} by name, got an error ({error}): wrap it in a "
-            "module with a forward(self, **inputs) that returns embeddings (N, D), such as self.network(inputs)"
+            "module with a forward(self, **inputs) that returns embeddings (N, D), such as self.network(inputs); "
+            'labels go under the key "labels" or "label"'
         ) from None
     return [], dict(inputs)
 
@@ -226,7 +234,7 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
             f"the network does not take inputs of {inputs.dtype} ({reason}): its weights are {parameter.dtype}, so "
             f"convert them, inputs.to({parameter.dtype}){scaled}"
         )
-    if not any(words in error for words in ("channels", "mat1 and mat2", "shape")):
+    if not any(words in error for words in ("channels", "mat1 and mat2", "shape", "D input")):
         return None
     refused = f"the network does not take inputs of shape {tuple(inputs.shape)} ({reason}): "
     if inputs.ndim in (3, 4):
@@ -281,8 +289,7 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
         )
     if len(output) == 0:
         raise ValueError("the first batch is empty: finding the head needs at least one item")
-    if not output.isfinite().all():
-        raise ValueError("the network's output on the first batch is not finite")
+    check_finite("the network's output on the first batch", output)
     return output
 
 
@@ -326,7 +333,9 @@ def _in_words(output: Any) -> str:
 
 def _selection(call: str, output: Any) -> str:
     """Python code that selects each matrix among several outputs."""
-    parts = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
+    parts = (
+        output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple | list) else ()
+    )
     keys = [key for key, part in parts if isinstance(part, Tensor) and part.ndim == 2 and part.is_floating_point()]
     if not keys:
         return f"pool({call})"

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -119,3 +120,29 @@ def test_calls_of_the_network_itself_are_not_taken_for_those_of_the_encoder() ->
     network, inputs, labels = make_data(100)
     encoder = lam.fit(network, [(inputs, labels)], margin=0.7, progress=False)
     assert greatest_gap(encoder, inputs, 5, *[lambda: [network(inputs) for _ in range(100)]] * 3) <= 1e-5
+
+
+def test_a_process_forked_beside_a_thread_embeds() -> None:
+    inside, go_on, forked = threading.Event(), threading.Event(), get_context("fork")
+    network, inputs, labels = make_data(40)
+    encoder = lam.fit(network, [(inputs, labels)], margin=0.7, progress=False)
+    expected, answers = encoder.embed(inputs).kappa.tolist(), forked.SimpleQueue()
+
+    def wait(*_: object) -> None:
+        inside.set()
+        go_on.wait(10)
+
+    def embed() -> None:
+        answers.put(encoder.embed(inputs).kappa.tolist())
+
+    with network[0].register_forward_hook(wait), ThreadPoolExecutor(1) as pool:
+        call = pool.submit(encoder.embed, inputs)
+        inside.wait()
+        threading.Timer(0.2, go_on.set).start()
+        child = forked.Process(target=embed)
+        child.start()
+        child.join(10)
+        child.kill()
+        assert call.result().kappa.tolist() == expected
+    assert not answers.empty()
+    assert answers.get() == expected

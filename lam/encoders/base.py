@@ -141,7 +141,16 @@ class Encoder(ABC):
         return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """Move the encoder's network and tensors to a device, in place."""
+        """Move the encoder's network and tensors to a device, in place.
+
+        Raises:
+            ValueError: for a dtype: a posterior in half precision would lose its curvature.
+        """
+        if isinstance(device, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f'device must be such as "cpu" or "cuda", got {device}: encoder.network.to({device}) converts the '
+                "network, and the posterior keeps its type"
+            )
         for name, part in vars(self).items():
             if hasattr(part, "to"):
                 setattr(self, name, part.to(device))
@@ -282,7 +291,7 @@ class Encoder(ABC):
             warnings.warn(
                 f"the held-out items contain {seen} of {len(self.trained_on)} known training items, which makes κ too "
                 "large for other items: give items that the network was not trained on",
-                stacklevel=2,
+                stacklevel=4,  # over two decorators
             )
         known = None if reference is None else self.predict(reference, n_samples=2, progress=progress)
         self.ambiguity = learn(

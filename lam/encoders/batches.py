@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lam.pairs import Relation, Relevance, relevance_of
 from lam.pairs.pairs import as_native
@@ -41,7 +42,10 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
     """Inputs and targets of every batch; raises `ValueError`, with the purpose, for a batch without targets."""
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
-            raise ValueError(f"{purpose} needs batches of inputs with labels")
+            raise ValueError(
+                f"{purpose} needs batches of inputs with labels: (inputs, labels), or a dictionary with the key "
+                '"labels" or "label"'
+            )
         yield inputs, targets
 
 
@@ -52,6 +56,9 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if the second has fewer
             axes, else two batches.
         labelled: whether every batch has targets; two tensors are then one batch.
+
+    Raises:
+        ValueError: for a data set, whose items are no batches, or for no iterable.
     """
     if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
@@ -62,7 +69,15 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         are_tensors = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
         if are_tensors and len(first) == len(second) and (labelled or second.ndim < first.ndim):
             return [inputs]
-    return inputs
+    loader: Any = inputs
+    if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
+        raise ValueError(
+            f"batches are needed, got a data set, {type(loader).__name__}, of single items: give "
+            "torch.utils.data.DataLoader(dataset, batch_size=64)"
+        )
+    if isinstance(loader, str | bytes) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ValueError(f"inputs must be a batch or a loader of batches, got {loader!r:.80}")
+    return loader
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,12 @@
 """A linear layer added to a network without a head, trained on the network's outputs."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 from torch.utils.data import TensorDataset
 
 from lam import losses
@@ -88,7 +90,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
     if values.sum() == 0:
         raise ValueError(f"all {len(features)} features are equal: give other data, or a network that tells them apart")
     weight = (vectors / (values + values.mean()).sqrt()).T.flip(0)[:D]
-    layer = nn.Linear(width, D, device=features.device)
+    layer: Any = skip_init(nn.Linear, width, D, device=features.device, dtype=torch.float32)  # draws nothing
     with torch.no_grad():
         layer.weight.copy_(weight)
         layer.bias.copy_(-weight @ features.double().mean(0))

@@ -92,6 +92,10 @@ def fit(
         ('2', torch.Size([48]))
     """
     check_seed(seed)
+    if not isinstance(network, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"network must be a torch.nn.Module, got {type(network).__name__}: call lam.fit(network, loader, ...)"
+        )
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation
@@ -246,7 +250,11 @@ def _settings_of(options: Laplace | None, margin: float | None) -> Laplace:
     """The options, by default `Laplace(margin=margin)`; `ValueError` if they give no loss."""
     if options is not None and margin is not None:
         raise ValueError(f"margin must be given within options: Laplace(margin={margin!r}, ...)")
-    options = options or Laplace(margin=margin)
+    options = Laplace(margin=margin) if options is None else options
+    if not isinstance(options, Laplace):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"options must be a lam.Laplace, got {options!r:.80}: give lam.Laplace(margin=0.7), or margin=0.7 by name"
+        )
     options.check_complete()
     return options
 
@@ -275,7 +283,7 @@ def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
             f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {data} has classes: "
             "if they are class logits, which make poor embeddings, put torch.nn.Identity() in its place and fit with "
             'head="train" or head="identity"',
-            stacklevel=3,
+            stacklevel=5,  # over two decorators
         )
 
 

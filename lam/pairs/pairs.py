@@ -307,11 +307,7 @@ def _check_considered(name: str, n_considered: int, weights: Tensor) -> None:
 def check_labels(labels: Tensor) -> None:
     """Require both kinds of pairs, and no negative label, which usually means a missing label."""
     check_label_vector(labels)
-    if (n_negative := int((labels < 0).sum())) > 0:
-        raise ValueError(
-            f"labels must not be negative, got {int(labels.min())}, {n_negative} in all: such items usually have no "
-            "label, and would match each other; leave them out, or number the classes from 0"
-        )
+    check_not_missing(labels)
     if len(labels) < 2:
         raise ValueError(f"at least 2 items are needed to form a pair, got {len(labels)}")
     classes = len(labels.unique())
@@ -319,3 +315,12 @@ def check_labels(labels: Tensor) -> None:
         raise ValueError(f"all {len(labels)} items have one label: there is no negative pair")
     if classes == len(labels):
         raise ValueError(f"no two of {classes} items share a label: there is no positive pair")
+
+
+def check_not_missing(labels: Tensor) -> None:
+    """Reject negative labels, which usually mean that a label is missing."""
+    if (n_negative := int((labels < 0).sum())) > 0:
+        raise ValueError(
+            f"labels must not be negative, got {int(labels.min())}, {n_negative} in all: such items usually have no "
+            "label, and would match each other; leave them out, or number the classes from 0"
+        )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lam.pairs.pairs import check_label_vector, negative_distance, squared_distance
+from lam.pairs.pairs import check_label_vector, check_not_missing, negative_distance, squared_distance
 from lam.pairs.relation import Relation
 from lam.utils.blocks import row_blocks
 
@@ -157,6 +157,7 @@ def relevance_of(
     if relation.positive_within is None:
         if targets.ndim != 1:
             raise ValueError(f"targets must be labels of shape (N,), got shape {tuple(targets.shape)}")
+        check_not_missing(targets)
         return LabelRelevance(targets, is_query)
     within = relation.positive_within if relevant_within is None else relevant_within
     return PlaceRelevance(relation.positions(targets), within, is_query)

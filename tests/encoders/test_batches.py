@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import lam
 from lam.encoders.batches import HeldOut, as_batches
@@ -37,3 +38,11 @@ def test_places_need_no_loader(inputs: torch.Tensor) -> None:
     assert encoder.posterior.likelihood_scale == same.posterior.likelihood_scale
     encoder.forget((inputs[:10], POSITIONS[:10]))
     assert encoder.posterior.n_items == 30
+
+
+def test_data_sets_words_and_nothing_are_no_batches() -> None:
+    with pytest.raises(ValueError, match=r"got a data set, TensorDataset, .* give torch\.utils\.data\.DataLoader"):
+        as_batches(TensorDataset(IMAGES, LABELS))
+    for wrong in ("photographs", None, 7):
+        with pytest.raises(ValueError, match=f"must be a batch or a loader of batches, got {wrong!r}"):
+            as_batches(wrong)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import lam
 from lam.encoders.deterministic import DeterministicEncoder
 from tests.encoders.small import fit, make_batches, make_network
-from tests.helpers import unchecked
+from tests.helpers import run_python, unchecked
 
 Change = Callable[[Tensor], Tensor]
 
@@ -273,3 +273,40 @@ def test_a_kappa_that_is_one_constant_is_told() -> None:
         lam.evaluate(sure, batches)
     lam.evaluate(fit(batches), batches)
     lam.evaluate(DeterministicEncoder(make_network(), "2"), batches)
+
+
+def test_inputs_that_a_batch_norm_refuses_are_refused_in_words() -> None:
+    network = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
+    encoder = lam.fit(network, make_batches(), margin=0.7, progress=False)
+    with pytest.raises(ValueError, match=r"does not take inputs of shape \(6,\) .*one row for each item"):
+        encoder.embed(list(make_batches()[0][0]))
+
+
+def test_a_layer_is_trained_whatever_the_default_type_and_draws_nothing() -> None:
+    options = lam.Laplace(margin=0.7, head="train")
+    expected = lam.fit(make_network(), make_batches(), options, progress=False)
+    network, batches, state = make_network(), make_batches(), torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = lam.fit(network, batches, options, progress=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found.posterior.weight, expected.posterior.weight)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.long
+def test_warnings_name_the_line_that_called() -> None:
+    run_python("-c", WARNED)
+
+
+WARNED = """
+import warnings, torch, lam
+from torch import nn
+inputs, labels = torch.randn(64, 6), torch.arange(64) % 4
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    encoder = lam.fit(nn.Linear(6, 1000), [(inputs, labels)], lam.Laplace(margin=0.7, structure="diag"), progress=False)
+    encoder.learn_ambiguity([(inputs, labels)])
+assert [each.filename for each in caught] == ["<string>"] * 2, [str(each) for each in caught]
+"""

@@ -200,3 +200,46 @@ def test_data_sets_of_others_are_checked_by_their_targets():
 
     with pytest.raises(ValueError, match="all 3 items have one label"):
         lam.fit(make_network(), torch.utils.data.DataLoader(Others()), margin=0.7, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.relu, make_batches()), "network must be a torch.nn.Module, got builtin_function_or_method"),
+        (("network.pt", make_batches()), "network must be a torch.nn.Module, got str"),
+        (
+            (make_batches(), make_network()),
+            r"network must be a torch.nn.Module, got list: call lam.fit\(network, loader",
+        ),
+        ((make_network(), make_batches(), 0.7), "options must be a lam.Laplace, got 0.7: .* margin=0.7 by name"),
+        ((make_network(), make_batches(), {"margin": 0.7}), "options must be a lam.Laplace, got {'margin': 0.7}"),
+        ((make_network(), make_batches(), lam.Laplace), "options must be a lam.Laplace, got <class"),
+    ],
+)
+@pytest.mark.usefixtures("as_in_production")
+def test_arguments_of_another_kind_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        unchecked(lam.fit)(*arguments, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:the held-out items contain")
+@pytest.mark.parametrize("options", [{}, {"pairs": "dataset"}, {"layers": "all"}, {"head": "train"}])
+def test_missing_labels_of_a_batch_are_refused(options):
+    batches = [(inputs, labels - 1) for inputs, labels in make_batches()]
+    with pytest.raises(ValueError, match="labels must not be negative, got -1"):
+        fit(batches, **options)
+    encoder = fit()
+    for use in (encoder.tune, encoder.forget, encoder.learn_ambiguity, lambda given: lam.evaluate(encoder, given)):
+        with pytest.raises(ValueError, match="labels must not be negative, got -1"):
+            use(batches)
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_an_encoder_moves_to_devices_but_not_to_a_type():
+    encoder, inputs = fit(), make_batches()[0][0]
+    expected = encoder.embed(inputs).kappa
+    with pytest.raises(ValueError, match=r"got torch.float16: encoder.network.to\(torch.float16\)"):
+        unchecked(lam.BayesianEncoder.to)(encoder, torch.float16)
+    assert torch.equal(encoder.embed(inputs).kappa, expected)
+    encoder.network.half()
+    torch.testing.assert_close(encoder.embed(inputs.half()).kappa, expected, rtol=0.02, atol=0)

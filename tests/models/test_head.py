@@ -104,7 +104,14 @@ def test_outputs_that_are_no_embeddings_are_refused():
     either = r"self\.network\(inputs\)\[0\] or self\.network\(inputs\)\[1\], whichever is the embedding"
     with pytest.raises(ValueError, match=either):
         find_head(Two(5, 3), torch.randn(4, 5))
-    with pytest.raises(ValueError, match="output on the first batch is not finite"):
+
+    class Listed(nn.Linear):
+        def forward(self, inputs):
+            return [super().forward(inputs), inputs]
+
+    with pytest.raises(ValueError, match=either):
+        find_head(Listed(5, 3), torch.randn(4, 5))
+    with pytest.raises(ValueError, match="output on the first batch must be finite, got nan at index 0"):
         find_head(nn.Linear(5, 3), torch.full((4, 5), float("nan")))
     with pytest.raises(ValueError, match="must be a tensor or a dictionary of named inputs, got list"):
         find_head(nn.Linear(5, 3), [1, 2])

@@ -34,6 +34,7 @@ from lam.runs.calibration_options import CalibrationOptions
 from lam.runs.calibration_report import bounded_queries, query_mixture
 from lam.runs.calibration_searches import Inputs, Known, Strangers, search_known, search_strangers, search_unlabelled
 from lam.runs.finished import Run
+from lam.utils.files import check_writable
 
 VALIDATION = "validation split"
 UNSEEN = 50_000
@@ -58,7 +59,9 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
             number needed), a flag without its features, damaged files, or a gallery without a match of any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
-    inputs = Inputs(Run(run), CalibrationOptions() if options is None else options, progress)
+    finished = Run(run)
+    check_writable(finished.folder)
+    inputs = Inputs(finished, CalibrationOptions() if options is None else options, progress)
     known = search_known(inputs)
     strangers = search_strangers(inputs, known)
     targets = _attainable_targets(inputs.options, known, strangers)

@@ -13,9 +13,19 @@ import yaml
 
 from lam.datasets import Dataset, Splits
 from lam.gallery.damaged import read_damaged
-from lam.runs.config import RunConfig
+from lam.runs.config import DataConfig, RunConfig
 from lam.utils import distributed
-from lam.utils.files import MANIFEST, locked, read_record, read_yaml, sha256_of, verify, write_record, write_text
+from lam.utils.files import (
+    MANIFEST,
+    check_writable,
+    locked,
+    read_record,
+    read_yaml,
+    sha256_of,
+    verify,
+    write_record,
+    write_text,
+)
 
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
@@ -88,6 +98,16 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
             )
     elif folder.is_dir() and any(not path.match(_TEMPORARY) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
+
+
+def check_place(folder: Path, data: DataConfig) -> None:
+    """Require a folder that can be written. It lies outside a folder of images, where its samples would be a class."""
+    check_writable(folder)
+    if data.name != "folder" or data.root is None:
+        return
+    place, root = folder.resolve(), Path(data.root).expanduser().resolve()
+    if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+        raise ValueError(f"{folder} lies in {data.root}, so its pictures would be read as data: give another --output")
 
 
 @contextmanager

@@ -50,6 +50,7 @@ from lam.runs.folder import (
     DATA,
     ENCODER,
     METRICS,
+    check_place,
     is_finished,
     left_out,
     open_for_writing,
@@ -145,6 +146,7 @@ def _finished(config: RunConfig) -> RunResult | None:
     folder = config.folder
     refuse_other_run(folder, config.resolved())
     if not is_finished(folder):
+        check_place(folder, config.data)
         return None
     try:
         parts = parts_of(*load_data(config.data, left_out(folder, config.data.root)))

@@ -63,6 +63,15 @@ def check_output(path: str | Path) -> None:
         raise ValueError(f"{path} is a folder: give the path of the file to write")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to: make it first")
+    check_writable(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Require a folder that can be written, or made in the nearest folder above it."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = f"{there} is a file" if there.is_file() else f"this user may not write to {there}"
+        raise ValueError(f"{folder} cannot be written, because {why}: give another place, or change its permissions")
 
 
 def sync_folder(folder: Path) -> None:

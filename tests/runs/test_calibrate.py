@@ -468,3 +468,12 @@ def test_a_cosine_that_accepts_is_named_without_a_minus(score: str) -> None:
     assert statistic > 0
     assert statistic_name(score) == f"the {score.replace('_', ' ')}"
     assert statistic_name("margin") == "−margin"
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_any_work(
+    finished_run: FinishedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != finished_run.folder)
+    monkeypatch.setattr("lam.runs.calibrate.Inputs", None)
+    with pytest.raises(ValueError, match="run cannot be written, because this user may not write to"):
+        calibrate_run(finished_run.folder)

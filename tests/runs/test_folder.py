@@ -53,6 +53,31 @@ def test_a_network_that_the_method_cannot_use_leaves_no_folder(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    places = {"file/run": "file is a file", "folder/run": "this user may not write to"}
+    monkeypatch.setattr("lam.runs.run.prepare_data", None)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for place, why in places.items():
+        with pytest.raises(ValueError, match=rf"{place} cannot be written, because .*{why}"):
+            run(load_config(DEMO, [f"--output={tmp_path / place}"]), progress=False)
+
+
+@pytest.mark.parametrize(("root", "inside"), [("images", "images/run"), (".", "runs/mine"), ("images/..", "run")])
+def test_a_run_inside_its_folder_of_images_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, inside: str
+) -> None:
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"{inside} lies in .*: give another --output"):
+        run(load_config("folder laplace_posthoc", [f"--data.root={root}", f"--output={inside}"]), progress=False)
+    hidden = load_config("folder laplace_posthoc", [f"--data.root={root}", "--output=images/.runs/mine"])
+    with pytest.raises(ValueError, match="no images"):
+        run(hidden, progress=False)
+
+
 def test_images_exchanged_under_their_names_are_other_data(tmp_path: Path) -> None:
     for number in range(40):
         path = tmp_path / "images" / str(number % 2) / f"{number}.png"

@@ -109,11 +109,12 @@ def test_the_check_of_many_files_shows_how_far_it_is(
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 def test_a_split_in_which_nothing_can_be_found_is_refused(part: str, digit_folder: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
     for name in ("train", "validation", "test"):
         for label in range(5):
-            (tmp_path / name / str(label)).mkdir(parents=True)
+            (images / name / str(label)).mkdir(parents=True)
             for number in range(1 if name == part else 2):
-                shutil.copy(digit_folder / "0" / "0.png", tmp_path / name / str(label) / f"{number}.png")
+                shutil.copy(digit_folder / "0" / "0.png", images / name / str(label) / f"{number}.png")
     with pytest.raises(ValueError, match=f"no two images of the {part} split share a label, .*: give more data"):
-        run(folder_config(tmp_path, tmp_path / "run", []), progress=False)
+        run(folder_config(images, tmp_path / "run", []), progress=False)
     assert not (tmp_path / "run").exists()

@@ -229,3 +229,14 @@ def test_a_lock_ends_with_its_block_whoever_was_forked_meanwhile(tmp_path: Path)
         os.close(writing)
         os.waitpid(child, 0)
         os.close(reading)
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.check_output(tmp_path / "new.csv")
+    with pytest.raises(ValueError, match="there is no folder .*deeper to write new.csv to: make it first"):
+        files.check_output(tmp_path / "deeper" / "new.csv")
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ValueError, match=rf"{tmp_path} cannot be written, because this user may not write to"):
+        files.check_output(tmp_path / "new.csv")
+    with pytest.raises(ValueError, match=rf"deeper cannot be written, because this user may not write to {tmp_path}"):
+        files.check_writable(tmp_path / "deeper")

@@ -5,6 +5,7 @@ and parquet may be gzipped. See `Table.read` for the content of a file.
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top
 from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
+from lam.utils.notes import Note
 from lam.utils.tables import Table, is_no_label
 
 FORMS = (
@@ -175,13 +177,14 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     """Read texts in three parts.
 
     The files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) of a
-    folder are the parts.
+    folder are the parts, or a column `split` with these names of a single file.
     Missing parts are drawn from the training texts, see `lam.datasets.base.carve_missing`. Only questions are divided;
     all answers are the gallery of every part. Their label is the column `label`, else the answer itself: then a query
     asks whether its one answer is in the gallery.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
     rows = {part: queries for part, (queries, _, _) in files.items()}
+    rows = _by_split(rows["train"], root) if list(rows) == ["train"] else rows
     answers = _distinct(row for _, gallery, _ in files.values() for row in gallery)
     classes = _classes(row for queries in rows.values() for row in queries)
     note_like_names(classes, root)
@@ -278,6 +281,30 @@ def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[
         return list(map(_Row, table.columns[column], _keys(table, columns, labelled=labelled), metadata, paths))
 
     return rows(columns.query), rows(columns.answer), columns
+
+
+def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
+    """The rows of each part that a column `split` names; all as `train` if no value of the column names a part."""
+    part_of = {name: part for part, names in PARTS.items() for name in names}
+    columns = {name for row in rows for name in row.metadata if name.lower() == "split"}
+    values = [row.metadata.get(min(columns, default=""), "") for row in rows]
+    if not any(value.lower() in part_of for value in values):
+        return {"train": list(rows)}
+    for row, value in zip(rows, values, strict=True):
+        if value.lower() not in part_of:
+            allowed = ", ".join(part_of)
+            raise ValueError(f"{row.path}: split must be one of {allowed}, got {value!r}; or rename the column")
+    parts: dict[str, list[_Row]] = {}
+    for row, value in zip(rows, values, strict=True):
+        parts.setdefault(part_of[value.lower()], []).append(row)
+    counts = ", ".join(f"{len(part)} for {name}" for name, part in parts.items())
+    if "train" not in parts:
+        raise ValueError(
+            f"{source}: the column split has rows {counts}, none for train: add some, or rename the column"
+        )
+    if len(parts) > 1:
+        warnings.warn(f"{source}: the column split gives the parts, {counts}", Note, stacklevel=3)
+    return parts
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:

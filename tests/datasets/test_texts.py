@@ -76,6 +76,45 @@ def test_parts_by_file(tmp_path: Path) -> None:
         datasets.load("texts", root=tmp_path)
 
 
+def test_parts_by_a_column(tmp_path: Path) -> None:
+    rows = [(*row, ("Training", "train", "dev", "TEST")[number % 4]) for number, row in enumerate(ROWS)]
+    path = csv_of(tmp_path / "mine.csv", "text,label,Split", rows)
+    with pytest.warns(Note, match="the column split gives the parts, 16 for train, 7 for validation, 7 for test"):
+        splits = datasets.load("texts", root=path)
+    parts = {"train": splits.train, "dev": splits.validation, "TEST": splits.test}
+    for value, part in parts.items():
+        assert [text for text, _, split in rows if split == value or (value, split) == ("train", "Training")] == list(
+            part.texts
+        )
+    path = csv_of(tmp_path / "mine.csv", "question,answer,split", [row for row in rows if row[2] != "dev"])
+    with pytest.warns(Note, match="16 for train, 7 for test"):
+        splits = datasets.load("texts", root=path)
+    assert [len(part.queries) for part in (splits.train, splits.validation, splits.test)] == [13, 3, 7]
+    assert len(splits.train.candidates) == 3
+
+
+@pytest.mark.parametrize("value", ["a", "fold 1"])
+def test_a_column_split_of_another_meaning_is_metadata(tmp_path: Path, value: str) -> None:
+    path = csv_of(tmp_path / "mine.csv", "text,label,split", [(*row, value) for row in ROWS])
+    splits = datasets.load("texts", root=path)
+    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [18, 6, 6]
+    assert splits.train.metadata[0] == {"split": value}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("train", "holdout"), r"mine.csv:3: split must be one of train, .*, got 'holdout'; or rename the column"),
+        (("train", ""), r"mine.csv:3: split must be one of .*, got ''"),
+        (("test", "val"), "the column split has rows 15 for test, 15 for validation, none for train"),
+    ],
+)
+def test_a_column_split_that_names_other_parts(tmp_path: Path, values: tuple[str, str], message: str) -> None:
+    path = csv_of(tmp_path / "mine.csv", "text,label,split", [(*row, values[n % 2]) for n, row in enumerate(ROWS)])
+    with pytest.raises(ValueError, match=message):
+        datasets.load("texts", root=path)
+
+
 def test_questions_are_parted_and_answers_are_what_every_part_searches(tmp_path: Path) -> None:
     rows = [(f"question {number}", f"answer {number // 2}") for number in range(20)]
     splits = datasets.load("texts", root=csv_of(tmp_path / "faq.csv", "question,answer", rows))

@@ -77,7 +77,7 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         )
     if isinstance(loader, str | bytes) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ValueError(f"inputs must be a batch or a loader of batches, got {loader!r:.80}")
-    return loader
+    return inputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 
+def check_tensor(name: str, values: Any) -> None:
+    """Require a tensor; arrays and lists have other methods."""
+    if not isinstance(values, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.as_tensor({name})")
+
+
 def check_finite(name: str, values: Tensor) -> None:
     """Require finite numbers (N, ...); the error names the first row that has another value."""
+    check_tensor(name, values)
     if not values.isfinite().all():
         place = (~values.isfinite()).nonzero()[0]
         raise ValueError(f"{name} must be finite, got {float(values[tuple(place)])} at index {int(place[0])}")
@@ -20,6 +27,7 @@ def check_finite(name: str, values: Tensor) -> None:
 
 def check_no_nan(name: str, values: Tensor) -> None:
     """Require numbers without NaN; the error names the first row with one. Infinities pass: they have an order."""
+    check_tensor(name, values)
     if values.isnan().any():
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
 
@@ -65,6 +73,7 @@ def integers(name: str, values: Any) -> Tensor:
 
 def check_length(name: str, values: Tensor, reference: str, length: int) -> None:
     """Require one value for each of `length` items, named `reference`."""
+    check_tensor(name, values)
     if values.shape != (length,):
         actual = tuple(values.shape)
         raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {actual}")
@@ -83,8 +92,13 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
         (..., N, D) float64 unit rows.
 
     Raises:
-        ValueError: If a row is not finite or is all zero; the error names the first.
+        ValueError: If a row is not finite or is all zero; the error names the first. Also for no tensor (..., N, D).
     """
+    check_tensor(name, vectors)
+    if vectors.ndim < 2:
+        raise ValueError(
+            f"{name} must be rows, (N, D), got shape {tuple(vectors.shape)}: give {name}[None] for one row"
+        )
     rows = vectors.double()
     norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     if not (norm.isfinite().all() and norm.all()):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -71,6 +71,10 @@ class Embeddings:
         return self.mean.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
+        if isinstance(index, int):
+            raise ValueError(
+                f"some embeddings are a slice or a tensor of places, got {index}: give [{index}:{index + 1}]"
+            )
         samples = None if self.samples is None else self.samples[:, index]
         rows = {name: values[index] for name, values in self.rows().items()}
         return replace(self, samples=samples, **rows)
@@ -179,8 +183,15 @@ _BY_ITEM = ("mean", "kappa", "resultant", "variance")
 _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
+def check_embeddings(name: str, values: Any) -> None:
+    """Require embeddings; a bare direction has no κ."""
+    if not isinstance(values, Embeddings):
+        raise ValueError(f"{name} must be lam.Embeddings, got {type(values).__name__}: give encoder.embed(inputs)")
+
+
 def check_same_means(embeddings: Embeddings, mean_samples: int | None) -> None:
     """Reject embeddings with means that are not comparable with means of `mean_samples` samples."""
+    check_embeddings("embeddings", embeddings)
     if embeddings.mean_samples != mean_samples:
         kinds = [
             "the network's own directions" if n_samples is None else f"means of {n_samples} samples"

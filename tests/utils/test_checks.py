@@ -1,17 +1,18 @@
 """Settings that are no numbers are refused by name; what is a number passes, of whatever kind."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from lam import losses
+from lam import losses, retrieval
 from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.hessians.accumulate import StructureOptions
 from lam.hessians.structures.diagonal import Diagonal
 from lam.utils.checks import check_at_least, check_margin, check_positive, check_share
+from lam.vmf.embeddings import Embeddings
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
 
@@ -47,3 +48,38 @@ def test_numbers_of_numpy_and_torch_pass(number: Any) -> None:
     check_positive("x", number)
     check_margin(number)
     check_at_least("x", number, 0.0)
+
+
+ROWS = torch.nn.functional.normalize(torch.arange(12.0).reshape(4, 3) + 1)
+
+
+@pytest.mark.parametrize("given", [np.array([0.1, 0.9]), [0.1, 0.9]])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda given: retrieval.auroc(given, given), "in_distribution"),
+        (lambda given: retrieval.auprc(torch.ones(2), given), "out_of_distribution"),
+        (lambda given: retrieval.ausc(torch.ones(2).bool(), given), "uncertainty"),
+        (lambda given: retrieval.sparsification(given, torch.ones(2)), "correct"),
+        (lambda given: retrieval.recall_at_k(given, torch.ones(2).long(), k=1), "relevance"),
+        (lambda given: retrieval.rank(given, k=1), "queries"),
+        (lambda given: retrieval.rank(ROWS, given, k=1), "gallery"),
+    ],
+)
+def test_arrays_and_lists_are_refused_by_name(call: Callable[[Any], object], name: str, given: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be a tensor, got .*: give torch.as_tensor\({name}\)"):
+        call(given)
+
+
+def test_one_row_and_bare_directions_are_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"queries must be rows, \(N, D\), got shape \(3,\): give queries\[None\]"):
+        retrieval.rank(ROWS[0], ROWS, k=1)
+    index, bare = retrieval.Index(3), cast(Any, ROWS)
+    index.add(Embeddings(ROWS, torch.ones(4), torch.ones(4), torch.ones(4)), range(4))
+    for call in (lambda: index.search(bare, 1), lambda: index.add(bare.numpy(), range(4))):
+        with pytest.raises(
+            ValueError, match=r"embeddings must be lam.Embeddings, got .*: give encoder.embed\(inputs\)"
+        ):
+            call()
+    with pytest.raises(ValueError, match=r"a slice or a tensor of places, got 2: give \[2:3\]"):
+        Embeddings(ROWS, torch.ones(4), torch.ones(4), torch.ones(4))[cast(Any, 2)]

@@ -23,6 +23,7 @@ from lam.retrieval.decisions.unseen_classes import UnseenClasses
 from lam.retrieval.decisions.verification import Verifier
 from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches
+from lam.utils.checks import check_share
 from lam.vmf.embeddings import Embeddings
 
 
@@ -181,6 +182,13 @@ class Choices:
     of_strangers: bool = True
     share: float = SHARE
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.targets, Targets):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"targets must be a lam.retrieval.Targets, such as Targets(far=0.01), got {self.targets!r}"
+            )
+        check_share("the share of strangers", self.share)
+
 
 def calibrate(
     data: CalibrationData,
@@ -209,7 +217,9 @@ def calibrate(
         ValueError: for too few queries for a target, with the number that it needs; or a flag or an accept score
             without its evidence.
     """
-    choices, facts = choices or Choices(), dict(facts or {})
+    choices, facts = Choices() if choices is None else choices, dict(facts or {})
+    if not isinstance(choices, Choices):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"choices must be a lam.retrieval.Choices, got {choices!r}: give Choices(targets=...)")
     nearest, strangers, searches = data.nearest(), data.strangers, data.searches
     evidence = data.evidence(nearest, labelled=data.gallery_labels is not None)
     detector = OodDetector.fit(evidence)

@@ -105,9 +105,10 @@ def calibrate_vectors(
     for name, values, n_items in (("query_labels", query_labels, len(embeddings)), ("labels", labels, len(items))):
         if len(values) != n_items:
             raise ValueError(f"{name} must be one for each of {n_items} vectors, got {len(values)}")
+        _check_words(name, values)
         if empty := [index for index, value in enumerate(values) if not value]:
             raise ValueError(f"{name} must not be empty, got an empty one at index {empty[0]}")
-    unit_vectors(_plain(items, torch.ones(len(items))), embeddings.dimension)
+    _check_units("vectors", _plain(items, torch.ones(len(items))), embeddings.dimension)
     own, stored = label_numbers([[*query_labels, *labels]])[0].split([len(embeddings), len(items)])
     searches = search_open_set(embeddings.mean.cpu(), items, lambda rows: own[rows][:, None] == stored)
     intervals = CosineIntervals.fit(embeddings, own, items, searches.hits)
@@ -119,11 +120,34 @@ def calibrate_vectors(
 def _embeddings(queries: Queries) -> Embeddings:
     """Embeddings of unit vectors with κ in its range."""
     if not isinstance(queries, Embeddings):
+        if not isinstance(queries, tuple | list) or len(queries) != 2 or queries[1] is None:
+            raise ValueError(
+                f"queries must be lam.Embeddings or a pair (mean, κ), got {type(queries).__name__}: κ says how certain "
+                "each query is"
+            )
         mean, kappa = _rows("queries", queries[0]), torch.as_tensor(queries[1]).double()
         # NaN and negative numbers stay, for the check
         queries = _plain(mean, torch.where(kappa >= 0, kappa.clamp(*KAPPA_RANGE), kappa))
-    unit_vectors(queries, queries.dimension)
+    _check_units("queries", queries, queries.dimension)
     return queries
+
+
+def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
+    """`unit_vectors`, with the name in the error."""
+    try:
+        unit_vectors(embeddings, dimension)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_words(name: str, labels: Sequence[str]) -> None:
+    """Require strings: elements of a tensor are equal only to themselves, and 0 would pass for a missing label."""
+    for place, label in enumerate(labels):
+        if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f'{name} must be strings, got {label!r:.40} at index {place}: give str of each, and "" for a hit '
+                "without a label"
+            )
 
 
 def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
@@ -164,6 +188,8 @@ def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
 
 def _numbers(labels: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Tensor:
     """Labels of hits as numbers."""
+    for row in labels:
+        _check_words("labels", row)
     lengths = [len(row) for row in labels]
     if len(lengths) != shape[0] or set(lengths) - {shape[1]}:
         raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lam.utils.blocks import row_blocks
 from lam.utils.checks import check_finite, check_length, integers
-from lam.vmf.embeddings import Embeddings
+from lam.vmf.embeddings import Embeddings, check_embeddings
 
 _BLOCK = 2048  # rows
 _NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
@@ -25,6 +25,7 @@ Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
     """Mean directions as float32 rows of length one, on the CPU; they need dimension D, unit length and κ ≥ 0."""
+    check_embeddings("embeddings", embeddings)
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lam.utils.autocast import without_autocast
 from lam.utils.blocks import row_blocks
-from lam.utils.checks import positive_integer, unit_rows
+from lam.utils.checks import check_tensor, positive_integer, unit_rows
 
 _BLOCK_ELEMENTS = 2**21  # similarities held at once: few enough to stay in cache
 _TREE_DIMENSION = 8  # up to here a k-d tree beats products: measured, 0.02 s against 0.1 s for 10,000 points at D = 3
@@ -142,7 +142,10 @@ def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool,
 
 
 def check_same_dimension(queries: Tensor, gallery: Tensor | None) -> None:
-    """Require queries and gallery of the same dimension."""
+    """Require queries and gallery, both tensors, of the same dimension."""
+    check_tensor("queries", queries)
+    if gallery is not None:
+        check_tensor("gallery", gallery)
     if gallery is not None and gallery.shape[-1] != queries.shape[-1]:
         raise ValueError(
             f"queries and gallery must have the same dimension, got {queries.shape[-1]} and {gallery.shape[-1]}"

@@ -155,3 +155,36 @@ def test_an_empty_store_matches_nothing() -> None:
     decisions = judge(calibration(), queries, [[], []], [[], []], gallery_size=0)
     assert "match" not in decisions.decision
     assert decisions.probability.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize("as_labels", [torch.tensor, lambda rows: rows, np.array])
+def test_labels_that_are_no_strings_are_an_error(as_labels: Any) -> None:
+    queries, words = items(3, 3)
+    scores, labels = hits(queries.mean)
+    numbers = as_labels([[int(label[-1:]) for label in row] for row in labels])
+    with pytest.raises(ValueError, match="labels must be strings, got .* at index 0: give str of each"):
+        judge(calibration(), queries, scores, numbers, gallery_size=G)
+    own = as_labels([int(word[-1:]) for word in words])
+    with pytest.raises(ValueError, match="query_labels must be strings, got .* at index 0"):
+        calibrate_vectors(queries, own, queries.mean, words)
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_arguments_of_another_kind_are_an_error() -> None:
+    queries, words = items(3, 3)
+    scores, labels = hits(queries.mean)
+    wrong: Any
+    for wrong in (queries.mean, (queries.mean, None), None):
+        with pytest.raises(ValueError, match=r"queries must be lam.Embeddings or a pair \(mean, κ\)"):
+            judge(calibration(), wrong, scores, labels, gallery_size=G)
+    with pytest.raises(ValueError, match="vectors: embeddings must be unit vectors, got length 2"):
+        calibrate_vectors(queries, words, 2 * queries.mean, words)
+    for wrong in ({"far": 0.1}, 0.1):
+        with pytest.raises(ValueError, match=r"targets must be a lam.retrieval.Targets, such as Targets\(far=0.01\)"):
+            Choices(wrong)
+    wrong = Targets(far=0.1)
+    with pytest.raises(ValueError, match=r"choices must be a lam.retrieval.Choices, got Targets\(far=0.1"):
+        calibrate_vectors(queries, words, queries.mean, words, wrong)
+    with pytest.raises(ValueError, match=r"must lie in \(0, 1\), got 1.5"):
+        Choices(share=1.5)

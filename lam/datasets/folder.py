@@ -151,6 +151,8 @@ def image_files(folder: Path) -> list[Path]:
 
 def _resolved(root: str | Path) -> Path:
     root = Path(root).expanduser()
+    if root.is_file():
+        raise MissingDataError(f"{root} is a file; give a folder of images, with a sub-folder for each class")
     if not root.is_dir():
         raise MissingDataError(f"there is no folder {root}; give a folder with a sub-folder for each class")
     return _unwrapped(root.resolve())
@@ -201,7 +203,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
         return coco_classes(labels, _image_files(folder, left_out))
     classes = defaultdict[str, list[Path]](list)
     for path in _folders(folder):  # a Mac may write an accented letter as two characters
-        classes[normalize("NFC", path.name)] += _image_files(path, left_out)
+        classes[normalize("NFC", path.name).strip()] += _image_files(path, left_out)
     if not classes:
         if not (files := image_files(folder)):
             raise MissingDataError(f"{folder} has no images; allowed: {', '.join(sorted(_SUFFIXES))}")
@@ -209,6 +211,8 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     for name in classes:
         if _as_utf8(name) != name:
             raise ValueError(f"{folder} has a folder {name!r} with a name that is not in UTF-8: rename it")
+    if "" in classes:
+        raise ValueError(f"{folder} has a folder whose name is blank: rename it to the class of its images")
     beside = sorted(folder.iterdir())
     for path in beside:
         if _is_of_system(path, folder):

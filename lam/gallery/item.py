@@ -242,7 +242,10 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def normalize_label(label: str) -> str:
-    """The label with accented letters composed (Unicode's NFC); a bad one is refused as `invalid`."""
+    """The label without blanks around it, and with accented letters composed (Unicode's NFC), as in folders and tables.
+
+    A bad label is refused as `invalid`.
+    """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")
     try:
@@ -251,4 +254,4 @@ def normalize_label(label: str) -> str:
         raise Refusal("invalid", "the label must be valid Unicode", allowed=f"at most {MAX_LABEL} characters") from None
     if control := _CONTROL.search(label):
         raise Refusal("invalid", f"the label holds the control character {control[0]!r}", allowed="text")
-    return unicodedata.normalize("NFC", label)
+    return unicodedata.normalize("NFC", label).strip()

@@ -438,6 +438,7 @@ def test_metadata_and_labels_are_bounded() -> None:
     for wrong, match in (([], "a JSON object"), ({"a": float("nan")}, "finite"), ({"a": "x" * 20000}, "characters")):
         with pytest.raises(Refusal, match=match):
             metadata_json(wrong)
+    assert normalize_label(" oak \u00a0") == "oak"
     with pytest.raises(Refusal, match="1025 characters"):
         normalize_label("x" * 1025)
     with pytest.raises(Refusal, match="Unicode"):

@@ -39,9 +39,11 @@ def test_items_come_and_go_while_served(engine: Engine, png: bytes) -> None:
     assert refused(client.get("/v1/items/mine/thumbnail"), 404)
 
 
-def test_a_label_is_the_same_however_its_accents_are_written(engine: Engine, png: bytes) -> None:
+def test_a_label_is_the_same_however_its_accents_and_the_blanks_around_it_are_written(
+    engine: Engine, png: bytes
+) -> None:
     client = client_of(engine)
-    for label in ("Cafe\u0301", "Caf\u00e9"):
+    for label in ("Cafe\u0301", "Caf\u00e9", " Caf\u00e9 "):
         client.put("/v1/items/mine", params={"label": label}, content=png, headers=PNG)
         assert client.get("/v1/items/mine").json()["label"] == "Caf\u00e9"
 

@@ -46,7 +46,9 @@ Fusing = Annotated[
 ]
 Label = Annotated[
     str | None,
-    Query(description=f"its class, in at most {MAX_LABEL} characters; without one, an item keeps its own"),
+    Query(
+        description=f"its class, at most {MAX_LABEL} characters, stripped of blanks; without one, an item keeps its own"
+    ),
 ]
 
 

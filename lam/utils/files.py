@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -152,7 +153,9 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
         try:
             save_file(plain, temporary)
         except SafetensorError as error:
-            raise OSError(errno.EIO, str(error), str(path)) from error
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
 
     write_atomically(path, write)
 

@@ -1,7 +1,7 @@
 """An encoder as a folder: safetensors and JSON with hashes, no pickle.
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
-posterior.safetensors    tensors beside the network, such as weight, bias and the sums of the curvature
+posterior.safetensors    tensors beside the network, such as weight, bias, sums of the curvature, eigenvectors
 network.safetensors      state of the network, if any, by names without wrappers
 ambiguity.safetensors    tensors of `learn_ambiguity`, if it was called
 """
@@ -27,7 +27,7 @@ from lam.utils.files import (
     write_tensors,
 )
 
-FORMAT = FolderFormat(5, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
+FORMAT = FolderFormat(6, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
 NETWORK = "network.safetensors"
 """State of the network; its shapes are compared with the network's before it is read."""
 

@@ -1,30 +1,29 @@
 """`KronPosterior`, `EkfacPosterior`: Gaussians over the last layer in the eigenvectors of Kronecker factors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lam.hessians import Ekfac, Kron
+from lam.hessians import Ekfac, Kron, Structure
 from lam.hessians.structures.base import is_negative
-from lam.posteriors.base import Noise, Posterior, Sampled
+from lam.posteriors.base import Noise, Posterior, Same, Sampled
 from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 from lam.utils.autocast import without_autocast
 
 
 @dataclass(frozen=True)
-class KronPosterior(Posterior):
-    """q(θ) = N(θ*, (U_B ⊗ U_A) diag(1/(s·relu(λ) + α)) (U_B ⊗ U_A)ᵀ), λ_ij = b_i a_j; see `Posterior`.
+class EkfacPosterior(Posterior):
+    """q(θ) = N(θ*, (U_B ⊗ U_A) diag(1/(s·relu(λ) + α)) (U_B ⊗ U_A)ᵀ), λ the GGN's diagonal there; see `Posterior`.
 
-    α is added to the eigenvalues of the product, which is exact, not to the factors.
-
-    Source: Ritter, Botev and Barber (2018), with the prior of Daxberger et al. (2021), laplace-torch.
+    Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """
 
-    structure = Kron
+    structure: ClassVar[type[Structure]] = Ekfac
 
     @cached_property
     def variance(self) -> Float[Tensor, "D F"]:
@@ -82,10 +81,22 @@ class KronPosterior(Posterior):
 
 
 @dataclass(frozen=True)
-class EkfacPosterior(KronPosterior):
-    """`KronPosterior` with the exact diagonal of the GGN in that basis instead of b_i a_j.
+class KronPosterior(EkfacPosterior):
+    """`EkfacPosterior` with λ_ij = b_i a_j, the products of the factors' eigenvalues.
 
-    Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
+    α is added to these products, which is exact, not to the factors.
+
+    Source: Ritter, Botev and Barber (2018), with the prior of Daxberger et al. (2021), laplace-torch.
     """
 
-    structure = Ekfac
+    structure = Kron
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weight, bias, curvature, and the eigenvectors of its inputs, which take seconds to compute."""
+        return {**super().tensors(), "input_values": self.curvature.input_eigen[0], "input_vectors": self.basis[1]}
+
+    @classmethod
+    def restored(cls: type[Same], tensors: Mapping[str, Tensor], settings: Mapping[str, Any], **further: Any) -> Same:
+        posterior: Any = super().restored(tensors, settings, **further)
+        curvature = posterior.curvature.with_input_eigen(tensors["input_values"], tensors["input_vectors"])
+        return replace(posterior, curvature=curvature)

@@ -132,7 +132,7 @@ def test_altered_files_and_other_versions_are_refused(tmp_path: Path):
 
     write_json(metadata, {**json.loads(metadata.read_text()), "format": 99})
     seal(folder, [str(path.relative_to(folder)) for path in folder.glob("generation-*/*")])
-    with pytest.raises(ValueError, match="has format 99, this version of lam reads 5"):
+    with pytest.raises(ValueError, match="has format 99, this version of lam reads 6"):
         lam.load(folder, make_network())
 
 

@@ -12,6 +12,7 @@ from lam.methods import LaplacePosthoc
 from lam.posteriors import POSTERIORS
 from tests.encoders.small import WIDE, fit, make_batches, make_network, same_posterior
 from tests.evaluation.test_evaluate import METRICS
+from tests.helpers import unchecked
 
 BASES = ("ekfac",)
 """Structures in a basis of the data that they were fitted on: two fits do not add up."""
@@ -169,3 +170,32 @@ def test_what_does_not_add_up_says_why(one: dict[str, Any], other: dict[str, Any
     batches = make_batches()
     with pytest.raises(ValueError, match=message):
         _ = fit(batches[:2], **one) + fit(batches[2:], **other)
+
+
+def test_a_saved_kron_keeps_its_eigenvectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    batches, wide = make_batches(), 12 + 1
+    encoder = fit(batches, structure="kron")
+    encoder.save(tmp_path)
+    sizes: list[int] = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (sizes.append(len(matrix)), eigh(matrix))[1])
+    loaded = lam.load(tmp_path, make_network()).to("cpu")
+    assert torch.equal(loaded.embed(batches).kappa, encoder.embed(batches).kappa)
+    assert wide not in sizes
+    more = fit(make_batches(seed=1), structure="kron")
+    assert isinstance(loaded, lam.BayesianEncoder)
+    both = loaded.posterior + more.posterior
+    expected = (encoder.posterior + more.posterior).predict(encoder.features(batches)).kappa
+    assert torch.equal(both.predict(encoder.features(batches)).kappa, expected)
+    assert wide in sizes
+
+
+def test_eigenvectors_of_other_inputs_are_refused():
+    kron, other = (fit(make_batches(seed=seed), structure="kron").posterior.curvature for seed in (0, 1))
+    values, vectors = kron.input_eigen
+    assert torch.equal(kron.with_input_eigen(values, vectors.float()).spectrum, kron.spectrum)
+    for wrong in (other.input_eigen, (values, vectors * torch.nan), (values * 1.001, vectors)):
+        with pytest.raises(ValueError, match="other inputs"):
+            kron.with_input_eigen(*wrong)
+    with pytest.raises(ValueError, match=r"\(13, 13\)"):
+        unchecked(Kron.with_input_eigen)(kron, values, vectors[:, :5])

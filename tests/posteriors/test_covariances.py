@@ -100,8 +100,8 @@ def test_samples_do_not_depend_on_the_signs_of_eigenvectors(name: str):
         values, axes = sums.output_eigen
         vars(sums)["output_eigen"] = values, axes * torch.tensor([1.0, -1.0, 1.0])
     elif name == "kron":
-        (b, U_B), (a, U_A) = sums._outputs, sums._inputs
-        vars(sums).update(_outputs=(b, -U_B), _inputs=(a, U_A * (-1.0) ** torch.arange(P + 1)))
+        (b, U_B), (a, U_A) = sums._outputs, sums.input_eigen
+        vars(sums).update(_outputs=(b, -U_B), input_eigen=(a, U_A * (-1.0) ** torch.arange(P + 1)))
     else:
         sums = replace(sums, output_basis=-sums.output_basis)
     other = replace(posterior, curvature=sums)

@@ -116,7 +116,9 @@ class SummedCurvature(ABC):
         return {"share_clipped": self.clipped}
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """The curvature on a device."""
+        """The curvature on a device; the same one if it is there, with all that it has computed."""
+        if self.sums.device == torch.device(device):
+            return self
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def of_type(self: Same, dtype: torch.dtype) -> Same:

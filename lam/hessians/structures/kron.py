@@ -10,13 +10,15 @@ from torch import Tensor
 from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
+_SAME = 1e-5  # of the size of A: above the error of eigenvectors that were rounded to float32
+
 
 @dataclass(frozen=True)
 class Kron(Structure):
     """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, for Σ_a H_a ⊗ φ_a φ_aᵀ.
 
     It is exact if all features are equal, or all H_a. Its eigenvectors are products of eigenvectors of h and A;
-    negative eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once, and again after loading.
+    negative eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once: a saved posterior keeps them.
     NNGeometry's `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree with it for square roots of each H_a
     (tests/hessians/test_nngeometry.py).
 
@@ -48,12 +50,32 @@ class Kron(Structure):
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, "D D"], Float[Tensor, "F F"]]:
         """Eigenvectors of h and of A, as columns."""
-        return self._outputs[1], self._inputs[1]
+        return self._outputs[1], self.input_eigen[1]
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
         """The signed eigenvalues of the products of those vectors."""
-        return self._outputs[0][:, None] * self._inputs[0]
+        return self._outputs[0][:, None] * self.input_eigen[0]
+
+    def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
+        """The curvature with its `input_eigen`, which then is not computed.
+
+        Raises:
+            ValueError: for those of another matrix.
+        """
+        A = self.inputs.double() / self.n_items
+        if values.shape != A.shape[:1] or vectors.shape != A.shape:
+            shapes = tuple(values.shape), tuple(vectors.shape)
+            raise ValueError(
+                f"the eigenvectors of {len(A)} inputs have shapes ({len(A)},) and {tuple(A.shape)}, got {shapes}"
+            )
+        probe = torch.ones_like(A[0])
+        error = A @ probe - vectors.double() @ (values * (vectors.double().T @ probe))
+        if not error.norm() <= _SAME * A.norm() * probe.norm():
+            raise ValueError("these are eigenvectors of other inputs")
+        curvature = replace(self)
+        vars(curvature)["input_eigen"] = values, vectors
+        return curvature
 
     @property
     def level(self) -> float:
@@ -68,6 +90,7 @@ class Kron(Structure):
         return eigen(self.h)
 
     @cached_property
-    def _inputs(self) -> tuple[Tensor, Tensor]:
+    def input_eigen(self) -> tuple[Float[Tensor, " F"], Float[Tensor, "F F"]]:
+        """Eigenvalues and eigenvectors, as columns, of A."""
         values, vectors = eigen(self.inputs / self.n_items)
         return values.clamp(min=0), vectors

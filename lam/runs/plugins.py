@@ -67,7 +67,8 @@ def load_file(path: str | Path) -> None:
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return
-    if known is not None or importlib.util.find_spec(name) is not None:
+    found = importlib.util.find_spec(name) if known is None else known.__spec__
+    if known is not None or not (found is None or found.origin == str(path)):  # its folder may be on the path
         raise ValueError(f"the plugin {path} has the name of another module, {name}: rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -206,6 +206,17 @@ def test_a_wrong_file_is_refused_and_leaves_nothing(name: str, code: str | None,
     assert sys.path == places
 
 
+def test_a_file_in_a_folder_of_modules_is_executed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "my_neighbour.py").write_text("print('executed')\n")
+    load_file(tmp_path / "my_neighbour.py")
+    load_file(tmp_path / "my_neighbour.py")
+    assert capsys.readouterr().out == "executed\n"
+
+
 def _png() -> bytes:
     from tests.service.conftest import encoded
 

@@ -18,7 +18,7 @@ from torch.utils import data
 
 from lam.inputs import AnyPreprocessing, Preprocessing
 from lam.inputs.thumbnails import SIZE, thumbnail
-from lam.utils.checks import check_at_least, integers
+from lam.utils.checks import check_at_least, check_tensor, integers
 
 Items = TypeVar("Items", bound="Dataset")
 ImageOptions = Preprocessing | Mapping[str, Any] | None
@@ -79,6 +79,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         preprocessing: AnyPreprocessing,
         **per_item: Any,
     ) -> None:
+        check_tensor("labels", labels)
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"labels must be int64 of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
         if len(labels) == 0:

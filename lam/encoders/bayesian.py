@@ -252,6 +252,8 @@ class BayesianEncoder(Encoder):
         Raises:
             ValueError: if networks or settings differ, or a posterior was not fitted in batches.
         """
+        if not isinstance(other, BayesianEncoder):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
         if not _same_network(self.network, other.network):
             raise ValueError("only encoders of one network can be added: their weights differ")
         adds_up = self.relation.in_batches and self.posterior.curvature.adds_up and other.posterior.curvature.adds_up

@@ -100,6 +100,8 @@ def evaluate(
         ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
             encoder's own score needs, or soft labels of another number of items.
     """
+    if not isinstance(encoder, Encoder):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"encoder must be a lam.Encoder, got {type(encoder).__name__}: lam.fit makes one of a network")
     sets: Mapping[str, Any] = {} if ood is None else ood if isinstance(ood, Mapping) else {"ood": ood}
     if sets and encoder.ood_score == "knn" and reference is None:
         raise ValueError(

@@ -21,7 +21,7 @@ from lam.hessians.structures.base import MAX_MEMORY, Structure
 from lam.hessians.structures.ekfac import Ekfac
 from lam.hessians.structures.kron import Kron
 from lam.pairs.mining import ALL_PAIRS
-from lam.pairs.pairs import Pairs, check_labels, check_not_missing, targets_of
+from lam.pairs.pairs import Pairs, check_labels, targets_of
 from lam.pairs.relation import Relation
 from lam.utils import distributed
 from lam.utils.autocast import without_autocast
@@ -119,8 +119,6 @@ class Accumulator(ABC):
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
         """The chosen pairs of a batch; `outputs` is called only for a miner, which uses their directions."""
         pairs = self.relation.pairs(targets)
-        if pairs.labels is not None:
-            check_not_missing(pairs.labels)
         if self.relation.mining == ALL_PAIRS:
             return pairs
         with without_autocast():

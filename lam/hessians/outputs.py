@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.utils.checks import check_tensor
+
 _ADVICE = "scale the network's output up, or give features and weight in float64"
 
 
@@ -89,6 +91,7 @@ def check_features(features: Tensor, weight: Tensor) -> None:
 def check_kinds(features: Tensor, weight: Tensor) -> None:
     """Reject integer features and weights, and tensors without values."""
     for name, tensor in (("features", features), ("weight", weight)):
+        check_tensor(name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating type, got {tensor.dtype}: convert them, .to(torch.float32)")
         if tensor.is_meta:

@@ -18,7 +18,7 @@ from lam.hessians.losses import CURVATURES, to_settings
 from lam.losses import Loss
 from lam.losses.base import as_settings, settings_of
 from lam.models.head import find_head
-from lam.training import History, Step, Training, check_data, device_of
+from lam.training import History, Step, Training, check_data, check_items, device_of
 from lam.training import train as train_by_loop
 from lam.training.batches import Batches
 
@@ -182,6 +182,7 @@ def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:
 
 def probe_of(dataset: Any) -> Tensor:
     """Inputs of the first two items of a data set, not augmented."""
+    check_items(dataset)
     plain = without_augmentation(dataset)
     return torch.stack([plain[index][0] for index in range(min(2, len(plain)))])
 

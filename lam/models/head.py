@@ -234,7 +234,7 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
             f"the network does not take inputs of {inputs.dtype} ({reason}): its weights are {parameter.dtype}, so "
             f"convert them, inputs.to({parameter.dtype}){scaled}"
         )
-    if not any(words in error for words in ("channels", "mat1 and mat2", "shape", "D input")):
+    if not any(words in error for words in ("channels", "mat1 and mat2", "shape", "D input", "batched")):
         return None
     refused = f"the network does not take inputs of shape {tuple(inputs.shape)} ({reason}): "
     if inputs.ndim in (3, 4):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from lam.utils.checks import check_finite
+from lam.utils.checks import check_finite, check_tensor
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,7 @@ def as_native(array: np.ndarray) -> np.ndarray:
 
 def check_label_vector(labels: Tensor) -> None:
     """Require a vector of integer labels."""
+    check_tensor("labels", labels)
     if labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(f"labels must be integers of shape (N,), got {labels.dtype} of shape {tuple(labels.shape)}")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lam.pairs.mining import ALL_PAIRS, MinerName, Mining
 from lam.pairs.neighbours import Neighbours
-from lam.pairs.pairs import Pairs, check_angle_within
+from lam.pairs.pairs import Pairs, check_angle_within, check_not_missing
 from lam.utils.checks import check_choice
 
 Scope = Literal["batch", "dataset"]
@@ -65,9 +65,15 @@ class Relation:
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Pairs of a batch, from labels (N,) or positions (N, X), with angles or without."""
+        """Pairs of a batch, from labels (N,) or positions (N, X), with angles or without.
+
+        Raises:
+            ValueError: for labels that are no vector of integers, or a negative label.
+        """
         if self.positive_within is None:
-            return Pairs.by_label(targets)
+            pairs = Pairs.by_label(targets)
+            check_not_missing(targets)
+            return pairs
         return Pairs.by_distance(**self._by_distance(targets))
 
     def neighbours(self, targets: Tensor) -> Neighbours:

@@ -116,8 +116,19 @@ def _of_torchrun(accelerator: str) -> dict[str, Any]:
     return {"strategy": "ddp", "devices": n_local, "num_nodes": distributed.world_size() // n_local}
 
 
+def check_items(dataset: Any) -> None:
+    """Require a length and items."""
+    has_items = hasattr(type(dataset), "__getitem__") or hasattr(type(dataset), "__getitems__")
+    if not (has_items and hasattr(type(dataset), "__len__")):
+        raise ValueError(
+            f"dataset must have a length and items (input, label), got {type(dataset).__name__}: give a data set, such "
+            "as digits.train or loader.dataset"
+        )
+
+
 def check_data(dataset: Any, training: Training) -> None:
     """Reject unusable data as `train` does, as far as their length and labels tell."""
+    check_items(dataset)
     if training.loss.needs_classes and not training.by_label:
         raise ValueError(
             f"the loss {type(training.loss).__name__} needs classes, not pairs by distance: train on labels"

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from lam.losses import TrainableLoss
+from lam.pairs.pairs import as_targets
 from lam.training import checkpoints
 from lam.training.batches import Batches
 from lam.training.features import with_features
@@ -144,7 +145,7 @@ class Loop:
             generator=torch.Generator(),  # without it, the loader draws a seed from torch's global generator
         ):
             self.sizes = tuple(getattr(self.dataset, "views", 1) * size for size in batches.sizes(at.batch))
-            self._batch(inputs, labels)
+            self._batch(inputs, as_targets(labels))
             at.batch += 1
             bar.update()
             if at.loss_count:

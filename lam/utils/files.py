@@ -328,6 +328,8 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         ValueError: if the folder holds files, but none of these names; they stay.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: give a folder")
     generation = folder / f"{_GENERATION}{uuid.uuid4().hex}"
     generation.mkdir(parents=True)
     try:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from numpy.polynomial.polynomial import polyadd, polyder, polymul
 from torch import Tensor
 
-from lam.utils.checks import check_positive
+from lam.utils.checks import check_positive, check_tensor
 
 _TERMS = 12
 _POWERS = 6  # powers in a block, of 3 * _TERMS in the expansion
@@ -190,6 +190,7 @@ def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "ka
 def check_floating(**tensors: Tensor) -> None:
     """Reject integers: results have the type of the arguments, so they would be truncated."""
     for name, values in tensors.items():
+        check_tensor(name, values)
         if not values.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point type, got {values.dtype}")
 

@@ -243,3 +243,18 @@ def test_an_encoder_moves_to_devices_but_not_to_a_type():
     assert torch.equal(encoder.embed(inputs).kappa, expected)
     encoder.network.half()
     torch.testing.assert_close(encoder.embed(inputs.half()).kappa, expected, rtol=0.02, atol=0)
+
+
+@pytest.mark.usefixtures("as_in_production")
+def test_what_is_no_encoder_is_neither_evaluated_nor_added():
+    with pytest.raises(ValueError, match="encoder must be a lam.Encoder, got Sequential: lam.fit makes one"):
+        unchecked(lam.evaluate)(make_network(), make_batches())
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fit() + make_network()
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "encoder").write_text("mine")
+    with pytest.raises(ValueError, match="encoder is a file: give a folder"):
+        fit().save(tmp_path / "encoder")
+    assert (tmp_path / "encoder").read_text() == "mine"

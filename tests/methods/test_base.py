@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lam import losses
 from lam.datasets.augmented import AugmentationOptions, Augmented
@@ -90,3 +91,19 @@ def test_the_direction_is_the_networks_own_to_the_bit_whatever_is_sampled(method
         else:
             assert found.mean_samples is None
             assert torch.equal(found.mean, torch.nn.functional.normalize(output))
+
+
+def test_what_is_no_data_set_is_refused_by_its_kind() -> None:
+    for wrong in (DataLoader(small.images()), small.network(), None):
+        with pytest.raises(ValueError, match=f"and items .input, label., got {type(wrong).__name__}: .*loader.dataset"):
+            Deterministic().train(small.network(), wrong, small.training())
+
+
+@pytest.mark.usefixtures("as_in_production")
+@pytest.mark.parametrize(
+    ("label", "message"), [(lambda n: f"class {n}", "labels must be integers, .* 'class"), (lambda n: n - 1, "got -1")]
+)
+def test_labels_of_a_data_set_without_a_list_of_them_are_checked(label: Any, message: str) -> None:
+    items = [(image, label(number % 3)) for number, (image, _) in enumerate(small.images())]
+    with pytest.raises(ValueError, match=message):
+        Deterministic().train(small.network(), items, small.training())

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from lam import losses, retrieval
+import lam
+from lam import losses, retrieval, vmf
+from lam.datasets import TensorImages
 from lam.hessians import ContrastiveCurvature, InfoNCECurvature
 from lam.hessians.accumulate import StructureOptions
 from lam.hessians.structures.diagonal import Diagonal
+from lam.pairs import Pairs
 from lam.utils.checks import check_at_least, check_margin, check_positive, check_share
 from lam.vmf.embeddings import Embeddings
 
@@ -64,6 +67,11 @@ ROWS = torch.nn.functional.normalize(torch.arange(12.0).reshape(4, 3) + 1)
         (lambda given: retrieval.recall_at_k(given, torch.ones(2).long(), k=1), "relevance"),
         (lambda given: retrieval.rank(given, k=1), "queries"),
         (lambda given: retrieval.rank(ROWS, given, k=1), "gallery"),
+        (lambda given: lam.fit_features(given, [0, 1], ROWS, margin=0.7), "features"),
+        (lambda given: lam.fit_features(ROWS, [0, 1] * 2, given, margin=0.7), "weight"),
+        (lambda given: vmf.bessel_ratio(3, given), "kappa"),
+        (lambda given: Pairs.by_label(given), "labels"),
+        (lambda given: TensorImages(torch.zeros(2, 1, 8, 8), given, name="mine"), "labels"),
     ],
 )
 def test_arrays_and_lists_are_refused_by_name(call: Callable[[Any], object], name: str, given: Any) -> None:

@@ -9,7 +9,9 @@ from lam.pairs.pairs import Pairs
 
 
 class InfoNCE(TemperatureLoss):
-    """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)), n negatives of a.
+    """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)).
+
+    n are the negatives of a.
 
     With two views of each item it is NT-Xent. With classes, other items of a class do not count against a pair, unlike
     in SupCon.

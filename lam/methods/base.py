@@ -36,7 +36,7 @@ class Trained(NamedTuple):
 
     Attributes:
         encoder: fitted, in evaluation mode.
-        histories: of each training, by name, such as `network`.
+        histories: the record of each training, by name, such as `network`.
     """
 
     encoder: Encoder

@@ -26,16 +26,16 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    The soft contrastive loss of the samples is averaged over each kind of pair. β times the mean
-    KL(N(μ, diag(σ²)) ‖ N(0, I)) of the items is added. As in the source, μ is the head's output before normalisation:
+    The soft contrastive loss of the samples is averaged over each kind of pair. The loss adds β times the items' mean
+    KL(N(μ, diag(σ²)) ‖ N(0, I)). As in the source, μ is the head's output before normalisation:
     on the sphere the divergence is the same for every mean. Retrieval and validation compare directions of means.
 
-    The number of samples and β are the source's, which gives no initial a and b. With a = b = 5, items at distance 1
-    match with probability ½. With a = 1 and b = 0, samples at distance 0 do, and the loss fell far slower. a is learned
-    as log a.
+    The number of samples and β come from the source, which gives no initial a and b. Items match with probability ½ at
+    distance 1 for a = b = 5, and at distance 0 for a = 1 and b = 0, where the loss fell far slower. a is learned as
+    log a.
 
     Attributes:
-        n_samples: samples of each item in a step, at least 1; a pair compares each of one with each of the other.
+        n_samples: samples of each item in a step, at least 1; a pair compares all samples of one with all of the other.
         kl_weight: β ≥ 0.
         scale: initial a > 0 of p(match).
         offset: initial b of p(match), finite.

@@ -31,8 +31,8 @@ class TrainingOptions:
         epochs: passes over the data, at least 1.
         batch_size: items in a batch, at least 2 for each process; the last batch of an epoch may be smaller.
         per_class: items of each class in a batch, at least 2. Each batch draws batch_size / per_class random classes,
-            or more if some are smaller; see `lam.training.batches.Batches`. None for random batches of all items.
-        miner: which pairs of a batch the loss takes: "all", "violating", "easy", "semihard" or "hard", or a miner of
+            or more if classes are smaller; see `lam.training.batches.Batches`. None for random batches of all items.
+        miner: the pairs of a batch that count: "all", "violating", "easy", "semihard" or "hard", or a miner of
             pytorch-metric-learning; see `lam.pairs.Mining`. A batch without such pairs has a loss of zero.
         max_pairs: largest number of mined triplets, or of pairs of each type for "all", drawn at random; None for no
             limit.
@@ -41,7 +41,7 @@ class TrainingOptions:
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         weight_decay: of the optimizer, ≥ 0.
         precision: "32-true", "bf16-mixed" or "16-mixed"; weights are always float32.
-        checkpoint_every: number of batches between further checkpoints within an epoch.
+        checkpoint_every: number of batches between two checkpoints within an epoch.
 
     Raises:
         ValueError: for an option outside its limits; the message begins with its name.

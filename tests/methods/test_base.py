@@ -104,6 +104,6 @@ def test_what_is_no_data_set_is_refused_by_its_kind() -> None:
     ("label", "message"), [(lambda n: f"class {n}", "labels must be integers, .* 'class"), (lambda n: n - 1, "got -1")]
 )
 def test_labels_of_a_data_set_without_a_list_of_them_are_checked(label: Any, message: str) -> None:
-    items = [(image, label(number % 3)) for number, (image, _) in enumerate(small.images())]
+    items = [(image, label(number % 3)) for number, image in enumerate(small.images().images)]
     with pytest.raises(ValueError, match=message):
         Deterministic().train(small.network(), items, small.training())

@@ -14,8 +14,8 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
-    It takes two passes: for the basis, and for the diagonal in it. Sums in one basis can be added and subtracted, and
-    so can batches. Two fits have different bases, and cannot be added. Negative entries are set to zero.
+    It takes two passes: for the basis, and for the diagonal in it. Sums in one basis can be added and subtracted:
+    batches, too. Two fits have different bases, and cannot be added. Negative entries are set to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 

@@ -207,10 +207,10 @@ def calibrate(
         data: searches of held-out queries, and of strangers if any.
         choices: targets and scores; by default `Choices()`.
         key: of the run; see `Calibration`.
-        verifier: of pairs of images.
-        unseen: of the gallery, with rising labels by `label_key`, to recognise items of new classes.
-        unmatched: the queries whose false accepts are bounded, for searches of a part of the gallery.
-        intervals: of cosines with hits; see `Calibration`.
+        verifier: tells whether two images match.
+        unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise.
+        unmatched: queries without a match, to bound false accepts in a part of the gallery.
+        intervals: of the cosines of hits; see `Calibration`.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:

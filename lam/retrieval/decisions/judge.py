@@ -48,12 +48,12 @@ def judge(
     """Decisions on Q queries from the hits of any vector store.
 
     Args:
-        calibration: of the same encoder and, up to a fifth of its size, the same gallery.
+        calibration: learnt with the same encoder and the same gallery; its size may differ by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
         labels: Q lists of K labels of the hits, empty for a hit without label; None for a store without labels.
         gallery_size: number of items in the store now.
-        features: (Q, P) of the queries, which add scores; the pair (mean, κ) has none.
+        features: (Q, P) of the queries, for more scores.
 
     Raises:
         ValueError: for scores that are no cosines in falling order, queries that are no unit vectors, lists of

@@ -253,6 +253,7 @@ def search_gallery(parsed: argparse.Namespace, _: list[str]) -> None:
         parsed.run,
         *parsed.image,
         texts=texts,
+        columns=_columns(parsed.columns),
         k=parsed.k,
         damaged=damaged,
         progress=parsed.output is not None and not parsed.quiet,

@@ -161,7 +161,10 @@ def command_parser() -> argparse.ArgumentParser:
     add("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
 
     add = command(
-        "search", commands.search_gallery, "Search a run's gallery for images or texts.", "run", "--skip-damaged"
+        "search",
+        commands.search_gallery,
+        "Search a run's gallery for images or texts.",
+        *("run", "--columns", "--skip-damaged"),
     )
     add("image", nargs="*", help="image files, or folders of them")
     add("--text", action="append", default=[], help="a text, for a run on texts; may be repeated")

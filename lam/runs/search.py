@@ -112,6 +112,7 @@ def search_in_batches(
     run: str | Path,
     *images: str | Path,
     texts: Sequence[str] | Path = (),
+    columns: Columns | None = None,
     k: int = 5,
     damaged: DamagedFiles | None = None,
     progress: bool = False,
@@ -120,14 +121,14 @@ def search_in_batches(
 
     Args:
         run, images, k, progress: as for `search`.
-        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`, with the run's column, else a column text
-            or question.
+        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`.
+        columns: columns of that table; by default the run's column, else a column text or question.
         damaged: what to do about damaged image files; by default they are an error after the last batch.
 
     Raises:
         ValueError: as `search`.
     """
-    searcher = _Searcher(run, k)
+    searcher = _Searcher(run, k, columns)
     damaged = DamagedFiles() if damaged is None else damaged
     asked, batches = searcher.inputs(images, texts, damaged)
     n_done = 0
@@ -139,12 +140,12 @@ def search_in_batches(
 class _Searcher:
     """Searches a run's gallery for the k hits of each query."""
 
-    def __init__(self, run: str | Path, k: int) -> None:
+    def __init__(self, run: str | Path, k: int, columns: Columns | None = None) -> None:
         check_at_least("k", k, 1)
         opened = Run(run)
         require_faiss()
         self._encoder, self._gallery, self._calibration = opened.encoder, opened.gallery, opened.calibration
-        self._columns, self._k = opened.columns(), k
+        self._columns, self._k = opened.columns(columns), k
 
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles

@@ -115,6 +115,19 @@ def test_each_text_of_a_file_is_answered_as_by_itself(
         assert [hit["text"] for hit in entry["hits"]] == [item.text for item in items]
 
 
+def test_a_search_takes_the_column_that_it_is_told(
+    of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "queries.csv").write_text("query,note\nfur and paw,a\nyeast,b\n", encoding="utf-8")
+    command = ["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / "queries.csv")]
+    assert main(command) == 1
+    assert "--columns text=COLUMN" in capsys.readouterr().err
+    assert main([*command, "--columns", "text=query"]) == 0
+    printed = capsys.readouterr().out
+    assert "text: fur and paw\n" in printed
+    assert "text: yeast\n" in printed
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("queries.csv", "queries.csv has no column text"), ("queries.txt", "queries.txt must be one of .csv, ")],

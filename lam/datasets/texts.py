@@ -20,6 +20,7 @@ from lam.datasets.base import Dataset, MissingDataError, Preview, labels_of, top
 from lam.datasets.splits import PARTS, Splits, carve_missing, note_like_names
 from lam.inputs.texts import MAX_BYTES, TextPreprocessing
 from lam.inputs.thumbnails import SIZE
+from lam.utils.checks import first_of
 from lam.utils.notes import Note
 from lam.utils.tables import Table, is_no_label
 
@@ -242,12 +243,18 @@ def _files(root: Path) -> dict[str, Path]:
     if not root.is_dir():
         return {"train": _existing(root)}
     files: dict[str, Path] = {}
+    tables = [path for path in sorted(root.iterdir()) if path.is_file() and path.name.lower().endswith(FORMS)]
     for part, names in PARTS.items():
-        found = [path for name in names for form in FORMS if (path := root / f"{name}{form}").is_file()]
+        allowed = {f"{name}{form}" for name in names for form in FORMS}
+        found = [path for path in tables if path.name.lower() in allowed]
         if len(found) > 1:
             raise ValueError(f"{root} has {' and '.join(path.name for path in found)}: keep one of them")
         if found:
             files[part] = found[0]
+    others = [path.name for path in tables if path not in files.values() and not path.name.startswith(".")]
+    if files and others:
+        note = f"{root}: {len(others)} file(s) are no part by name and are left out: {first_of(others)}"
+        warnings.warn(note, Note, stacklevel=3)
     if "train" not in files:
         raise MissingDataError(f"{root} has no file train ({', '.join(f'train{form}' for form in FORMS)})")
     return files

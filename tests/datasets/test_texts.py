@@ -76,6 +76,19 @@ def test_parts_by_file(tmp_path: Path) -> None:
         datasets.load("texts", root=tmp_path)
 
 
+def test_files_of_parts_may_be_in_upper_case_and_others_are_named(tmp_path: Path) -> None:
+    for number, name in enumerate(("Train.csv", "VAL.CSV", "Test.csv", "holdout.csv", ".test.csv")):
+        csv_of(tmp_path / name, "text,label", [(f"{text} {number}", label) for text, label in ROWS])
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.warns(Note, match=r"1 file\(s\) are no part by name and are left out: holdout.csv") as told:
+        splits = datasets.load("texts", root=tmp_path)
+    assert len(told) == 1
+    assert [part.texts[0][-1] for part in (splits.train, splits.validation, splits.test)] == ["0", "1", "2"]
+    csv_of(tmp_path / "test.csv", "text,label", ROWS)
+    with pytest.raises(ValueError, match="has Test.csv and test.csv: keep one of them"):
+        datasets.load("texts", root=tmp_path)
+
+
 def test_parts_by_a_column(tmp_path: Path) -> None:
     rows = [(*row, ("Training", "train", "dev", "TEST")[number % 4]) for number, row in enumerate(ROWS)]
     path = csv_of(tmp_path / "mine.csv", "text,label,Split", rows)

@@ -105,6 +105,8 @@ def load(
     reads = "preprocessing" in inspect.signature(loader).parameters
     own = {"preprocessing": preprocessing} if reads and preprocessing is not None else {}
     splits = _call(loader, name, options | own, root=root, seed=seed)
+    if not isinstance(splits, Splits):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the loader of {name} must return lam.datasets.Splits, got {type(splits).__name__}")
     return splits if reads or preprocessing is None else _as_files(splits, Preprocessing.of(preprocessing))
 
 

@@ -15,7 +15,7 @@ from lam.encoders.files import SavedEncoder
 from lam.encoders.gaussian import GaussianEncoder
 from lam.encoders.layers import LayersEncoder
 from lam.tuning.ambiguity import Ambiguity
-from lam.utils.registry import enter
+from lam.utils.registry import check_class, enter
 
 ENCODERS: dict[str, type[Encoder]] = {
     encoder.kind: encoder
@@ -31,6 +31,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, Runtim
 
 def register(kind: str, encoder: type[Encoder]) -> None:
     """Enter a class of encoders under a new kind, which its folders then name."""
+    check_class("encoder", encoder, Encoder)
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
 

@@ -20,7 +20,7 @@ from lam.losses.squared import Squared
 from lam.losses.supcon import SupCon
 from lam.losses.swav import SwAV
 from lam.losses.varcon import VarCon
-from lam.utils.registry import enter
+from lam.utils.registry import check_class, enter
 
 __all__ = [
     "BYOL",
@@ -106,6 +106,7 @@ def register(name: str, loss: type[Loss]) -> None:
     """Enter a loss under a name for configurations; `Loss.configured` makes it from their settings.
 
     Raises:
-        ValueError: if another class has the name.
+        ValueError: if another class has the name, or for no class of a loss.
     """
+    check_class("loss", loss, Loss)
     enter(LOSSES, "loss", name, loss)

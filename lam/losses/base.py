@@ -46,7 +46,13 @@ class Loss(ABC):
                 f"pairs must be lam.pairs.Pairs, such as Pairs.by_label(labels), got {type(pairs).__name__}"
             )
         pairs.check_size(len(embeddings))
-        return self._compute(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), pairs)
+        loss = self._compute(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), pairs)
+        if not isinstance(loss, Tensor) or loss.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
+            shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""  # pyright: ignore
+            raise ValueError(
+                f"{type(self).__name__}._compute must return a tensor of one number, got {type(loss).__name__}{shape}"
+            )
+        return loss
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":

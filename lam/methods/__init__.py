@@ -25,7 +25,7 @@ from lam.methods.simsiam import Simsiam
 from lam.methods.swav import Swav
 from lam.methods.varcon import Varcon
 from lam.training import Training
-from lam.utils.registry import enter
+from lam.utils.registry import check_class, enter
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -55,6 +55,7 @@ def find(name: str) -> type[Method]:
 
 def register(name: str, method: type[Method]) -> None:
     """Add a method under a free name; `lam.encoders.load.register` adds its encoder."""
+    check_class("method", method, Method, record=True)
     enter(METHODS, "method", name, method)
     method.name = name
 

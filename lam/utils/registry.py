@@ -1,6 +1,7 @@
 """Tables of classes by name, which users may extend."""
 
-from typing import TypeVar
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -23,6 +24,20 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
         >>> list(table)
         ['int', 'float']
     """
+    if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the name of a {kind} must be a word, got {name!r}")
     if table.setdefault(name, entry) is not entry:
         other = getattr(table[name], "__name__", table[name])
         raise ValueError(f"there is a {kind} {name!r} already: {other}; take another name")
+
+
+def check_class(kind: str, entry: Any, base: type, *, record: bool = False) -> None:
+    """Require a class derived from `base`; with `record`, a dataclass, as its fields are its settings."""
+    if not (isinstance(entry, type) and issubclass(entry, base)):
+        name = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
+        raise ValueError(
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} must be a class derived from {name}, got {entry!r}"
+        )
+    has_own_fields = "__annotations__" in vars(entry) and "__dataclass_params__" not in vars(entry)
+    if record and (has_own_fields or not is_dataclass(entry)):
+        raise ValueError(f"{entry.__name__} must be a frozen dataclass: put @dataclass(frozen=True) above it")

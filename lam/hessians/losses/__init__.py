@@ -9,7 +9,7 @@ from lam.hessians.losses.base import Curvature
 from lam.hessians.losses.contrastive import ContrastiveCurvature
 from lam.hessians.losses.supcon import InfoNCECurvature, SupConCurvature
 from lam.hessians.losses.varcon import VarConCurvature
-from lam.utils.registry import enter
+from lam.utils.registry import check_class, enter
 
 __all__ = [
     "CURVATURES",
@@ -42,8 +42,9 @@ def register(name: str, cls: type[Curvature]) -> None:
         cls: a frozen dataclass derived from `Curvature`, with numbers, strings or booleans as fields.
 
     Raises:
-        ValueError: if another class has the name.
+        ValueError: if another class has the name, or for no dataclass of a curvature.
     """
+    check_class("curvature", cls, Curvature, record=True)
     enter(CURVATURES, "curvature", name, cls)
 
 

@@ -13,6 +13,7 @@ from lam.hessians.losses.items import BatchItems, ItemCurvature, SliceableItems
 from lam.hessians.relations import Related
 from lam.pairs.pairs import Pairs
 from lam.pairs.relation import Scope
+from lam.utils.registry import check_class
 
 Same = TypeVar("Same", bound="Curvature")
 
@@ -47,6 +48,7 @@ class Curvature(ABC):
 
     @property
     def _unset(self) -> list[str]:
+        check_class("curvature", type(self), Curvature, record=True)
         record: Any = self
         return [field.name for field in fields(record) if getattr(self, field.name) is None]
 

@@ -39,10 +39,10 @@ class BatchItems(ItemCurvature):
     pairs: Any  # pairs of the items, or their candidates
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
-        return self._checked(self.curvature.diagonal(self.n, self.r, self.pairs))
+        return self._checked("diagonal", self.curvature.diagonal(self.n, self.r, self.pairs))
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
-        return self._checked(self.curvature.matrices(self.n, self.r, self.pairs))
+        return self._checked("matrices", self.curvature.matrices(self.n, self.r, self.pairs))
 
     def total(self) -> Float[Tensor, "T D D"]:
         return self.matrices().sum(0)
@@ -51,10 +51,15 @@ class BatchItems(ItemCurvature):
         basis = basis.to(self.n)
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
-    def _checked(self, h: Tensor) -> Tensor:
-        """Require as many terms as the curvature names."""
+    def _checked(self, method: str, h: Any) -> Tensor:
+        """Require the shape of a method's result, and as many terms as the curvature names."""
+        (N, D), name = self.n.shape, type(self.curvature).__name__
+        rest = (D,) if method == "diagonal" else (D, D)
+        if not isinstance(h, Tensor) or h.ndim != 2 + len(rest) or (len(h), *h.shape[2:]) != (N, *rest):
+            actual = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+            sizes = ", ".join(map(str, (N, "T", *rest)))
+            raise ValueError(f"{name}.{method} must return a tensor of shape ({sizes}), T terms, got {actual}")
         if h.shape[1] != (T := len(self.curvature.terms)):
-            name = type(self.curvature).__name__
             raise ValueError(
                 f"{name} gives {h.shape[1]} terms, but its property `terms` names {T}: name each in `terms`"
             )

@@ -34,7 +34,7 @@ Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""
 
 Noise = Iterable[Tensor]
-"""Standard normal numbers of S sampled networks, (S, ...) each; a list can be read again."""
+"""Standard normal numbers of S sampled networks, (S, ...) each. It can be read again."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
@@ -127,7 +127,7 @@ class Posterior(ABC):
             n_samples: S ≥ 1.
             generator: by default one with the posterior's seed, the same on every device.
         """
-        return self._normal(n_samples, [self.theta.shape], generator, self.weight.dtype)
+        return list(self._normal(n_samples, [self.theta.shape], generator, self.weight.dtype))
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:

@@ -35,7 +35,7 @@ class DiagonalPosterior(Posterior):
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
         shapes = [part.shape for part in (self.weight, self.bias) if part is not None]
-        return self._normal(n_samples, shapes, generator, self.weight.dtype)
+        return list(self._normal(n_samples, shapes, generator, self.weight.dtype))
 
     def layers_from(self, noise: Noise) -> Sampled:
         (first, *rest), (weight, bias) = noise, self.variance

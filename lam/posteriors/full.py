@@ -28,7 +28,7 @@ class FullPosterior(Posterior):
         return len(self.weight) * self.theta.numel()
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        return self._normal(n_samples, [self.theta.shape], generator, torch.float64)
+        return list(self._normal(n_samples, [self.theta.shape], generator, torch.float64))
 
     def layers_from(self, noise: Noise) -> Sampled:
         (noise,) = noise

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -68,6 +68,16 @@ class LayersAccumulator(Accumulator):
 
 
 @dataclass(frozen=True)
+class _Redrawn:
+    """Noise that is drawn layer by layer whenever it is read: S times the weights of a network may not fit twice."""
+
+    draw: Callable[[], Iterator[Tensor]]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.draw()
+
+
+@dataclass(frozen=True)
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
@@ -107,7 +117,8 @@ class LayersPosterior(Posterior):
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        return self._normal(n_samples, [v.shape for v in self.variances], generator, self.weight.dtype)
+        shapes = [v.shape for v in self.variances]
+        return _Redrawn(partial(self._normal, n_samples, shapes, generator, self.weight.dtype))
 
     @without_autocast()
     def layers_from(self, noise: Noise) -> Any:
@@ -154,8 +165,7 @@ class LayersPosterior(Posterior):
         return head_output(self.network, self.head, features).to(self.weight.dtype)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        noise = list(noise)
-        draw = self._draw(noise, self._output_noise(len(noise[0])))
+        draw = self._draw(noise, self._output_noise(len(next(iter(noise)))))
 
         @without_autocast()
         def sampled(inputs: Any) -> Tensor:

@@ -247,7 +247,7 @@ class _Tuner:
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
-        self.noise = list(posterior.noise(n_samples))
+        self.noise = posterior.noise(n_samples)
         own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
         self.hits, _ = rank(own[queries], None if gallery is None else own[gallery.to(own.device)], k=_DEPTH)

@@ -114,7 +114,7 @@ def test_joint_samples_are_the_outputs_of_sampled_layers(name: str, bias: bool):
 
 def test_every_likelihood_scale_and_prior_takes_the_same_noise_and_keeps_it(name: str):
     posterior, inputs = make(name, dtype=torch.float64)
-    noise = list(posterior.noise(4))
+    noise = posterior.noise(4)
     kept = [values.clone() for values in noise]
     for other in (replace(posterior, likelihood_scale=1e6), replace(posterior, prior_precision=0.3)):
         for one, another in zip(noise, other.noise(4), strict=True):

@@ -138,6 +138,8 @@ def test_sampling_holds_the_noise_of_few_layers_at_a_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "randn", tracked)
     posterior.sample(3)
     assert len(drawn) == 6
+    posterior.joint_predictor(posterior.noise(3))
+    assert len(drawn) > 12
 
 
 @pytest.mark.parametrize(("structure", "own"), [("diag", DiagonalPosterior), ("kron", KronPosterior)])

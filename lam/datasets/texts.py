@@ -208,13 +208,16 @@ def read(
     preprocessing: TextPreprocessing,
     columns: Columns | None = None,
     labelled: bool = False,
+    answered: bool = True,
     name: str = "texts",
 ) -> Texts:
     """All texts of a file; questions are queries, and their answers are the gallery.
 
-    `labelled` requires a label of every text; otherwise a missing label is empty.
+    `labelled` requires a label of every text; otherwise a missing label is empty. Without `answered`, only the texts or
+    questions are read, and answers may be missing.
     """
-    queries, answers, _ = _read(_existing(Path(root).expanduser()), columns or Columns(), labelled=labelled)
+    path, columns = _existing(Path(root).expanduser()), columns or Columns()
+    queries, answers, _ = _read(path, columns, labelled=labelled, answered=answered)
     answers = _distinct(answers)
     style: dict[str, Any] = {"classes": _classes([*queries, *answers]), "preprocessing": preprocessing, "name": name}
     texts = _texts(queries, **style)
@@ -223,7 +226,7 @@ def read(
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
     """All texts of a file, or its questions, as inputs of the length of `like`; see `read`."""
-    return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text)).queries
+    return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text), answered=False)
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
@@ -270,10 +273,14 @@ class _Row:
     path: str
 
 
-def _read(path: Path, columns: Columns, *, labelled: bool = True) -> tuple[list[_Row], list[_Row], Columns]:
+def _read(
+    path: Path, columns: Columns, *, labelled: bool = True, answered: bool = True
+) -> tuple[list[_Row], list[_Row], Columns]:
     """The texts or questions of a file, its answers, and its columns."""
     table = Table.read(path)
     columns = columns.of(table, labelled=labelled)
+    if not answered:
+        columns = Columns(columns.query, columns.label)
     used = (columns.text, columns.label, columns.question, columns.answer)
     others = {name: values for name, values in table.columns.items() if name and name not in used}
     metadata = [{name: of[row] for name, of in others.items() if of[row]} for row in range(len(table.lines))]

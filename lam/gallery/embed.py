@@ -84,6 +84,7 @@ def read_items(
     columns: Columns | None = None,
     *,
     labelled: bool = False,
+    answered: bool = True,
     damaged: DamagedFiles | None = None,
 ) -> FolderImages | Texts:
     """The images of a folder (`lam.datasets.folder.read`), or the texts of a file (`lam.datasets.texts.read`).
@@ -95,6 +96,7 @@ def read_items(
         source: a folder; for an encoder of texts a file with these columns.
         columns: columns of the file.
         labelled: whether every image or text must have a label.
+        answered: whether the answers of a file are read; if not, they may be missing.
         damaged: collects damaged image files, after every file is read; None reads no file.
 
     Raises:
@@ -102,23 +104,23 @@ def read_items(
             images, or damaged files; and as these functions.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
-        return _read_texts(encoder, encoder.preprocessing, Path(source), columns, labelled)
+        if Path(source).is_dir():
+            raise ValueError(
+                f"{source} is a folder, and this run takes texts: give a table of them, such as a CSV file"
+            )
+        texts = datasets.texts.read(
+            root=source, preprocessing=encoder.preprocessing, columns=columns, labelled=labelled, answered=answered
+        )
+        if n_cut := sum(is_cut(encoder.network, encoder.preprocessing, text) for text in texts.texts):
+            warnings.warn(
+                f"{source}: {n_cut} of {len(texts)} texts are longer than the network reads: cut", stacklevel=2
+            )
+        return texts
     if columns is not None:
         raise ValueError("this run takes images, which have no columns: leave columns out")
     preprocessing = preprocessing_of(encoder, Preprocessing)
     images = datasets.folder.read(root=source, preprocessing=preprocessing, labelled=labelled)
     return images if damaged is None else drop_unreadable(images, damaged)
-
-
-def _read_texts(
-    encoder: Encoder, preprocessing: TextPreprocessing, file: Path, columns: Columns | None, labelled: bool
-) -> Texts:
-    if file.is_dir():
-        raise ValueError(f"{file} is a folder, and this run takes texts: give a table of them, such as a CSV file")
-    texts = datasets.texts.read(root=file, preprocessing=preprocessing, columns=columns, labelled=labelled)
-    if n_cut := sum(is_cut(encoder.network, preprocessing, text) for text in texts.texts):
-        warnings.warn(f"{file}: {n_cut} of {len(texts)} texts are longer than the network reads: cut", stacklevel=3)
-    return texts
 
 
 def _sources(items: FolderImages | Texts) -> list[SourceImage]:

@@ -66,7 +66,7 @@ class Inputs:
     def queries(self, folder: str | Path) -> Dataset:
         """Queries of a folder or table, without answers."""
         columns = None if self.columns is None else Columns(self.columns.query)
-        return read_items(self.encoder, folder, columns, damaged=self.options.damaged).queries
+        return read_items(self.encoder, folder, columns, answered=False, damaged=self.options.damaged)
 
     def predict(self, items: Dataset) -> Prediction:
         """Embeddings and features of items."""

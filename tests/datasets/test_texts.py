@@ -253,6 +253,18 @@ def test_outsiders_of_a_file_and_of_other_inputs(tmp_path: Path) -> None:
         datasets.load_ood("descriptions", like=digits)
 
 
+def test_questions_alone_need_no_answers(tmp_path: Path) -> None:
+    path = csv_of(tmp_path / "asked.csv", "question,answer", [("who won?", ""), ("how do I boil an egg?", "")])
+    with pytest.raises(ValueError, match="answer must not be empty"):
+        datasets.texts.read(root=path, preprocessing=TextPreprocessing())
+    for texts in (
+        datasets.texts.read(root=path, preprocessing=TextPreprocessing(), answered=False),
+        datasets.texts.outsiders(root=path, like=Texts(["a"], torch.zeros(1).long())),
+    ):
+        assert texts.texts == ("who won?", "how do I boil an egg?")
+        assert texts.is_query is None
+
+
 def test_a_part_without_a_text_is_named(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", "text,label", ROWS)
     csv_of(tmp_path / "test.csv", "text,label", [])

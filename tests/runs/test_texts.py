@@ -115,6 +115,14 @@ def test_each_text_of_a_file_is_answered_as_by_itself(
         assert [hit["text"] for hit in entry["hits"]] == [item.text for item in items]
 
 
+def test_questions_whose_answers_are_blank_are_searched(
+    of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "asked.csv").write_text("question,answer\nfur and paw,\nyeast,\n", encoding="utf-8")
+    assert main(["search", str(of_topics.folder), "--quiet", "--file", str(tmp_path / "asked.csv")]) == 0
+    assert "text: yeast\n" in capsys.readouterr().out
+
+
 def test_a_search_takes_the_column_that_it_is_told(
     of_topics: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,7 +132,7 @@ def test_sampling_holds_the_noise_of_few_layers_at_a_time(monkeypatch: pytest.Mo
     def tracked(*shape: int, **options: Any) -> Tensor:
         noise = randn(*shape, **options)
         drawn.append(weakref.ref(noise))
-        assert sum(noise() is not None for noise in drawn) <= 2
+        assert sum(noise() is not None for noise in drawn) <= 3  # of one layer, of the next, and of the outputs
         return noise
 
     monkeypatch.setattr(torch, "randn", tracked)

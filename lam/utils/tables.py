@@ -173,9 +173,21 @@ def _open_text(path: Path) -> Iterator[TextIO]:
         with opened(path, "rt", encoding="utf-16" if name == "UTF-16" else "utf-8-sig", newline="") as stream:
             yield stream
     except UnicodeError as error:
-        raise ValueError(f"{path} is not in {name}: {error}; save it in UTF-8 (in Excel: CSV UTF-8)") from None
+        why = _first_undecodable(path, opened) if name == "UTF-8" else str(error)
+        raise ValueError(f"{path} is not in {name}: {why}; save it in UTF-8 (in Excel: CSV UTF-8)") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged: {error}; get it again") from None
+
+
+def _first_undecodable(path: Path, opened: Any) -> str:
+    """The line and byte that are not in UTF-8; a decoder of streams tells only a place within its buffer."""
+    with opened(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode()
+            except UnicodeError as error:
+                return f"line {number}, {error}"
+    return "it ends within a character"
 
 
 def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:

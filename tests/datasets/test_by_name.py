@@ -66,6 +66,7 @@ def test_images_of_another_shape_are_read_as_files_of_them_would_be():
     assert patches.preview(3) == grey.preview(3)
 
 
+@pytest.mark.filterwarnings("ignore::lam.utils.notes.Note")  # of files that other data sets read
 @pytest.mark.parametrize("name", ["digits_patches", "folder", "lfw", "places"])
 def test_images_are_refused_where_texts_are_known(tmp_path, name):
     layouts.texts(tmp_path)

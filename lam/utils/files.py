@@ -153,8 +153,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
         try:
             save_file(plain, temporary)
         except SafetensorError as error:
-            found = re.search(r"os error (\d+)", str(error))
-            number = int(found[1]) if found else errno.EIO
+            number = int(found[1]) if (found := re.search(r"os error (\d+)", str(error))) else errno.EIO
             raise OSError(number, os.strerror(number), str(path)) from error
 
     write_atomically(path, write)

@@ -195,19 +195,29 @@ def msls(root: Path, cities: Sequence[str], *, each: int = 6) -> Path:
     return root
 
 
-def texts(folder: Path) -> None:
-    """Texts of three topics in the files of CLINC150, BANKING77 and one's own, with some that are out of scope."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _topics() -> dict[str, list[list[str]]]:
+    """Texts of three topics, in parts."""
     words = {"cats": "fur paw whisker purr", "trains": "rail station engine track", "bread": "flour oven crust yeast"}
     rows = [
         [f"{of_topic.split()[number % 4]} {of_topic.split()[(number + 1) % 4]} {number}", topic]
         for topic, of_topic in words.items()
         for number in range(16)
     ]
-    outside = [[f"cloud wind {number}", "oos"] for number in range(8)]
-    parts = {"train": rows[::2], "val": rows[1::4], "test": rows[3::4]}
+    return {"train": rows[::2], "val": rows[1::4], "test": rows[3::4]}
+
+
+def clinc150(folder: Path) -> None:
+    """Texts in the file of CLINC150, with some that are out of scope."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outside, parts = [[f"cloud wind {number}", "oos"] for number in range(8)], _topics()
     content = {**parts, **{f"oos_{part}": outside for part in parts}}
     (folder / "data_full.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def texts(folder: Path) -> None:
+    """Texts in the files of BANKING77 and one's own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _topics()
     for name in ("train", "test"):
         content = (f"{text},{topic},{topic}" for text, topic in parts[name])
         lines(folder / f"{name}.csv", "text,label,category", *content)

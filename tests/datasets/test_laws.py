@@ -20,7 +20,8 @@ MAKE: dict[str, Callable[[Path], Any]] = {
     "lfw": lambda root: layouts.lfw(root, {f"Ann_{i}": 1 + i % 3 for i in range(20)}, {"Bob": 2}),
     "msls": lambda root: layouts.msls(root, ["boston", "amman", "cph"]),
     "places": lambda root: layouts.places(root, [{"path": f"{i}.png", "x": 5.0 * i, "y": 7.0} for i in range(20)]),
-    **dict.fromkeys(("texts", "clinc150", "banking77"), layouts.texts),
+    **dict.fromkeys(("texts", "banking77"), layouts.texts),
+    "clinc150": layouts.clinc150,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "msls": CITIES,

@@ -133,9 +133,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layouts.picture(root / "folder" / f"class_{row % 3}" / f"{row}.png", 10 * row)
     rows = [{"path": f"{i}.png", "x": 4 * i, "y": 0} for i in range(60)]
     layouts.places(root / "places", rows)
-    for name in TEXTS:
+    layouts.clinc150(root / "clinc150")
+    for name in ("banking77", "texts"):
         layouts.texts(root / name)
-    (root / "texts" / "data_full.json").unlink()  # a file of CLINC150 is no part of one's own texts
     return root
 
 

@@ -691,7 +691,7 @@ def test_what_the_gallery_holds_is_text(page: Browser, address: str, tmp_path: P
     ("label", "shown"),
     [
         ("W" * 1024, "W" * 39 + "…"),
-        ("W " * 512, "W " * 19 + "W…"),
+        ("W " * 511 + "W", "W " * 19 + "W…"),
         ("evil \u202egnp.exe\u202c \u2069\u2066", "evil \ufffdgnp.exe\ufffd \ufffd\ufffd"),
         ("line\nbreak\ttab", "line\ufffdbreak\ufffdtab"),
         ("שלום 3", "שלום 3"),

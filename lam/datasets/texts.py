@@ -304,12 +304,11 @@ def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
     values = [row.metadata.get(min(columns, default=""), "") for row in rows]
     if not any(value.lower() in part_of for value in values):
         return {"train": list(rows)}
+    parts: dict[str, list[_Row]] = {}
     for row, value in zip(rows, values, strict=True):
         if value.lower() not in part_of:
             allowed = ", ".join(part_of)
             raise ValueError(f"{row.path}: split must be one of {allowed}, got {value!r}; or rename the column")
-    parts: dict[str, list[_Row]] = {}
-    for row, value in zip(rows, values, strict=True):
         parts.setdefault(part_of[value.lower()], []).append(row)
     counts = ", ".join(f"{len(part)} for {name}" for name, part in parts.items())
     if "train" not in parts:

@@ -10,7 +10,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -203,15 +203,23 @@ def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
             head = [header, *itertools.islice(stream, _HEAD)]
             found = separator or _sniff_separator(head, path)
         reader = csv.reader(itertools.chain(head, stream), strict=True, delimiter=found, skipinitialspace=True)
-        limit = csv.field_size_limit(_LONGEST_FIELD)
         try:
-            return [(before + reader.line_num, [value.strip() for value in row]) for row in reader if row]
+            with _long_fields():
+                return [(before + reader.line_num, [value.strip() for value in row]) for row in reader if row]
         except csv.Error as error:
             line = before + reader.line_num
             read = f"values were separated by {_SEPARATORS[found]}"
             raise ValueError(f"{path} is no CSV file, line {line}: {error}; {read}") from None
-        finally:
-            csv.field_size_limit(limit)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let the values of CSV files have any length."""
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _sniff_separator(head: Sequence[str], path: Path) -> str:
@@ -231,16 +239,10 @@ def _sniff_separator(head: Sequence[str], path: Path) -> str:
 
 
 def _values(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """The values of some lines, of which the last may end within quotes; as far as they are CSV."""
-    limit = csv.field_size_limit(_LONGEST_FIELD)
-    rows: list[list[str]] = [[]]
-    try:
-        rows = [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row] or rows
-    except csv.Error:
-        pass
-    finally:
-        csv.field_size_limit(limit)
-    return rows
+    """The values of a file's first lines; one empty row if they are no CSV. The last line may end within quotes."""
+    with suppress(csv.Error), _long_fields():
+        return [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if row] or [[]]
+    return [[]]
 
 
 def read_json(path: Path) -> object:

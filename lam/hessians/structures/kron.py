@@ -58,10 +58,10 @@ class Kron(Structure):
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
-        """The curvature with its `input_eigen`, which then is not computed.
+        """The curvature with a known `input_eigen`, so that it need not be computed.
 
         Raises:
-            ValueError: for those of another matrix.
+            ValueError: if they do not decompose A.
         """
         A = self.inputs.double() / self.n_items
         if values.shape != A.shape[:1] or vectors.shape != A.shape:

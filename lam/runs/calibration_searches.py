@@ -15,7 +15,9 @@ from lam.encoders.seen import HashedBatches
 from lam.gallery.embed import read_items
 from lam.pairs.relevance import Relevance
 from lam.retrieval.decisions.calibrate import OtherQueries
+from lam.retrieval.decisions.calibration import Targets
 from lam.retrieval.decisions.conformal import needed
+from lam.retrieval.decisions.selective_risk import answers_needed
 from lam.retrieval.decisions.verification import Verifier, draw_pairs
 from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.retrieval.metrics.searches import Searches, search_open_set
@@ -138,6 +140,7 @@ def search_known(inputs: Inputs) -> Known:
     gallery = HELD_OUT if replaces_half else options.gallery or INDEX
     if gallery != HELD_OUT:
         images = images.queries
+    _check_attainable(inputs, len(images))
     hashed = HashedBatches(loader_of(images))
     prediction = encoder.predict(hashed, progress=inputs.progress)
     reference = None
@@ -167,6 +170,22 @@ def search_known(inputs: Inputs) -> Known:
         )
     found = Prediction(prediction.features[rows], queries)
     return Known(images, found, searchable, gallery, searches, verifier, reference)
+
+
+def _check_attainable(inputs: Inputs, n_queries: int) -> None:
+    """Reject requested rates that these queries are too few to bound, before they are embedded."""
+    rates, strangers = inputs.options.rates, inputs.options.strangers
+    Targets(**rates)  # raises for a rate outside (0, 1)
+    least = {"ood": needed, "wrong": answers_needed}
+    if strangers is None and (inputs.splits is None or inputs.splits.strangers is None):
+        least["far"] = needed
+    for name, needs in least.items():
+        rate = rates.get(name)
+        if rate is not None and n_queries < needs(rate):
+            raise ValueError(
+                f"target {name} (--target-{name}): a rate of {rate:g} needs at least {needs(rate)} queries, got "
+                f"{n_queries}: give more data, or a greater rate"
+            )
 
 
 def search_strangers(inputs: Inputs, known: Known) -> Strangers:

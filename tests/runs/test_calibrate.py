@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lam import datasets
 from lam.cli import main
+from lam.encoders.base import Encoder
 from lam.gallery.embed import embed_items
 from lam.retrieval import N_HITS, SCORES, Calibration, Targets
 from lam.retrieval.decisions.conformal import ConformalScores
@@ -328,10 +329,6 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ("--target-far=0.001",),
-            "target far (--target-far): a rate of 0.001 needs at least 999 calibration scores, got 60",
-        ),
         (("--target-far=0",), "target far must lie in (0, 1), got 0"),
         (("--reference=3", *TARGETS), "reference must be at least 5 items, or 0 for none, got 3"),
         (
@@ -342,10 +339,6 @@ def test_all_queries_count_for_a_flag(run_copy: Path, asked: tuple[str, ...]) ->
         (("--flag=p_known", *TARGETS), "flag 'p_known' needs an encoder that has learnt ambiguity"),
         (("--folder=nowhere", *TARGETS), "nowhere"),
         (("--target-wrong=2", *TARGETS), "target wrong must lie in (0, 1), got 2"),
-        (
-            ("--target-wrong=0.01", *TARGETS),
-            "target wrong (--target-wrong): at most 0.01 wrong with confidence 0.95 needs",
-        ),
     ],
 )
 def test_mistakes_are_said_in_a_line_and_leave_nothing(
@@ -355,6 +348,19 @@ def test_mistakes_are_said_in_a_line_and_leave_nothing(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+    assert not (run_copy / "calibration").exists()
+
+
+@pytest.mark.parametrize(("name", "least"), [("far", 999), ("ood", 999), ("wrong", 2995)])
+def test_rates_that_the_data_cannot_bound_are_rejected_before_embedding(
+    run_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, least: int
+) -> None:
+    monkeypatch.setattr(Encoder, "predict", lambda *_, **__: pytest.fail("embedded"))
+    assert main(["calibrate", str(run_copy), "--quiet", f"--target-{name}=0.001"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"--target-{name}" in error
+    assert f"at least {least} queries, got 60" in error
     assert not (run_copy / "calibration").exists()
 
 

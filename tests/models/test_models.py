@@ -167,6 +167,14 @@ def test_a_builder_of_another_module_is_refused(monkeypatch: pytest.MonkeyPatch)
         models.build("mine", dimension=3)
 
 
+def test_a_builder_that_ignores_the_dimension_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_NETWORKS", dict(models._NETWORKS))
+    models.register("mine", lambda *, dimension: models.EmbeddingNetwork(nn.Flatten(), nn.Linear(4, 10)))
+    with pytest.raises(ValueError, match=r"head of 10 outputs for dimension 3"):
+        models.build("mine", dimension=3)
+    assert models.build("mine", dimension=10).head.out_features == 10
+
+
 def test_an_unknown_network_is_told_how_to_be_known() -> None:
     with pytest.raises(ValueError, match=r"got 'other': register it with lam\.models\.register"):
         models.build("other", dimension=3)

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from lam.vmf.bessel import bessel_ratio_complement
 
-_NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() for n in (64, 20))  # and their weights
+_NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() for n in (64, 20))  # (node, weight)
 _REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; less than 1e-13 and 1e-7 lies beyond
-_SETTLED = 1e-12  # in probability
+_SETTLED = 1e-12  # greatest error of a quantile, in probability
 TINY = torch.finfo(torch.float64).tiny
-_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw at once: on a GPU each round waits for the device
-_AT_ONCE = 1 << 25  # greatest size of all proposals at once, in numbers
+_TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw in one round: each round waits for the GPU
+_AT_ONCE = 1 << 25  # greatest number of coordinates of all proposals in one round
 
 
 def draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Polar angles (N,) and unit tangents (N, D).
+    """One draw from each distribution, by rejection: polar angles (N,) and unit tangents (N, D).
 
-    A uniform point on the sphere gives both: its cosine, mapped by Ulrich's Moebius map, is the proposal, and its
-    tangent is independent of it. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2
-    the proposal has 1 - w = 2 b z / (1 - (1 - b) z), from which everything follows without cancellation.
+    A uniform point on the sphere gives the tangent and a cosine, which are independent. Ulrich's Moebius map turns the
+    cosine into the proposed cosine w. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and
+    z = (1 - cosine) / 2, it is 1 - w = 2 b z / (1 - (1 - b) z). Computing 1 - w, not w, avoids cancellation.
     """
     n = loc.shape[-1] - 1
     b = n / (2 * kappa + torch.hypot(2 * kappa, kappa.new_tensor(n)))
@@ -57,7 +57,7 @@ def _log_density(dimension: int, kappa: Tensor, angle: Tensor, reference: Tensor
 
 
 def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """The mode of the polar angle, and the standard deviation of its Laplace approximation."""
+    """Mode of the polar angle, and standard deviation of its Laplace approximation."""
     power = dimension - 2
     hypotenuse = torch.hypot(2 * kappa, kappa.new_tensor(power))
     share = power / (hypotenuse + 2 * kappa).clamp(min=TINY)
@@ -68,10 +68,11 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -> Tensor:
-    """da/dkappa at a fixed value of the distribution function, from the tail on the side of the angle.
+    """Slope da/dkappa of the polar angle a at a fixed value of its distribution function.
 
-    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a); the integral over all angles is 0. Exact to
-    1e-13 of the largest slope, or to the rounding of float32 in a third of the time.
+    da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a). The integral over all angles is 0, so the
+    tail on a's side of the mode is enough. The error is 1e-13 of the largest slope. Without `exact` it is the rounding
+    of float32, in a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0
@@ -85,7 +86,7 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
 
 
 def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
-    """Polar angle below which the probability is `level`: Newton's method, with bisection outside its bracket."""
+    """Polar angle below which the probability is `level`, by Newton's method; a step out of the bracket is bisected."""
     mode, width = _mode_and_width(dimension, kappa)
     start, stop = (mode - _REACH * width).clamp(min=0), (mode + _REACH * width).clamp(max=math.pi)
 

@@ -1,8 +1,8 @@
 """Ratio of modified Bessel functions and normaliser of the von Mises-Fisher density.
 
 A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), 1 - A_D, the derivative, the inverse and the log normaliser log C_D have
-nearly full float64 precision for any D >= 2 and finite kappa >= 0. All take the uniform expansion of log I at an order
-of at least 20, then backward recursion. No two large numbers are subtracted, from kappa = 0 to 1e8.
+nearly full float64 precision for any D >= 2 and finite kappa >= 0. The uniform expansion of log I gives the values at
+an order of at least 20; backward recursion leads down to D. No step subtracts two large numbers up to kappa = 1e8.
 """
 
 import math
@@ -19,13 +19,13 @@ from torch import Tensor
 from lam.utils.checks import check_positive, check_tensor
 
 _TERMS = 12
-_POWERS = 6  # powers in a block, of 3 * _TERMS in the expansion
+_POWERS = 6  # powers of p in a block of Horner's rule; the expansion has 3 * _TERMS powers
 _MINIMAL_ORDER = 20  # from this order on, twelve terms leave errors below rounding
-_LEAST = 1e-300  # below it, products underflow in float64, and kappa counts as 0
-_SLACK = 1e-4
-_INTERVALS = 256  # of R in a table
+_LEAST = 1e-300  # a smaller R or kappa counts as 0: products underflow in float64
+_SLACK = 1e-4  # tolerance of checks on R and 1 - R
+_INTERVALS = 256  # intervals of R in a table
 _TABLES: dict[int, np.ndarray] = {}
-"""`_corrections` by dimension, computed beforehand: while a graph is traced, tensors have no values."""
+"""`_corrections` by dimension. A traced graph can only use a table from here, because traced tensors have no values."""
 
 
 def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
@@ -54,9 +54,9 @@ def bessel_ratio(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*
 
 
 def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """One minus the ratio, to full relative precision where the ratio is near 1, differentiable in kappa.
+    """1 - A_D(kappa), in full relative precision also where A_D is near 1, and differentiable in kappa.
 
-    1 - A_D(kappa), about (D - 1) / (2 kappa) for large kappa.
+    For large kappa it is about (D - 1) / (2 kappa).
 
     Args, Raises: as `bessel_ratio`.
 
@@ -72,9 +72,9 @@ def bessel_ratio_complement(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 
 
 def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """Derivative of the ratio, the variance of the cosine mu.x; differentiating it is an error.
+    """Derivative A_D'(kappa), the variance of the cosine mu.x; differentiating it again is an error.
 
-    A_D'(kappa) = 1 - A_D^2 - (D - 1) A_D / kappa; this form cancels for large kappa, so another is computed.
+    A_D' = 1 - A_D^2 - (D - 1) A_D / kappa. This form cancels for large kappa, so a recursion computes A_D' directly.
 
     Source: Sra (2012), equation 4.
 
@@ -94,13 +94,13 @@ def bessel_ratio_derivative(dimension: int, kappa: Float[Tensor, "*B"]) -> Float
 def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool = False) -> Float[Tensor, "*B"]:
     """Log normaliser of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x), differentiable twice in kappa.
 
-    log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa), at kappa = 0 minus the log of the area of
-    the sphere. Its derivative is -A_D.
+    log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0 it is minus the log of the
+    sphere's area. Its derivative is -A_D.
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
     Args, Raises: as `bessel_ratio`, and
-        scaled: return log C_D + kappa, the log density at the mean direction: the two nearly cancel for large kappa.
+        scaled: return log C_D + kappa, the log density at the mean direction, without their cancellation.
 
     Returns:
         log C_D, shape and type of `kappa`.
@@ -122,23 +122,23 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    A_D(kappa) = R by Halley's method from kappa = R (D - R^2) / (1 - R^2), which a table corrects, to full precision.
+    Solves A_D(kappa) = R to full precision: R (D - R^2) / (1 - R^2), corrected by a table, starts Halley's method.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
     Args:
-        resultant: mean resultant lengths R in [-1, 1]; an unbiased estimate may be at or below 0, and gets kappa = 0.
+        resultant: mean resultant lengths R in [-1, 1]. An unbiased estimate can be 0 or negative: kappa is then 0.
         dimension: D >= 2.
-        one_minus_resultant: 1 - R, if it is known more exactly than by subtraction. Near R = 1, kappa is about
-            (D - 1) / (2 (1 - R)), and R determines it badly, in float32 hardly at all.
+        one_minus_resultant: 1 - R, if known more precisely than by subtraction. Near R = 1, kappa is about
+            (D - 1) / (2 (1 - R)), and 1 - R has few correct digits if R is float32.
         max_kappa: greatest result, also for R = 1.
 
     Returns:
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
 
     Raises:
-        ValueError: for a resultant outside [-1, 1], NaN or an integer, lengths that do not add up to 1, a `dimension`
-            below 2, or a `max_kappa` that is not positive and finite.
+        ValueError: for a resultant outside [-1, 1], NaN or an integer, another `one_minus_resultant` than 1 - R, a
+            `dimension` below 2, or a `max_kappa` that is not positive and finite.
 
     Example:
         >>> kappa_from_resultant(torch.tensor([0.0, 0.5, 1.0]), 3)
@@ -165,10 +165,10 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Make graphs exported later invert `bessel_ratio` by a table, to a relative 1e-8, if the exact way is long.
+    """Compute the table by which graphs exported later invert `bessel_ratio`, to a relative 1e-8, below 42 dimensions.
 
-    Below 42 dimensions, two steps of Halley's method unroll up to 20 steps of backward recursion each: hundreds of
-    nodes, whose export takes half a minute. The table takes fourteen.
+    There, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes, and
+    half a minute of export. The table takes fourteen nodes.
     """
     if _recursion_steps(dimension) > 0:
         _corrections(dimension)
@@ -181,14 +181,14 @@ def check_dimension(dimension: int) -> None:
 
 
 def check_parameters(dimension: int, kappa: Float[Tensor, "*B"], name: str = "kappa") -> None:
-    """Reject a dimension below two, and concentrations that are integers, not finite or below 0, naming the first."""
+    """Reject a dimension below two, and concentrations that are integers, not finite or negative."""
     check_dimension(dimension)
     check_floating(**{name: kappa})
     check_all((kappa >= 0) & torch.isfinite(kappa), f"{name} must be finite and at least 0", kappa)
 
 
 def check_floating(**tensors: Tensor) -> None:
-    """Reject integers: results have the type of the arguments, so they would be truncated."""
+    """Reject integers: results have the type of the arguments, so an integer type would truncate them."""
     for name, values in tensors.items():
         check_tensor(name, values)
         if not values.is_floating_point():
@@ -212,14 +212,16 @@ class _Bessel(NamedTuple):
 
 
 def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Bessel:
-    """All quantities at once, in float64; the log normaliser on demand.
+    """A_D, 1 - A_D, A_D' and, with `normalizer`, log C_D + kappa, in float64.
 
-    With m the order at the start, s = sqrt(m^2 + kappa^2), p = m / s, L(p) the expansion below and g = 1/2 + p L'(p),
+    The recursion starts at order m. With s = sqrt(m^2 + kappa^2), p = m / s, L(p) of `_expansion` and
+    g = 1/2 + p L'(p),
 
         log I_m = s - m log((m + s) / kappa) - log(2 pi s) / 2 + L
         I_{m+1} / I_m = kappa / (m + s) - g kappa / s^2
 
-    and down from there A_mu = kappa / d with d = 2 (mu + 1) + kappa A_{mu+1}, so that log kappa drops out of log C_D.
+    A step down from q = I_{mu+2} / I_{mu+1} is I_{mu+1} / I_mu = kappa / (2 (mu + 1) + kappa q). In log C_D, log kappa
+    cancels.
     """
     steps = _recursion_steps(dimension)
     order = dimension / 2 - 1 + steps
@@ -252,9 +254,10 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
 
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float, kappa: Tensor, n_steps: int) -> Tensor:
-    """Halley's method from `kappa` on whichever of A - R and (1 - R) - (1 - A) has more digits, in relative steps.
+    """`n_steps` of Halley's method for A(kappa) = R, from `kappa`; steps are relative to kappa.
 
-    From A' = 1 - A^2 - (D - 1) A / kappa follows kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, the bend.
+    The error is A - R for R < 1/2, else (1 - R) - (1 - A), which is then more precise. `bend` is
+    kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, from A' = 1 - A^2 - (D - 1) A / kappa.
     """
     for _ in range(n_steps):
         kappa = kappa.clamp(_LEAST, max_kappa)
@@ -262,7 +265,7 @@ def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float,
         slope = kappa * bessel.derivative
         step = torch.where(length < 0.5, bessel.ratio - length, complement - bessel.complement) / slope
         bend = (dimension - 1) * (bessel.ratio / slope - 1) - 2 * kappa * bessel.ratio
-        kappa = kappa - kappa * step / (1 - 0.5 * step * bend).clamp(min=0.5)  # less only where R asks for far more
+        kappa = kappa - kappa * step / (1 - 0.5 * step * bend).clamp(min=0.5)  # below 0.5 only far from the solution
     return torch.where(length < _LEAST, 0.0, kappa).clamp(0, max_kappa)
 
 
@@ -272,12 +275,12 @@ def _recursion_steps(dimension: int) -> int:
 
 
 def _start(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
-    """Approximate concentration of a resultant length, exact in the limits of 0 and 1."""
+    """Approximate concentration of a resultant length R, exact in the limits R = 0 and R = 1."""
     return length * (dimension - length.square()) / (complement * (1 + length))
 
 
 def _corrections(dimension: int) -> np.ndarray:
-    """(_INTERVALS, 4) coefficients of kappa / start as a cubic in each interval of R, lowest power first."""
+    """Cubics that approximate kappa / `_start` in each interval of R: (_INTERVALS, 4), lowest power first."""
     if dimension in _TABLES:
         return _TABLES[dimension]
     lengths = torch.linspace(0, 1, 3 * _INTERVALS + 1, dtype=torch.float64)
@@ -291,7 +294,7 @@ def _corrections(dimension: int) -> np.ndarray:
 
 
 def _start_by_table(dimension: int, length: Tensor, complement: Tensor) -> Tensor:
-    """`_start` times a smooth correction, which is 1 for R = 0 and R = 1, to a relative 1e-8."""
+    """Concentration to a relative 1e-8: `_start` times a tabulated correction, which is 1 for R = 0 and R = 1."""
     table = torch.from_numpy(_corrections(dimension)).to(length.device)
     place = (length * _INTERVALS).floor().clamp(0, _INTERVALS - 1)
     t = length * _INTERVALS - place
@@ -300,7 +303,7 @@ def _start_by_table(dimension: int, length: Tensor, complement: Tensor) -> Tenso
 
 
 def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6 over polynomials of its lower powers."""
+    """L(p), 1/2 + p L'(p) and p (p L'(p))', by Horner's rule in p^6; its coefficients are polynomials in p."""
     table = torch.tensor(_expansion_coefficients(order), dtype=p.dtype, device=p.device)
     powers = p.expand(_POWERS, *p.shape).cumprod(0)
     blocks, highest = torch.tensordot(table, powers, 1).unbind(), powers[-1]
@@ -310,9 +313,9 @@ def _expansion(order: float, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @lru_cache(maxsize=64)
 def _expansion_coefficients(order: float) -> np.ndarray:
-    """c, n c and n^2 c for each power n of p in L(p) = sum_k D_k(p) / order^k, c rounded once.
+    """Coefficients c, n c and n^2 c of each power p^n in L(p) = sum_k D_k(p) / order^k; exact c are rounded once.
 
-    An array (blocks, 3, _POWERS), the block of the highest powers first.
+    The array has shape (blocks, 3, _POWERS), with the block of the highest powers first.
     """
     m = Fraction(order)
     total = reduce(polyadd, (E_k / m**k for k, E_k in enumerate(_expansion_derivatives(), start=1)))
@@ -323,7 +326,7 @@ def _expansion_coefficients(order: float) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _expansion_derivatives() -> list[np.ndarray]:
-    """The polynomials E_k = D_k' (lowest power first) of the uniform expansion of log I, exactly.
+    """Exact polynomials E_k = D_k' (lowest power first) of the uniform expansion of log I.
 
     Olver's u_k obey u_{k+1}' = (q u_k')' / 2 + (1 - 5 p^2) u_k / 8 with q = p^2 (1 - p^2). The logarithm of their sum
     therefore has E_1 = (1 - 5 p^2) / 8 and E_{k+1} = ((q E_k)' + q sum_{i+j=k} E_i E_j) / 2.
@@ -339,7 +342,7 @@ def _expansion_derivatives() -> list[np.ndarray]:
 
 
 class _Derivative(torch.autograd.Function):
-    """A_D'; its derivative raises an error, instead of being 0."""
+    """A_D'; differentiating it raises an error, where autograd would return 0."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int) -> Tensor:
@@ -351,7 +354,7 @@ class _Derivative(torch.autograd.Function):
 
 
 class _Ratio(torch.autograd.Function):
-    """A_D or 1 - A_D, with the slope A_D' or -A_D'."""
+    """Differentiable A_D or 1 - A_D: the backward pass multiplies by the slope A_D' or -A_D'."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int, complement: bool) -> Tensor:
@@ -368,7 +371,7 @@ class _Ratio(torch.autograd.Function):
 
 
 class _LogNormalizer(torch.autograd.Function):
-    """log C_D or log C_D + kappa, with the slope -A_D or 1 - A_D."""
+    """Differentiable log C_D or log C_D + kappa: the backward pass multiplies by the slope -A_D or 1 - A_D."""
 
     @staticmethod
     def forward(ctx: Any, kappa: Tensor, dimension: int, scaled: bool) -> Tensor:

@@ -1,8 +1,8 @@
 """The von Mises-Fisher distribution on the unit sphere: density, moments, sampling, credible caps, fit and fusion.
 
-It is a `torch.distributions.Distribution`: mean directions `loc` (*B, D) go with concentrations (*B), and it composes
-with `Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. Sums are float64; results have
-the type of the input.
+It is a `torch.distributions.Distribution` of mean directions `loc` (*B, D) and concentrations (*B). It works with
+`Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. Sums are float64; results have the
+type of the input.
 """
 
 import math
@@ -44,7 +44,7 @@ unit_vector = _UnitVector()
 class VonMisesFisher(Distribution):
     """Batch of von Mises-Fisher distributions on the unit sphere in D dimensions.
 
-    p(x) = C_D(kappa) exp(kappa loc.x), with respect to the area of the sphere
+    The density with respect to the area of the sphere is p(x) = C_D(kappa) exp(kappa loc.x).
 
     Source: Mardia and Jupp (2000), "Directional Statistics", section 9.3.2.
 
@@ -52,8 +52,8 @@ class VonMisesFisher(Distribution):
         loc: mean directions (*B, D), unit vectors, D >= 2.
         concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution for any `loc`. The batch shapes
             of the two are broadcast.
-        validate_args: whether parameters here and values in `log_prob` are checked; None means yes, except while torch
-            compiles. torch's global default is ignored: torch.compile turns it off for good.
+        validate_args: whether to check the parameters, and the values of `log_prob`. None means yes, except while torch
+            compiles. torch's global default is ignored, because torch.compile turns it off for good.
 
     Raises:
         ValueError: for batch shapes that do not broadcast, or integers; if validated, also for a loc that is no unit
@@ -88,7 +88,7 @@ class VonMisesFisher(Distribution):
             shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
             raise ValueError(f"loc must have shape (*concentration.shape, D), got {shapes}") from None
         validate_args = not torch.compiler.is_compiling() if validate_args is None else validate_args
-        if validate_args:  # to name the first offender
+        if validate_args:  # these checks name the first invalid value, which torch's do not
             check_parameters(loc.shape[-1], concentration, "concentration")
             _check_unit(loc, "loc")
         self.loc = loc.expand(*batch_shape, -1)
@@ -106,7 +106,7 @@ class VonMisesFisher(Distribution):
 
     @property
     def mean(self) -> Float[Tensor, "*B D"]:
-        """Expected value A_D(kappa) loc, a point inside the sphere; `loc` is its direction."""
+        """Expected value A_D(kappa) loc, a point inside the sphere."""
         ratio = bessel_ratio(self.event_shape[0], self.concentration.double())
         return (ratio[..., None] * self._unit_loc()).to(self.loc.dtype)
 
@@ -117,9 +117,9 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Float[Tensor, "*B D"]:
-        """Variance of each coordinate; the sum is 1 - A_D^2.
+        """Variance of each coordinate, differentiable in loc only; the coordinates' sum is 1 - A_D^2.
 
-        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0. Differentiable in loc only.
+        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0.
 
         Source: Shyntar and Hillen (2025), "First and second moments and fractional anisotropy of general von
         Mises-Fisher and peanut distributions": the cosine to loc has variance A_D', each orthogonal coordinate
@@ -135,16 +135,16 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        log C_D + kappa - kappa ||value - loc||^2 / 2: nothing large cancels.
+        It is computed as log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
 
         Args:
             value: unit vectors (..., D), broadcast against the batch.
 
         Returns:
-            log p(value), in the wider type of `value` and `loc`. The gradient in `value` is right along the sphere.
+            log p(value), in the wider type of `value` and `loc`. Its gradient in `value` is correct along the sphere.
 
         Raises:
-            ValueError: if validated, for a `value` of another dimension or batch shape, or that is no unit vector.
+            ValueError: if validated, for a `value` of another dimension or batch shape, or not of unit length.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -167,9 +167,9 @@ class VonMisesFisher(Distribution):
     def rsample(self, sample_shape: _size = (), *, generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
         """Draws with unbiased gradients in loc and concentration.
 
-        x = cos(a) loc + sin(a) t, with the polar angle a by rejection and a uniform tangent t. The gradient of a is
-        implicit, da/dkappa = -(dF/dkappa) / (dF/da) with the distribution function F: a pathwise gradient would ignore
-        that the acceptance depends on kappa. The tangent rotates with loc.
+        x = cos(a) loc + sin(a) t. Rejection draws the polar angle a; the tangent t is uniform and rotates with loc. The
+        gradient of a is implicit: da/dkappa = -(dF/dkappa) / (dF/da), with F the distribution function of a. A pathwise
+        gradient would ignore that the acceptance depends on kappa.
 
         Source: Ulrich (1984) and Wood (1994) for the rejection; Figurnov, Mohamed and Mnih (2018) for the gradient.
 
@@ -199,15 +199,15 @@ class VonMisesFisher(Distribution):
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
-        """Cosine of the cap around the mean direction with a given probability.
+        """Least cosine c to the mean direction in the cap around it that has probability `level`.
 
-        P(loc.x >= c) = level, by quadrature over the polar angle and a bracketed Newton iteration.
+        Quadrature over the polar angle and a bracketed Newton iteration solve P(loc.x >= c) = level.
 
         Args:
             level: probability in (0, 1); other values raise a `ValueError`.
 
         Returns:
-            c in [-1, 1], shape and type of `concentration`, detached. Larger means more certain.
+            c in [-1, 1], shape and type of `concentration`, detached. A larger c means more certain.
 
         Example:
             >>> vmf = VonMisesFisher(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(0.0))
@@ -266,7 +266,7 @@ class VonMisesFisher(Distribution):
 def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     """KL(p || q) = log C_D(kappa_p) - log C_D(kappa_q) + A_D(kappa_p) (kappa_p - kappa_q loc_p.loc_q), differentiable.
 
-    With log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2 no two large numbers are subtracted.
+    The code computes it from log C_D + kappa, 1 - A_D and ||loc_p - loc_q||^2 / 2, and so subtracts no large numbers.
 
     Source: Kitagawa and Rowley (2022), "von Mises-Fisher distributions and their statistical divergence".
     """
@@ -282,17 +282,15 @@ def _kl_divergence(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 
 
 def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMisesFisher:
-    """Normalised product of N von Mises-Fisher densities, differentiable.
-
-    kappa mean = sum_i kappa_i mean_i
+    """Normalised product of N von Mises-Fisher densities, differentiable: kappa mean = sum_i kappa_i mean_i.
 
     Args:
         means: mean directions (*B, N, D), unit vectors, N >= 1.
         kappas: concentrations (*B, N), finite and at least 0.
 
     Returns:
-        Distributions of batch shape (*B), in the type of `means`. If the sum vanishes they are uniform (kappa 0) and
-        carry the first mean.
+        Distributions of batch shape (*B), in the type of `means`. If the sum is 0, the product is uniform: kappa is 0,
+        and `loc` is the first mean.
 
     Raises:
         ValueError: for N = 0, and as `VonMisesFisher`.
@@ -313,17 +311,14 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 
 
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
-    """Cosine of each item's credible cap, which holds a share `level` of its von Mises-Fisher distribution.
+    """Least cosine in each item's credible cap, which has probability `level` under the item's distribution.
 
     Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
 
     Args:
         kappa: (Q,) concentrations.
         dimension: of the sphere of κ, `Encoder.kappa_dimension`.
-        level: in (0, 1).
-
-    Raises:
-        ValueError: for a level outside (0, 1).
+        level: probability in (0, 1); other values raise a `ValueError`.
     """
     mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)
     return VonMisesFisher(mean.expand(len(kappa), -1), kappa.double()).credible_cap(level)

@@ -11,10 +11,10 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
-"""Mean direction: the network's own output, or the mean direction of S samples, which depends on S."""
+"""The direction of an embedding: of the network's output, or of the mean of S samples, which depends on S."""
 
 KAPPA_RANGE = (1e-6, 1e8)
-"""Concentrations outside this range are reported as its nearest end."""
+"""Least and greatest κ of an embedding; values outside are clamped."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,21 @@ class Embeddings:
     """N points on the unit sphere in R^D with their uncertainty.
 
     Attributes:
-        mean: (N, D) unit vectors, compared in retrieval: the network's own f/‖f‖, unless `mean_samples` is set. A row
-            is zero if the network's output is zero.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With parts, it is
-            A_D⁻¹(p_known A_D(kappa_aleatoric)).
-        resultant: (N,) mean resultant length in [0, 1] behind `kappa`, such as the samples'.
+        mean: (N, D) unit vectors that retrieval compares: the network's f/‖f‖, unless `mean_samples` is set. A row is
+            zero if the network's output is zero.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With the three parts
+            of κ below, it is A_D⁻¹(p_known A_D(kappa_aleatoric)).
+        resultant: (N,) mean resultant length in [0, 1] that belongs to `kappa`, such as the length of the mean sample.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
-        samples: (S, N, D) unit vectors, if they were kept.
+        samples: (S, N, D) sampled unit vectors, if requested.
         mean_samples: S if `mean` is the mean direction of S samples; it is comparable only with means of S samples.
-        kappa_epistemic: (N,) the method's own concentration: how well the weights determine an item. This and the next
-            two are set only if the encoder has learnt its ambiguity.
+        kappa_epistemic: (N,) how well the weights determine an item: the concentration from the method alone. The three
+            parts of κ are this and the next two. They are set together, by an encoder with a model of ambiguity.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
-        p_known: (N,) probability that an item is known, in [0, 1].
+        p_known: (N,) probability in [0, 1] that the item is like the training items.
 
     Raises:
-        ValueError: for shapes that disagree, types that are not floating-point, or some of the last three without the
-            others.
+        ValueError: for shapes that disagree, types that are not floating-point, or only some of the parts of κ.
     """
 
     mean: Float[Tensor, "N D"]
@@ -73,7 +72,7 @@ class Embeddings:
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
         if isinstance(index, int):
             raise ValueError(
-                f"some embeddings are a slice or a tensor of places, got {index}: give [{index}:{index + 1}]"
+                f"embeddings are indexed by a slice or a tensor, got {index}: give [{index}:{index + 1}]"
             )
         samples = None if self.samples is None else self.samples[:, index]
         rows = {name: values[index] for name, values in self.rows().items()}
@@ -81,7 +80,7 @@ class Embeddings:
 
     @property
     def capped(self) -> Bool[Tensor, " N"]:
-        """Items with a `kappa` at an end of `KAPPA_RANGE`: a bound, not an estimate."""
+        """Whether an item's `kappa` is at an end of `KAPPA_RANGE`, and so a bound instead of an estimate."""
         return (self.kappa <= KAPPA_RANGE[0]) | (self.kappa >= KAPPA_RANGE[1])
 
     @property
@@ -97,15 +96,15 @@ class Embeddings:
 
     @property
     def has_parts(self) -> bool:
-        """Whether `kappa` has parts."""
+        """Whether the three parts of κ are set."""
         return self.p_known is not None
 
     def rows(self) -> dict[str, Tensor]:
-        """The fields with a row for each item by name, without samples."""
+        """The tensors with one row for each item, by name; samples have another shape."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:
-        """The parts of `kappa` by name, if any."""
+        """The three parts of κ by name, or an empty dict."""
         return {name: getattr(self, name) for name in _PARTS} if self.has_parts else {}
 
     @staticmethod
@@ -123,9 +122,9 @@ class Embeddings:
         Args:
             samples: (S, N, D) unit vectors, S ≥ 2.
             variance: (N,) variance before normalisation; the embeddings get its type.
-            mean: (N, D) mean directions of the result; by default of the samples. Their dimension may differ from the
-                samples' dimension, unless samples are kept.
-            keep: whether to keep the samples.
+            mean: (N, D) directions of the embeddings; by default the mean directions of the samples. Their dimension
+                may differ from the samples' dimension, except with `keep`.
+            keep: whether the embeddings include the samples.
 
         Raises:
             ValueError: as `mean_resultant_length`.
@@ -163,13 +162,13 @@ class Embeddings:
         """The items of several batches, in order.
 
         Args:
-            parts: at least one batch. All have samples, or no batch has; likewise parts of κ.
+            parts: at least one batch. The result has samples if every batch has them.
 
         Raises:
             ValueError: for no batch, means that are not comparable, or parts of κ in only some batches.
         """
         if not parts:
-            raise ValueError("concatenating needs at least one batch of embeddings")
+            raise ValueError("at least one batch of embeddings is needed to concatenate, got none")
         for part in parts:
             check_same_means(part, parts[0].mean_samples)
         if 0 < (n_with := sum(part.has_parts for part in parts)) < len(parts):
@@ -184,7 +183,7 @@ _PARTS = ("kappa_epistemic", "kappa_aleatoric", "p_known")
 
 
 def check_embeddings(name: str, values: Any) -> None:
-    """Require embeddings; a bare direction has no κ."""
+    """Require `Embeddings`: a bare tensor of directions has no κ."""
     if not isinstance(values, Embeddings):
         raise ValueError(f"{name} must be lam.Embeddings, got {type(values).__name__}: give encoder.embed(inputs)")
 

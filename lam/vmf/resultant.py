@@ -11,7 +11,7 @@ from lam.vmf.bessel import check_all, kappa_from_resultant
 UNIT_TOLERANCE = 1e-4
 """Largest deviation of a unit vector's length from 1: the rounding of float16."""
 
-_BLOCKS = 16  # greatest number of blocks of samples, which are summed one after the other
+_BLOCKS = 16  # greatest number of blocks of samples; the blocks are summed one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class MeanResultant:
     Attributes:
         mean: mean directions (*B, D), unit vectors, in the type of the samples.
         resultant: lengths R (*B) in [0, 1], float64.
-        one_minus_resultant: 1 - R, float64, precise also for R near 1.
+        one_minus_resultant: 1 - R, float64, precise also near R = 1.
     """
 
     mean: Float[Tensor, "*B D"]
@@ -35,10 +35,10 @@ class MeanResultant:
 
 
 def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -> MeanResultant:
-    """Mean direction and mean resultant length over the first axis.
+    """Mean direction and mean resultant length of unit vectors over the first axis.
 
-    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). Chance alone gives R about 1 / sqrt(S), so the
-    unbiased estimate is R^2 = max(0, (S R^2 - 1) / (S - 1)).
+    R = ||sum_s x_s|| / S and 1 - R = sum_s ||x_s - mean||^2 / (2 S). S uniform directions have R of about 1 / sqrt(S),
+    by chance. So the unbiased estimate is R^2 = max(0, (S R^2 - 1) / (S - 1)).
 
     Source: Mardia and Jupp (2000), section 9.2.1.
 
@@ -50,8 +50,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: for too few samples, non-unit samples, or samples that cancel. The last two name the first such
-            item.
+        ValueError: for too few samples, samples not of unit length, or with a sum of 0. It names the first such item.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -71,22 +70,22 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
 def projected_resultant(
     center: Float[Tensor, "N D"], variances: Float[Tensor, "N D"], noise: Float[Tensor, "S D"]
 ) -> MeanResultant:
-    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε, with S noises ε for all items.
+    """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noise vectors ε.
 
-    Five matrix products of (N, D), (D, S) and (N, S) replace (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and q =
-    v·ε² a sample has the length ρ = √(r² + 2 r u + q), larger than f's by e = (2 r u + q)/(ρ + r). The mean m of the
-    directions has n·m − 1 = mean of (u e − q)/(ρ (ρ + r)), which does not cancel near 0.
+    Five matrix products of (N, D), (D, S) and (N, S) replace (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and
+    q = v·ε², a sample has the length ρ = √(r² + 2 r u + q). It exceeds r by e = (2 r u + q)/(ρ + r). For the mean m of
+    the directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)). This form does not cancel near 0.
 
     Args:
         center: (N, D) f, the outputs; a row may be zero.
-        variances: (N, D) v of each coordinate; each item has a positive one.
-        noise: (S, D) ε, standard normal, S ≥ 2.
+        variances: (N, D) v, the variances of the coordinates; at least one in each row is positive.
+        noise: (S, D) ε, standard normal, the same for all items; S ≥ 2.
 
     Returns:
         As `mean_resultant_length(normalize(f + √v ∘ ε), unbiased=True)`, float64.
 
     Raises:
-        ValueError: for fewer than 2 samples, and, naming the first item, for samples that cancel.
+        ValueError: for fewer than 2 samples, or samples of an item with a sum of 0.
 
     Example:
         >>> noise = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
@@ -119,7 +118,7 @@ def projected_resultant(
 
 
 def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_samples: int) -> MeanResultant:
-    """Unbiased estimates from R² and 1 − R² of S samples."""
+    """Unbiased R and 1 − R from `squared` = R² and `shortfall` = 1 − R² of S samples."""
     squared = (n_samples * squared - 1) / (n_samples - 1)
     resultant = squared.clamp(min=0).sqrt()
     shortfall = n_samples / (n_samples - 1) * shortfall
@@ -129,8 +128,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass computes the mean and one the spread around it, in blocks, without a float64 copy of all samples. For unit
-    vectors 1 - R equals the mean of ||x - mean||^2 / 2; otherwise, some samples are no unit vectors.
+    One pass computes the mean and one the spread around it, in blocks, without a float64 copy of all samples. The
+    spread, the mean of ||x - mean||^2 / 2, equals 1 - R for unit vectors; so a difference reveals other vectors.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

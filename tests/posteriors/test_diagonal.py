@@ -130,7 +130,7 @@ def test_embeddings_join_slice_and_refuse_other_shapes():
     torch.testing.assert_close(joined.samples, whole.samples)
     assert len(whole[torch.tensor([1, 5])]) == 2
     assert whole.to("cpu").dimension == 3
-    with pytest.raises(ValueError, match="concatenating needs at least one batch"):
+    with pytest.raises(ValueError, match="at least one batch of embeddings"):
         Embeddings.concatenate([])
     with pytest.raises(ValueError, match="p_known belong together, got p_known alone"):
         replace(whole, p_known=whole.kappa)

@@ -89,5 +89,5 @@ def test_one_row_and_bare_directions_are_refused_in_words() -> None:
             ValueError, match=r"embeddings must be lam.Embeddings, got .*: give encoder.embed\(inputs\)"
         ):
             call()
-    with pytest.raises(ValueError, match=r"a slice or a tensor of places, got 2: give \[2:3\]"):
+    with pytest.raises(ValueError, match=r"indexed by a slice or a tensor, got 2: give \[2:3\]"):
         Embeddings(ROWS, torch.ones(4), torch.ones(4), torch.ones(4))[cast(Any, 2)]

@@ -71,9 +71,7 @@ class Embeddings:
 
     def __getitem__(self, index: slice | Tensor) -> "Embeddings":
         if isinstance(index, int):
-            raise ValueError(
-                f"embeddings are indexed by a slice or a tensor, got {index}: give [{index}:{index + 1}]"
-            )
+            raise ValueError(f"embeddings are indexed by a slice or a tensor, got {index}: give [{index}:{index + 1}]")
         samples = None if self.samples is None else self.samples[:, index]
         rows = {name: values[index] for name, values in self.rows().items()}
         return replace(self, samples=samples, **rows)

@@ -1,7 +1,7 @@
 """lam makes a retrieval network Bayesian.
 
-`fit` puts a Laplace posterior over the last layer of a trained network; every embedding becomes a von Mises-Fisher
-distribution with a concentration κ; `evaluate` says whether it can be trusted. A table in docs/explanation/making.md
+`fit` puts a Laplace posterior over the last layer of a trained network. Every embedding becomes a von Mises-Fisher
+distribution with a concentration κ. `evaluate` measures whether κ can be trusted. A table in docs/explanation/making.md
 explains the letters in shapes, such as N items and D embedding dimensions.
 """
 

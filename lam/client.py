@@ -17,7 +17,7 @@ _IMAGES = {b"\xff\xd8": "image/jpeg", b"\x89PNG": "image/png", b"RIFF": "image/w
 
 
 class ServiceError(Exception):
-    """The service refused a request: its status, or None without an answer, what was wrong, and what is allowed."""
+    """A request failed. `status` is the HTTP status (None without an answer); `allowed` says what the service takes."""
 
     def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
         super().__init__(f"{'no answer' if status is None else status}: {message}")
@@ -92,8 +92,8 @@ class Client:
     Args:
         address: address of the service, or of one of its runs, such as `http://127.0.0.1:8000/runs/faces`.
         key: key, if the service has keys.
-        retries: how often a request is sent again for which the service was too busy (503).
-        options: of `httpx.Client`; an answer may take 30 seconds by default.
+        retries: how often to repeat a request if the service is too busy (503).
+        options: options of `httpx.Client`; by default an answer may take 30 seconds.
     """
 
     def __init__(self, address: str, *, key: str | None = None, retries: int = 3, **options: Any) -> None:
@@ -133,7 +133,7 @@ class Client:
         self, content: Query, *, id: str | None = None, label: str | None = None, metadata: Json | None = None,
         uncertain: str = "keep", fuse: bool = False,
     ) -> Item:  # fmt: skip
-        """Add an item, or replace or fuse the item of this id; by default its content is its id."""
+        """Add an item, or replace the item with this id (or fuse with it); by default the content gives the id."""
         body = content if metadata is None else {**_part(content), "metadata": metadata}
         method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
         return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))

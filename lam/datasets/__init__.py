@@ -92,8 +92,8 @@ def load(
             for texts, else arguments of `splits` in the module of its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option has another type, or texts get a preprocessing of
-            images; and as the data set.
+        ValueError: If the name or an option is unknown, an option has a wrong type, or texts get a preprocessing of
+            images; and the errors of the data set.
         MissingDataError: If files are missing.
 
     Example:

@@ -20,8 +20,8 @@ class AugmentationOptions:
     """Random crops and flips of every image; none by default.
 
     A crop's share of the area is uniform in [crop_scale, 1], and its ratio of width to height log-uniform in
-    [1/crop_ratio, crop_ratio]. After ten draws that do not fit into the image, it is the largest centre crop. It is
-    resized to the size of the data set's images.
+    [1/crop_ratio, crop_ratio]. After ten draws that do not fit into the image, the largest centre crop is taken. Crops
+    are resized to the size of the data set's images.
 
     Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
     crop and flip only CUB-200 and LFW, without ranges in the text; their code has `crop_scale=0.08`, `flip=0.5` and
@@ -53,7 +53,7 @@ class Augmented(Dataset):
     and the crop is enlarged.
 
     Views are drawn from torch's global generator. `lam.training` reseeds it for every batch in the process that reads
-    the batch, so a resumed run draws the same bits as an uninterrupted run.
+    the batch, so a resumed run draws the same views as an uninterrupted run.
 
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.

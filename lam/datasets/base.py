@@ -54,13 +54,13 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     Args:
         labels: (N,) int64, positions in `classes`.
         name: name of the data set in tables.
-        classes: names of the classes, by default the labels; parts of a data set share them, so some may be empty.
+        classes: names of the classes, by default the labels. All splits share them, so some may have no item here.
         preprocessing: preprocessing of images or texts.
         per_item: further attributes with a value for each item, which subsets keep: tensors, tuples or data sets.
 
     Attributes:
         shape: shape of an input.
-        is_query: (N,) True for queries, False for the gallery; None if every item is both, and finds all others.
+        is_query: (N,) True for queries, False for the gallery; None if every item is a query and searches all others.
         soft_labels: (N, C) shares of people who chose each class; None if unknown.
 
     Raises:
@@ -131,12 +131,12 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def queries(self: Items) -> Items:
-        """The queries; all items without `is_query`."""
+        """The queries; all items if `is_query` is None."""
         return self if self.is_query is None else self.subset(self.is_query.nonzero().flatten())
 
     @property
     def candidates(self: Items) -> Items:
-        """The items of the gallery; all items without `is_query`."""
+        """The items of the gallery; all items if `is_query` is None."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
@@ -159,8 +159,8 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
         """At most n random items; most have a match among them.
 
-        Classes keep their proportions if each gets two items on average. Otherwise the items come from few classes, up
-        to four from each, and from classes of one item last.
+        Classes keep their proportions if n is at least twice their number. Otherwise up to four items come from each of
+        some classes; classes with a single item come last.
         """
         check_at_least("limit", n, 1)
         return self if n >= len(self) else self.subset(self._draw(n, seed))
@@ -201,7 +201,7 @@ class TensorImages(Dataset):
     Args:
         images: (N, C, H, W), C = 1 or 3; uint8, or floating point for inputs of a network.
         labels, name, classes: as for `Dataset`.
-        preprocessing: of image files and 8-bit values; by default images are resized to (H, W), in [0, 1].
+        preprocessing: preprocessing of files and 8-bit values; by default images are resized to (H, W), in [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.
@@ -285,9 +285,9 @@ class ImagesAsFiles(Dataset):
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
-    """Rising positions of disjoint random parts of these sizes, with each class in proportion.
+    """Sorted positions of disjoint random parts of these sizes, with each class in proportion.
 
-    The items of each class, in random order, are spread evenly over one sequence, from a random start; parts are
+    The shuffled items of each class are spread evenly over one sequence, with a random offset. The parts are
     consecutive pieces of it. So a class of divisible size is divided exactly, and a small class may be in any part.
 
     Example:
@@ -308,6 +308,6 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
 
 
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
-    """The first n different positions of a sequence, topped up at random from all `size` of them; rising."""
+    """The first n distinct positions of a sequence, sorted; if it has fewer, random positions below `size` join."""
     rest = torch.randperm(size, generator=generator).tolist()
     return torch.tensor(list(dict.fromkeys((*positions, *rest)))[:n]).sort().values

@@ -26,7 +26,7 @@ def coco_file(folder: Path) -> Path | None:
 def coco_classes(file: Path, images: Iterable[Path]) -> dict[str, list[Path]]:
     """The images of each category. Images without a category or with several are left out; a warning counts them.
 
-    The names in the COCO file are the ends of the images' paths.
+    The path of an image ends with its name in the COCO file.
     """
     content, by_name = _read(file) or {}, defaultdict[str, list[Path]](list)
     for path in images:

@@ -35,7 +35,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """The digits of the classes that `like`, a part of the digits, does not have."""
+    """The digits of the classes that `like`, a split of the data set digits, leaves out."""
     if like.name != "digits":
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
     rest = [digit for digit in range(10) if str(digit) not in like.classes]

@@ -1,4 +1,4 @@
-"""Images of the user: a folder with a sub-folder for each class, or a folder of images only.
+"""The user's images: a folder with a sub-folder for each class, or a folder of images only.
 
 The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
 If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a part holds a COCO
@@ -40,14 +40,14 @@ _NO_IMAGE = "are no images by name"
 
 
 class FolderImages(Dataset):
-    """Images on disk, decoded and preprocessed at each reading.
+    """Images on disk, decoded and preprocessed whenever they are read.
 
     Args:
         paths: N image files.
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number; on reading, if a file is no image (named).
+        ValueError: If paths and labels differ in number; later, on reading a file that is no image.
     """
 
     paths: tuple[Path, ...]
@@ -70,7 +70,7 @@ class FolderImages(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The last two parts of every path, which do not depend on the place of the folder."""
+        """The last two components of every path, so that the folder may be moved."""
         return ["/".join(path.parts[-2:]) for path in self.paths]
 
     @property
@@ -94,7 +94,7 @@ def splits(
 
     The folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) are
     the parts, if root has a folder for training. Missing parts are drawn from the training images, see
-    `lam.datasets.base.carve_missing`. Without classes, or with a single class, each image has its own label: its path.
+    `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image is its path.
 
     Args:
         root, seed, preprocessing: as for `lam.datasets.load`.
@@ -159,7 +159,7 @@ def _resolved(root: str | Path) -> Path:
 
 
 def _unwrapped(root: Path) -> Path:
-    """The folder of the classes or parts, which may be the only folder of another."""
+    """The folder that holds the classes or parts: the root, or its only sub-folder, at any depth."""
     inner = list(_folders(root))
     if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
         return root
@@ -273,7 +273,7 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
 
 
 def _warn_merged(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
-    """Name classes that hold images in several sub-folders: these may be the classes, or train and test."""
+    """Warn of classes with images in several sub-folders, which may be the real classes, or train and test."""
     merged: list[str] = []
     for name, files in classes.items():
         inner = {parts[1] for path in files if len(parts := path.relative_to(folder).parts) > 2}

@@ -70,7 +70,7 @@ def splits(
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         train_cities, validation_cities, test_cities: cities of each part.
         subtask: images for validation and testing; training uses all images, as the authors do.
-        angles: whether the compass angle `ca` is read, the last column of the items' targets.
+        angles: whether to read the compass angle `ca`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)

@@ -1,4 +1,4 @@
-"""Photographs of places of the user: a folder of images and a table of their positions.
+"""The user's photographs of places: a folder of images and a table of their positions.
 
 The table, places.csv in the folder, names its columns; other columns are ignored:
 
@@ -55,7 +55,7 @@ def splits(
         csv: the table, relative to the folder; see `Table.read`.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         validation, test: fractions of the images of each area, without a column `split`.
-        angles: whether the column `angle` is read, the last column of the items' targets.
+        angles: whether to read the column `angle`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
     """
     preprocessing = Preprocessing.of(preprocessing, SIZE)
@@ -131,8 +131,8 @@ def _positions(table: Table) -> Float64[Tensor, "N X"]:
 def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
     """Coordinates of latitudes φ and longitudes λ on the WGS 84 ellipsoid, in metres from the centre of the earth.
 
-    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ). At 10 km, the straight
-    line between two places is 1 mm shorter than the way on the ground; there is no distortion by a map projection.
+    x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ), equatorial radius a and
+    eccentricity e. No map projection distorts distances: at 10 km, they are 1 mm shorter than along the ground.
 
     Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
         equation 4-14, at height 0.

@@ -50,12 +50,12 @@ class Source:
         return roots
 
     def file(self, folder: Path, name: str) -> Path:
-        """The path of a file, compressed if only that exists."""
+        """The path of a file; the path of its compressed form if the plain file does not exist."""
         plain = folder / name
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
     def folder(self, root: str | Path | None, *, needed: Sequence[str], below: Sequence[str] = ()) -> Path:
-        """The root, or a folder of the root in `below`, that has every needed file; an error names those missing."""
+        """The root, or its sub-folder in `below`, that has every needed file; an error names missing files."""
         places = [place for top in self.roots(root) for place in (top, *(top / name for name in below))]
         missing = {place: [place / path for path in needed if not self.file(place, path).exists()] for place in places}
         fullest = min(places, key=lambda place: len(missing[place]))
@@ -71,7 +71,7 @@ class Source:
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
-    """Which of N images that a file names exist; missing ones are an error, or only a warning if allowed."""
+    """Which of the N images in a list exist. Missing ones are an error, or with `allow_missing` a warning."""
     files: dict[Path, set[str]] = {}
     for folder in filter(Path.is_dir, {path.parent for path in paths}):
         with os.scandir(folder) as entries:  # many times faster than a call for each file
@@ -152,8 +152,8 @@ class HalvedClasses:
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
     """The parts `train`, `validation` and `test`, with each class in only one part.
 
-    `validation` is a fraction of the classes that are no test classes; classes of one image and larger ones are in
-    proportion.
+    `validation` is a fraction of the classes that are not test classes. It takes the same share of classes with one
+    image as of larger classes.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
     """

@@ -42,7 +42,7 @@ class SmallImages:
         source: name of the data set, and how to get it.
         classes: names of the classes.
         files: names of the files of each published part.
-        below: folders of a root that may have the files, too.
+        below: sub-folders of a root that may hold the files instead.
         read: maps the files of a part to images (N, C, H, W) and labels (N,).
         fetch: downloads the files of a part ("train" or "test") to a folder.
     """

@@ -63,7 +63,7 @@ class Splits:
 
 
 def note_like_names(classes: Iterable[str], source: object) -> None:
-    """A `Note` names classes that differ only in case, in blanks, or as 1 and 1.0; each remains a class of its own."""
+    """Warn, by a `Note`, of classes that differ only in case, in blanks, or as 1 and 1.0; they stay separate."""
     groups: dict[str, list[str]] = {}
     for name in classes:
         plain = " ".join(name.casefold().split())
@@ -87,15 +87,15 @@ def carve_missing(
     """The parts `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
     Each class is in every part in proportion. If classes are so small that most items of a part would lack a match,
-    each part gets whole classes instead, as is usual for faces and products, or, with fewer than six classes, pairs of
-    items with one class. A `Note` says so.
+    each part gets whole classes instead, as is usual for faces and products. If there are too few classes for that, it
+    gets pairs of items with one class. A `Note` says so.
 
     Args:
         parts: parts by name, at least `train`.
         validation, test: fractions of `train`, between 0 and 1, for a missing part.
         seed: seed of the draw.
         source: name of the data in errors.
-        by_class: whether parts of whole classes are allowed; False for questions: their answers are in no part.
+        by_class: whether parts may get whole classes or pairs; False for questions, which match answers, not questions.
     """
     dataset = parts["train"]
     missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}
@@ -140,7 +140,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove positions from `left`: pairs from the class with most left, never from one class twice in a row."""
+    """Remove and return pairs of positions, from the class with most left, but never twice in a row from the same."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))

@@ -1,4 +1,4 @@
-"""Texts of the user: a table of texts with labels, or of questions with answers, or a folder of such tables.
+"""The user's texts: a table of texts with labels, or of questions with answers, or a folder of such tables.
 
 The layout is FILE, or root/{train, validation, test}.{csv, tsv, json, jsonl, ndjson, xlsx, parquet}; files except xlsx
 and parquet may be gzipped. See `Table.read` for the content of a file.
@@ -110,7 +110,7 @@ class Texts(Dataset):
         paths: origin of each text; by default the name of the data set and a position.
 
     Raises:
-        ValueError: If these differ in number, or a text is empty.
+        ValueError: If these arguments differ in length, or a text is empty.
 
     Example:
         >>> texts = Texts(["a cat", "a kitten", "a train"], torch.tensor([0, 0, 1]))
@@ -150,7 +150,7 @@ class Texts(Dataset):
 
     @property
     def names(self) -> Sequence[str]:
-        """The texts themselves; if only some are queries, `is_query` as text follows."""
+        """The texts; if only some are queries, then also `is_query` as a text."""
         return self.texts if self.is_query is None else (*self.texts, str(self.is_query.tolist()))
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:
@@ -177,11 +177,10 @@ class Texts(Dataset):
 def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS) -> Splits:
     """Read texts in three parts.
 
-    The files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) of a
-    folder are the parts, or a column `split` with these names of a single file.
-    Missing parts are drawn from the training texts, see `lam.datasets.base.carve_missing`. Only questions are divided;
-    all answers are the gallery of every part. Their label is the column `label`, else the answer itself: then a query
-    asks whether its one answer is in the gallery.
+    A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
+    `eval`). A single file may have these names in a column `split`. Missing parts are drawn from the training texts,
+    see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every part holds
+    all answers. Labels are the column `label`, else the answers: then only the question's own answer matches it.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
     rows = {part: queries for part, (queries, _, _) in files.items()}
@@ -230,7 +229,7 @@ def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Te
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
-    """The preprocessing of another data set of texts; for other items the default, so the shapes differ."""
+    """The preprocessing of another data set, or the default if that holds no texts."""
     return other.preprocessing if isinstance(other.preprocessing, TextPreprocessing) else TextPreprocessing()
 
 
@@ -256,7 +255,7 @@ def _files(root: Path) -> dict[str, Path]:
             files[part] = found[0]
     others = [path.name for path in tables if path not in files.values() and not path.name.startswith(".")]
     if files and others:
-        note = f"{root}: {len(others)} file(s) are no part by name and are left out: {first_of(others)}"
+        note = f"{root}: {len(others)} file(s) do not have the name of a part and are left out: {first_of(others)}"
         warnings.warn(note, Note, stacklevel=3)
     if "train" not in files:
         raise MissingDataError(f"{root} has no file train ({', '.join(f'train{form}' for form in FORMS)})")
@@ -265,7 +264,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A text of a file, its class, its metadata, and its place in the file."""
+    """A text of a file, its class, its metadata, and its file and line."""
 
     text: str
     key: str
@@ -337,7 +336,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
 
 
 def _distinct(rows: Iterable[_Row]) -> list[_Row]:
-    """One row for each pair of text and label: the first, in the order of the last."""
+    """The first row of each pair of text and label; pairs are ordered by their last row."""
     return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
 
 

@@ -1,8 +1,8 @@
 """A copy of a finished run that can be served, made while a service answers from the run and changes its items.
 
-The items are those of one moment: SQLite copies its pages within one read transaction, beside a process that writes.
-All else is fixed once a run has finished, or changes only under the run's lock, which the copy holds. The sample of
-live queries and the watch over the promise are left out: they are no part of the run, and a service may write them.
+The copy holds the items of one moment: SQLite copies its pages within one read transaction, while others may write.
+All else is fixed once a run has finished, or changes only under the run's lock, which the copying process holds. The
+sample of live queries and the watch over promised rates are left out, because a service may be writing them.
 """
 
 import os
@@ -21,7 +21,7 @@ from lam.runs.live import FOLDER as LIVE
 from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
-"""The files of a backup and their hashes, when it was made. Serving it changes the database of its items."""
+"""Lists the files of a new backup and their hashes. Serving the backup changes the database of its items."""
 
 FORMAT = 1
 
@@ -37,7 +37,7 @@ class CopiedFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup, with its beginning in UTC, the number of items in its gallery, and its files by name."""
+    """A backup: its folder, when it began in UTC, the number of items in its gallery, and its files by name."""
 
     folder: Path
     created: str
@@ -53,7 +53,7 @@ class Backup:
 def back_up(run: str | Path, folder: str | Path) -> Backup:
     """Copy a run into a new folder; it appears there whole and checked, or not at all.
 
-    Until it is done, deletions by a service may be answered as `busy`: the log is being read.
+    Meanwhile a service may answer deletions with `busy`, because the database's log is being read.
 
     Args:
         run: folder of a finished run, served or not.
@@ -109,7 +109,7 @@ def _fixed_files(folder: Path) -> Iterator[Path]:
 
 
 def _copy_items(source: Path, copy: Path) -> int:
-    """Copy the items and check each; their number."""
+    """Copy the items, check each, and return their number."""
     with closing(ItemStore(source, read_only=True)) as store:
         store.copy(copy)
     with closing(ItemStore(copy, make=False)) as store:

@@ -38,7 +38,7 @@ from lam.utils.files import check_writable
 
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""Greatest number of items in a gallery that is compared with itself, to detect new classes."""
+"""Greatest number of items in a gallery whose items search each other, to detect new classes."""
 KEPT = 2000
 """Greatest number of queries that are kept to bound false accepts of filtered searches, unless the rate needs more."""
 
@@ -165,9 +165,10 @@ def _facts(
 
 
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
-    """The detector of new classes, from the gallery compared with itself.
+    """The detector of new classes, from the gallery's items as queries.
 
-    None if no class has one item, beyond `UNSEEN` items, or for answers and fused items, which differ from queries.
+    None if no class has exactly one item, beyond `UNSEEN` items, and for answers or fused items: queries differ from
+    them.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):

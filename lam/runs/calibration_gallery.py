@@ -1,7 +1,7 @@
 """The gallery of a calibration: the items of the run, one half of the held-out data, or both.
 
-If a run held out whole classes, its gallery has no match for its held-out data. One half of these then replaces as many
-items: error rates depend on the size of the gallery, so it stays.
+A run's gallery may hold no class of its held-out data. One half of these data then replaces as many items of the
+gallery, because error rates depend on its size.
 """
 
 import warnings
@@ -44,7 +44,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether the gallery holds only other classes of the run, while these images match each other."""
+    """Whether the gallery holds only the run's other classes, and some of these images share a class."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -54,7 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data as the gallery of the other half, or the data's own gallery."""
+    """One half of the held-out data as the gallery of the other half, or the gallery that the data define."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
@@ -99,7 +99,7 @@ def _comparable(embeddings: Embeddings) -> Embeddings:
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, the labels, and the number of items without one: hits without label cannot be judged."""
+    """Items with a label, their labels, and the number of other items, which no label can judge as hits."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]
@@ -112,7 +112,7 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
 
 
 def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
-    """Which images and stored items match each query."""
+
     if images.targets.ndim > 1:
         raise ValueError(f"an index has labels, but no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}

@@ -16,7 +16,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     if calibration.is_stale(calibration.gallery_size + facts["without_label"]):
-        yield "         these are searched too, and too many for any bound: answers are marked stale; label them"
+        yield "         so many items without label are searched too that no bound holds: answers are stale; label them"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     by = "P(known) · P(right | known)" if calibration.accept == PROBABILITY else statistic_name(calibration.accept)
@@ -28,8 +28,8 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         yield f"       {classes} {share:.4g} are accepted, 95 % interval {low:.4g} to {high:.4g}"
     yield f"       of queries with a match {calibration.recall(threshold):.4g} are answered correctly"
     if targets.wrong is not None:
-        yield f"answers: at most {targets.wrong:g} of those answered are wrong, with confidence {LEVEL:g}"
-        yield f"       {facts['answers_wrong']}; a higher statistic must not be wrong more often"
+        yield f"answers: at most {targets.wrong:g} of the answers are wrong, with confidence {LEVEL:g}"
+        yield f"       {facts['answers_wrong']}; assumes that a higher statistic is not wrong more often"
     flagged = f"{calibration.flag} above {calibration.flag_above:.6g}"
     flagged = f"kappa below {calibration.kappa_below:.6g}" if calibration.flag == "kappa" else flagged
     yield f"abstain: {flagged}; false flags at most {targets.ood:g}"
@@ -38,7 +38,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         yield f"       AUROC of strangers against known queries, cross-validated: {shown}, ..."
     ece, chance = calibration.reliability.expected_error, calibration.reliability.error_by_chance
     yield f"P(right | known), that the first hit is right if the gallery holds a match: cross-validated ECE {ece:.4f}"
-    yield f"       a calibrated probability stays below {chance:.4f} in 95 of 100 draws of this size"
+    yield f"       a perfectly calibrated probability has an ECE below {chance:.4f} in 95 of 100 samples of this size"
     yield f"       from {_worth(calibration)}"
     yield f"P(known), that the gallery holds a match: {_known_from(calibration)}"
     reference = calibration.reference
@@ -139,7 +139,7 @@ def _known_from(calibration: Calibration) -> str:
         may = "all be known" if estimate[1] == 0 else "all be strangers"
         mixture = f"{facts['n_unlabelled']} queries in {facts['unlabelled']}"
         usual = f"{usual}, not from {mixture}: their share of strangers is {share} ({low} to {high}), they may {may}"
-    strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "these as if their classes were new"
+    strangers = f"{facts['n_strangers']} strangers" if facts["n_strangers"] else "the same with their classes as new"
     learnt = f"{usual}, from queries without their matches, and from {strangers}"
     return f"{learnt}; {without_match(contrast.share)} are expected to have no match"
 
@@ -150,6 +150,6 @@ def _worth(calibration: Calibration) -> str:
     if len(worth) == 1:
         right = round(facts["queries_with_match"] * facts["first_hit_right"])
         of_all = f"{right} of {facts['queries_with_match']} first hits are right"
-        return f"{next(iter(worth))} alone: {of_all}, and it takes 10 right and 10 wrong to learn from more"
+        return f"{next(iter(worth))} alone: {of_all}; learning from more scores takes 10 right and 10 wrong"
     parts = [f"{name} {share:.0%}" for name, share in list(worth.items())[:_SHOWN_SCORES]]
     return f"{len(worth)} scores: {', '.join(parts)}{', ...' if len(worth) > _SHOWN_SCORES else ''}"

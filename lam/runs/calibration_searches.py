@@ -46,7 +46,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and their data.
 
-    `config` has the present folder of the data. `splits` are None with fresh images and no reference.
+    `config` names the present folder of the data. `splits` is None if fresh images need no training items.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -82,11 +82,11 @@ class Known:
     Attributes:
         images: the data that contain the queries.
         queries: embeddings and features of the queries.
-        searchable: the gallery, and its items that match.
-        gallery: its name among the options.
+        searchable: the gallery, and which of its items match each query.
+        gallery: the option for it, `index` or `held-out`.
         searches: hits of the queries.
-        verifier: a verifier of pairs; None without pairs of one class and of different classes.
-        reference: training items that distances compare with.
+        verifier: a verifier of pairs; None unless there are pairs of one class and pairs of different classes.
+        reference: training items to which distances are measured.
     """
 
     images: Dataset
@@ -128,12 +128,12 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether they bound false accepts at this rate; items of a class are alike, so held-out classes count."""
+        """Whether they can bound this rate of false accepts; held-out classes count once, as their items are alike."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
 def search_known(inputs: Inputs) -> Known:
-    """Search the gallery for the labelled queries; warn of training items and of queries that find themselves."""
+    """Search the gallery for the labelled queries. Warn of queries that are training items or find themselves."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
@@ -213,7 +213,7 @@ def _search_without_match(
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
     """Hits of strangers, and which strangers find themselves.
 
-    The classes of held-out strangers are known: items added to the gallery under their labels are left out.
+    Held-out strangers have labels: items added to the gallery under the same labels are not searched.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
@@ -235,10 +235,10 @@ def _search_without_match(
 
 
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
-    """Search the gallery for unlabelled queries; stored items and training items are left out.
+    """Search the gallery for unlabelled queries, without the stored items and training items among them.
 
-    These look more known than any future query: with them, future queries would look like strangers. None if no
-    unlabelled query is given or left, or if the reference is too small to find the training items.
+    Such items look more known than future queries, which would then seem to be strangers. None without unlabelled
+    queries, or if the reference is too small to find all training items.
     """
     if inputs.options.unlabelled is None:
         return None

@@ -65,25 +65,24 @@ class OodConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data.
+    """The data sets of a run.
 
     Attributes:
         name: a data set of `lam.datasets.load`.
         root: its folder, if it needs one.
         options: its other options.
         ood: out-of-distribution sets, the main one first.
-        strangers: share of classes in [0, 1) that is held out of training: with them, `lam calibrate` can bound false
-            accepts for unseen classes. By default 0.1 with 20 or more classes, else 0.
-        gallery: `classes` if every query matches one, or `identities` if a match may be missing; by default the data
-            set's own kind, `classes` for your own folders and texts.
-        limit: greatest number of items in each part, for a quick try.
-        soft_labels: a .npy file, or its folder, with the number of votes for each class of each test item, such as
-            CIFAR-10H's.
+        strangers: share of classes in [0, 1) held out of training, so that `lam calibrate` can bound false accepts for
+            unseen classes. By default 0.1 with 20 or more classes, else 0.
+        gallery: `classes` if every query has a match, `identities` if a query may have none. By default the data set
+            decides; your own folders and texts have `classes`.
+        limit: greatest number of items in each split and OOD set, for a quick try.
+        soft_labels: a .npy file with the probabilities of the classes of each test item, or CIFAR-10H's folder.
         num_workers: number of processes that read images.
-        seed: seed of the split into parts.
-        duplicates: what to do about repeated images or texts: `keep` all, with a warning; `drop` all but one, and all
-            items with one content but several labels; or `refuse` the data.
-        skip_damaged: whether damaged image files are left out, instead of an error.
+        seed: seed of random splits.
+        duplicates: what to do about repeated images or texts: `keep` all, with a warning; `drop` all but one, or all if
+            their labels differ; or `refuse` the data.
+        skip_damaged: whether to skip damaged image files; by default they are an error.
     """
 
     name: str
@@ -111,7 +110,7 @@ class DataConfig:
                 raise ValueError(f"ood has {count} sets called {key}: give each its own title")
 
     def completed(self, network: str) -> "DataConfig":
-        """Paths independent of the current folder, and the preprocessing of a pretrained network unless one is set."""
+        """The settings with absolute paths and, unless one is set, the preprocessing of a pretrained network."""
         ood = [replace(each, root=_absolute(each.root)) for each in self.ood]
         root, soft_labels = _absolute(self.root), _absolute(self.soft_labels)
         options = {**self.options, **_preprocessing(network, self.options.get("preprocessing") or {})}
@@ -125,9 +124,9 @@ class NetworkConfig:
     Attributes:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
-        weights: the library's name of pretrained weights; None for random weights.
-        head: `train` for a linear layer from features to embeddings; `identity` for the features without training, with
-            `efficientnet_lite0` and networks for sentences.
+        weights: pretrained weights, by the name in the network's library; None for random weights.
+        head: `train` for a trained linear layer from features to embeddings; `identity` to use the features themselves,
+            with `efficientnet_lite0` and networks for sentences.
         options: other options of the network.
     """
 
@@ -203,12 +202,12 @@ class EvaluationConfig:
     Attributes:
         n_samples: number of samples for κ, and of sampled networks for reliability, in tuning, evaluation and all later
             embeddings.
-        reference: number of training items that the k-NN score compares with.
-        corrupted: number of test items that are corrupted, to test whether κ falls with quality; 0 for no test.
+        reference: number of training items among which the k-NN score finds neighbours.
+        corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 for no test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
             `blur`, `contrast` and `crop`, for texts all kinds.
         unseen: number of items of held-out classes that search each other; 0 for no search.
-        costly: whether slow metrics are measured too; see `lam.evaluate`.
+        costly: whether to measure slow metrics too; see `lam.evaluate`.
     """
 
     n_samples: int = 100
@@ -225,12 +224,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AmbiguityConfig:
-    """Whether the encoder learns its ambiguity on the validation split; see `Encoder.learn_ambiguity`.
+    """Whether the encoder learns κ_a and p_known on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: whether it learns; by default only with the κ head of a `checkpoint`, if enough items have a match. κ is
-            then A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's κ.
-        reference: number of training items, beside the validation split, that are searched for nearest neighbours.
+        learn: by default only if the `checkpoint` has a κ head and enough items have a match. The encoder's κ is then
+            A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's.
+        reference: number of training items that neighbours may come from, in addition to the validation split.
     """
 
     learn: bool | None = None
@@ -252,8 +251,8 @@ class RunConfig:
         seed: seed of the weights, the order of the data and the posterior's noise.
         output: folder of the run; runs/<data>/<method> by default.
         checkpoint: weights to start from, instead of training: a .safetensors or .pth file, or the folder of a finished
-            run. A run's κ head is used, too: a Laplace posterior then learns p_known on the validation split, and the
-            head gives κ_a.
+            run. A Laplace posterior also uses the run's κ head: the head gives κ_a, and p_known is learnt on the
+            validation split.
         accelerator: device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA if it is available.
         training: training of the network.
         augmentation: random crops and flips of the training images.
@@ -301,7 +300,7 @@ class RunConfig:
             )
 
     def check(self) -> None:
-        """Require a loss, a start and a device that this machine can run, before data are read.
+        """Check the loss, the checkpoint and the device, before data are read.
 
         Raises:
             ValueError: with the setting and its allowed values.
@@ -316,7 +315,7 @@ class RunConfig:
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting as YAML types, without the output, because a run may be moved."""
+        """Every setting as YAML types; without the output, because a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
         return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # turns tuples into lists
 
@@ -327,12 +326,12 @@ class RunConfig:
 
 
 def _absolute(path: str | None) -> str | None:
-    """A path that does not depend on the current folder; none if it is empty."""
+    """The absolute path; an empty path stays empty."""
     return str(Path(path).absolute()) if path else path
 
 
 def _preprocessing(network: str, settings: Any) -> dict[str, Any]:
-    """The option `preprocessing` of a pretrained network, under the settings; empty if the network has none."""
+    """The option `preprocessing`: a pretrained network's own, overridden by the settings; empty if it has no own."""
     if (wanted := models.preprocessing_of(network)) is None:
         return {}
     own = wanted.to_json()

@@ -12,8 +12,8 @@ A section `networks` holds settings for single networks. The first installed one
 names, unless the settings name a network or weights.
 
 A file may extend another configuration, `extends: digits hib`, or a file beside it, `extends: base.yaml`, and hold only
-the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. Options of
-another method are dropped.
+the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. If the
+method changes, the options of the earlier method are dropped.
 """
 
 import re
@@ -42,10 +42,10 @@ def load_config(
     """Read a configuration and apply overrides.
 
     Args:
-        source: words, in one text or several, as for `lam run`: `digits hib`, `fashionmnist hib --paper`; a YAML file,
+        source: arguments of `lam run`, in one string or several: `digits hib`, `fashionmnist hib --paper`; a YAML file,
             with or without a method after it; or the folder of a run, to continue it.
         overrides: settings, such as `--training.epochs=5`.
-        allow_missing: whether to set this option in every data set and OOD set that has it.
+        allow_missing: whether to set `allow_missing` in every data set and OOD set that has this option.
 
     Raises:
         ValueError: naming the wrong setting or file.
@@ -76,7 +76,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _outsiders(name: str) -> dict[str, str]:
-    """The OOD set for a name only: a data set, a folder, or a file of texts."""
+    """Settings of an OOD set from one string: a data set's name, a folder, or a file of texts."""
     if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
         return {"name": name}
     if name.lower().endswith(FORMS):
@@ -142,7 +142,7 @@ def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings of words; `method` overrides their method, `network` the default network."""
+    """The settings for arguments of `lam run`; `method` overrides their method, `network` the default network."""
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))
@@ -218,7 +218,7 @@ def _of_method(name: str) -> dict[str, Any]:
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file and its chosen network, and the settings of each method."""
+    """The settings of a file, with its section for the network, and its sections for methods."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")

@@ -1,6 +1,6 @@
 """Copies among the data of a run: an image or text in several parts, under several labels, or twice in one part.
 
-Any network finds a query with a copy in the training data or the gallery. Exact copies have the same file content or
+Copies make recall too good, because any network finds a copy of the query. Exact copies have the same file content or
 text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as resized or recompressed images.
 """
 
@@ -68,7 +68,7 @@ class Copy:
 
 
 def exact_copies(splits: Splits) -> list[list[Item]]:
-    """Groups of items with one content, the original first; data in memory, which lam ships, are not compared."""
+    """Groups of items with equal content, the original first. Images without files are not compared."""
     groups: dict[str, list[Item]] = {}
     for name, part in _in_order(splits):
         for row, content in _contents(part):
@@ -77,9 +77,9 @@ def exact_copies(splits: Splits) -> list[list[Item]]:
 
 
 def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
-    """Splits with one item of each content, and the dropped copies.
+    """Splits with one item of each content, and the list of exact copies.
 
-    Items with one content but different labels are all dropped, because the right label is unknown.
+    Items with equal content but different labels are all dropped, because the right label is unknown.
     """
     groups = exact_copies(splits)
     dropped: dict[str, set[int]] = {}
@@ -133,7 +133,7 @@ def remark_on(copies: Sequence[Copy], duplicates: Duplicates) -> str | None:
     if not copies:
         return None
     if duplicates == "drop":
-        dropped = "exact copies are left out, with every item of one content under several labels"
+        dropped = "exact copies are left out, and so are the originals if the labels differ"
         return f"{_counts(copies)}: {dropped}; {COPIES} lists all"
     return (
         f"{_counts(copies)}: any network finds such items, so recall is too good; {COPIES} lists them, "

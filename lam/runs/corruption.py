@@ -1,4 +1,4 @@
-"""Whether κ falls with the quality of inputs: corruption of texts, and curves over severity for images and texts.
+"""Curves of κ and recall over the severity of corruption, to test whether κ falls with quality; corruption of texts.
 
 `lam.inputs.corruption` corrupts images.
 """
@@ -25,8 +25,8 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
 }
-"""Probabilities at severities 1 to 5: of leaving out a word (one always stays), and of an error in a letter: it is
-left out, doubled, exchanged with the next one or replaced, each equally likely."""
+"""Probabilities at severities 1 to 5. `words` leaves out a word, except the last that remains. `typing` leaves out a
+letter, doubles it, swaps it with the next one or replaces it, each equally likely."""
 
 BATCH = 100
 SEVERITIES = 5
@@ -38,7 +38,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
 
     Args:
         items: images or texts.
-        asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` of images, all of texts.
+        asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` for images, all for texts.
 
     Example:
         >>> from lam import datasets
@@ -121,7 +121,7 @@ def measure_corruption(
     seed: int = 0,
     kinds: Sequence[str] | str | None = None,
 ) -> dict[str, CorruptionCurve]:
-    """κ and first hits of corrupted queries from an evaluated set, in the clean gallery.
+    """κ and first hits of corrupted queries of an evaluation; the gallery stays clean.
 
     Args:
         encoder, items, evaluation: the encoder, and its evaluation on these items.
@@ -157,7 +157,7 @@ def measure_corruption(
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
 ) -> Iterator[tuple[str, Iterator[Tensor]]]:
-    """Corrupted inputs of some items by kind, at every severity from 0 on."""
+    """For each kind of corruption, the inputs at `positions` for every severity, starting with 0."""
     preprocessing = items.preprocessing
     if isinstance(items, Texts):
         texts = [items.texts[row] for row in positions]
@@ -178,7 +178,7 @@ def worse_inputs(
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
     """Metrics of curves: medians of κ, recall@1 and `trend`, as `corruption_KIND_SEVERITY_...`.
 
-    For crops also `crop_less_sure`: the share of queries with a smaller κ in the smallest crop.
+    For crops also `crop_less_sure`: the share of queries with a smaller κ in the smallest crop than in the whole image.
     """
     values: dict[str, float] = {}
     for kind, curve in curves.items():

@@ -42,12 +42,12 @@ EMBEDDING_BATCH = 500
 _WITHOUT_MATCHES = {
     "texts": ", such as questions with answers (columns question and answer), or search with the network as it is, "
     "which needs no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE",
-    "images": ", at least eleven images, two or more of each class, each class in a folder of its own, or take a "
-    "method that reads none, such as simclr",
+    "images": ", at least eleven images with two or more of each class, in one folder for each class, or take a "
+    "method without labels, such as simclr",
 }
 _LEARNT_LATER = {
     "texts": "; `lam calibrate RUN --folder FILE` learns that from questions with answers, or texts with labels",
-    "images": "; `lam index RUN DIR` and `lam calibrate RUN --folder OTHER` learn that from images in a folder a class",
+    "images": "; `lam index RUN DIR` and `lam calibrate RUN --folder OTHER` learn that from images in class folders",
 }
 _DOWNLOAD = "--data.options='{download: true}'"
 
@@ -55,12 +55,12 @@ _DOWNLOAD = "--data.options='{download: true}'"
 def load_data(
     data: DataConfig, damaged: frozenset[str] = frozenset(), *, root_option: str = "in a run: --data.root=DIR"
 ) -> tuple[Splits, dict[str, Dataset]]:
-    """The splits, with some classes held out as strangers, and the OOD sets by title, cut to the limit.
+    """The splits, with held-out classes as strangers, and the OOD sets by title; each is cut to `limit` items.
 
     Args:
         data: the settings.
         damaged: paths of image files to leave out; see `lam.gallery.damaged`.
-        root_option: advice for the error, how to set the folder of the files.
+        root_option: how to set the folder of the files, for the error about missing files.
     """
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
@@ -89,9 +89,9 @@ def load_data(
 
 @dataclass(frozen=True)
 class RunData:
-    """The checked data of a run: splits, OOD sets by title, copies, and reasons why image files are left out, by path.
+    """The checked data of a run: splits, OOD sets by title, copies, and why image files are left out, by path.
 
-    `is_new` tells whether this is the first start of the run.
+    `is_new` tells whether the run starts for the first time.
     """
 
     splits: Splits
@@ -145,7 +145,7 @@ def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
 def _check_items(
     config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
-    """Copies among the items, and reasons of damaged files; every image file is read."""
+    """Copies among the items, and why files are damaged; reads every image file."""
     data, folder, parts = config.data, config.folder, parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
     # A rejected run has no folder yet: the list is written beside it.
@@ -168,7 +168,7 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
-    Unless the run `learns` from matching items, a split without matches is only a warning.
+    A split without matching items is an error if the run `learns` from them, else a warning.
     """
     kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (
@@ -234,7 +234,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
     """Read every image file, because a damaged file would end the run later.
 
     Returns:
-        Perceptual hashes by file, without small and uniform images, and reasons of damaged files.
+        Perceptual hashes by file (small and uniform images have none), and why files are damaged.
     """
     files = {path: part.preprocessing for part in parts for path in part.files}
 
@@ -246,7 +246,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
 
 
 def loader_of(images: Any, num_workers: int = 0, *, batch_size: int = EMBEDDING_BATCH) -> DataLoader[Any]:
-    """A loader of images or features in their order; it does not use torch's global random state."""
+    """A loader of images or features, in order. It does not use torch's global random state."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)

@@ -96,11 +96,11 @@ class Run:
         return Snapshot.read(self.gallery_folder, self.encoder.dimension)
 
     def open_gallery(self, *, drop_corrupt: bool = False, index: str | None = None) -> Gallery:
-        """The gallery, which only this process may search and change; see `lam.gallery.gallery.Gallery`."""
+        """The gallery, locked for this process to search and change; see `lam.gallery.gallery.Gallery`."""
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
     def open_replica(self, *, index: str | None) -> Gallery:
-        """The gallery that another process serves, only to be searched; see `lam.gallery.replica.Replica`."""
+        """A copy, only to be searched, of the gallery that another process serves; see `lam.gallery.replica`."""
         from lam.gallery.replica import Replica
 
         return Replica(self.gallery_folder, self.encoder.dimension, index=index)

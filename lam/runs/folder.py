@@ -30,7 +30,7 @@ from lam.utils.files import (
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
 WATCH = "watch"
-"""Tests of the promise of a service, and its feedback."""
+"""Folder with the feedback to a service, and its tests of the promised rates."""
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
@@ -56,7 +56,7 @@ def require_finished(folder: Path) -> None:
 
     Raises:
         ValueError: if the folder is no run, the run did not finish, or it has another format.
-        CorruptFileError: naming the file of the configuration that is missing, truncated or altered.
+        CorruptFileError: naming the file of settings or data that is missing, truncated or altered.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: `lam run CONFIG` or `lam demo` makes a run")
@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a folder that can be written. It lies outside a folder of images, where its samples would be a class."""
+    """Require a writable folder outside the folder of images, where pictures of the run would become a class."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return
@@ -114,12 +114,10 @@ def check_place(folder: Path, data: DataConfig) -> None:
 def open_for_writing(
     folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
-    """Within the context, a run starts or continues in a folder, locked against other processes.
+    """Start or continue a run in a folder. Within the context, rank zero locks it against other processes.
 
-    Rank zero locks the folder for all ranks.
-
-    The folder gets the settings, the kind of gallery of the splits, and the fingerprints of all `parts`, by name: a run
-    that continued on other data could test on training items.
+    Writes the settings, the gallery's kind, and the fingerprints of all `parts` by name. A run that continued on other
+    data could test on training items.
     """
     with ExitStack() as stack:
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))

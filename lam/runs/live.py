@@ -1,4 +1,4 @@
-"""A bounded random sample of a service's queries, as embeddings: known queries and strangers.
+"""A random sample of a service's queries, as embeddings; it holds known queries and strangers.
 
 A run's folder `live/` holds live.json (the number of queries, the encoder) and queries.safetensors, with hashes.
 """
@@ -23,7 +23,7 @@ EVERY = 100
 class LiveQueries:
     """A uniform sample of all queries; it continues an earlier sample.
 
-    If an earlier sample dropped queries, it does not grow: later queries would be over-represented.
+    An earlier sample that dropped queries does not grow: later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 

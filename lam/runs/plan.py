@@ -1,4 +1,4 @@
-"""`Plan`, the arguments of a run's stages from its configuration, with `Start`, its weights, and `Stages`."""
+"""`Plan` turns a configuration into the network, data and training of a run; `Start` and `Stages` belong to it."""
 
 import shlex
 import sys
@@ -68,11 +68,11 @@ class Stages:
 
 @dataclass(frozen=True)
 class Start:
-    """The source of a network's weights.
+    """What a run takes from its checkpoint, apart from the network's weights.
 
     Attributes:
-        trained_by: name and settings of the training loss's curvature; None for a file of weights.
-        kappa_head: the κ head beside the weights, if any.
+        trained_by: name and settings of the curvature of the loss that trained the checkpoint; None unless it is a run.
+        kappa_head: the κ head of the checkpoint, if any.
     """
 
     trained_by: Mapping[str, Any] | None = None
@@ -93,7 +93,7 @@ class Plan:
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
     def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
-        """The network before training, and the source of its weights."""
+        """The network before training, and what else comes from its checkpoint."""
         network, checkpoint = self.build(self.config.seed), self.config.checkpoint
         start = Start() if checkpoint is None else start_from(network, checkpoint)
         try:
@@ -120,7 +120,7 @@ class Plan:
         return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training; it keeps the best epoch on the validation split, or the last if no items match there."""
+        """The training; it returns the best epoch on the validation split, or the last if no items match there."""
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())
@@ -168,7 +168,7 @@ class Plan:
         return start
 
     def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
-        """Name and settings of the curvature of the training loss, of this run or of an earlier training."""
+        """Name and settings of the curvature of the loss that trained the network, in this run or its checkpoint."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = learned_parameters(histories)

@@ -1,7 +1,7 @@
-"""Networks, losses, methods and data sets of one's own on the command line: installed packages, and files.
+"""The user's own networks, losses, methods and data sets on the command line, from installed packages or files.
 
-Only the user names code: by installing a package with an entry point, or by a file at the start of a command. Nothing
-in the folder of a run is executed or decides what is.
+Code runs only if the user installs a package with an entry point, or names a file in a command. Nothing in the folder
+of a run is executed or chooses code.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def load_file(path: str | Path) -> None:
-    """Execute a Python file once as a module of its name; what it registers can then be named.
+    """Execute a Python file once, as a module of its name, so that it can register networks, losses and so on.
 
     The folder of the file joins the end of `sys.path`, so that the file can import its neighbours, and processes that
     read data can import it.
@@ -84,6 +84,6 @@ def load_file(path: str | Path) -> None:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """The last line of the file that was at work, as text; empty if it was not read so far."""
+    """The last line of the file that the traceback names, as text; empty if it names none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""

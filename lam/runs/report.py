@@ -177,12 +177,12 @@ def _notes(encoder: Encoder, evaluation: Evaluation, metrics: Mapping[str, Any],
     if left_out := evaluation.metrics["n_without_relevant"]:
         yield f"{left_out} queries have no relevant item and are left out of retrieval metrics."
     if capped := int(evaluation.embeddings.capped.sum()):
-        yield f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: a bound."
+        yield f"{capped} of {len(evaluation.queries)} embeddings have a κ at an end of its range: only a bound."
     if encoder.ambiguity is None:
         return
     sets = {"queries": evaluation.embeddings, **evaluation.ood_embeddings}
     said = {name: encoder.ambiguity.doubts(embeddings) for name, embeddings in sets.items()}
-    reasons: dict[Doubt, str] = {UNSEEN: "p_known is small κ", SEVERAL: "κ of ambiguity is small it"}
-    for doubt, reason in reasons.items():
+    small: dict[Doubt, str] = {UNSEEN: "p_known", SEVERAL: "κ of ambiguity"}
+    for doubt, part in small.items():
         shares = (f"{doubts.count(doubt) / len(doubts):.1%} of {name}" for name, doubts in said.items())
-        yield f"Where {reason} says “{doubt}”: {', '.join(shares)}."
+        yield f"A small {part} means “{doubt}”: {', '.join(shares)}."

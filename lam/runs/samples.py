@@ -1,4 +1,4 @@
-"""A few inputs to try a run with, stored in its folder: its data sets are not needed.
+"""A few inputs to try a run with; they are in its folder, so that trying needs no data set.
 
 samples/samples.json    the source of each sample, and texts
 samples/1.png, ...      images
@@ -27,7 +27,7 @@ _LIST = f"{FOLDER}/samples.json"
 class Sample:
     """A text, or an image as a PNG or JPEG file, to try a run with.
 
-    `source` is its part of the data, or its OOD set. The gallery holds no match of a stranger.
+    `source` names its split or OOD set. The gallery holds no match of a stranger.
     """
 
     source: str

@@ -57,14 +57,14 @@ class SearchResult:
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def intervals(self, row: int) -> list[list[float]] | None:
-        """Ends for each hit of a query, see `CosineIntervals`; None if the calibration has none."""
+        """Both ends of the `CosineIntervals` of each hit of a query; None without intervals in the calibration."""
         intervals = None if self.calibration is None else self.calibration.intervals
         if intervals is None:
             return None
         return intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[0].tolist()
 
     def decision_in_words(self, row: int) -> list[str]:
-        """Lines with the evidence for a decision, each with its event and condition."""
+        """Lines with the evidence for a decision; each probability comes with its event and condition."""
         if self.decisions is None or self.calibration is None:
             return []
         flag = self._flag_in_words(self.decisions, self.calibration, row)
@@ -79,7 +79,7 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """A line on the flag of a query; empty if the usual flag lets it pass."""
+        """A line on the flag of a query; empty if the calibration's usual flag lets the query pass."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} instead of {flag}, because {why}"
@@ -150,7 +150,7 @@ class _Searcher:
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
     ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
-        """The queries (only the images read so far), and batches of the network's inputs."""
+        """The queries, and batches of the network's inputs; an image joins the queries once it is read."""
         folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
         files = [file for folder in folders for file in folder]
         if not files and images:

@@ -42,7 +42,7 @@ def test_its_scores_are_measured_and_its_encoder_has_learnt(folder: Path) -> Non
 
 def test_the_report_says_which_part_of_kappa_says_what(folder: Path) -> None:
     page = html.unescape((folder / "report.html").read_text(encoding="utf-8"))
-    for said in (f"Where p_known is small κ says “{UNSEEN}”", f"Where κ of ambiguity is small it says “{SEVERAL}”"):
+    for said in (f"p_known means “{UNSEEN}”", f"κ of ambiguity means “{SEVERAL}”"):
         share = re.search(rf"{said}: ([\d.]+)% of queries, ([\d.]+)% of digits_patches", page)
         assert share is not None
         assert all(0 <= float(number) <= 100 for number in share.groups())

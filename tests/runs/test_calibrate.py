@@ -159,7 +159,7 @@ def test_few_of_the_answers_are_wrong_where_that_is_asked_for_and_until_it_is_no
         assert made.accept_above >= before.accept_above
         stream = "for queries like those calibrated on, none of them without a match in the gallery"
         assert made.facts["answers_wrong"] == (stream if wrong else None)
-        said = f"answers: at most 0.9 of those answered are wrong, with confidence 0.95\n       {stream}; "
+        said = f"answers: at most 0.9 of the answers are wrong, with confidence 0.95\n       {stream}; "
         assert (said in printed) == (wrong is not None)
 
 

@@ -170,7 +170,7 @@ def test_p_known_is_learnt_from_them_or_from_unlabelled_queries(
 def test_without_strangers_its_own_queries_stand_for_them(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = ("--target-far=0.1", "--target-ood=0.1", "--target-miss=0.2", "--quiet")
     assert main(["calibrate", str(run_copy), *rates]) == 0
-    learnt = "from queries without their matches, and from these as if their classes were new;"
+    learnt = "from queries without their matches, and from the same with their classes as new;"
     assert f"{learnt} half of all queries are expected to have no match\n" in capsys.readouterr().out
     assert main(["calibrate", str(run_copy), *rates, "--share-of-strangers=0.1"]) == 0
     assert f"{learnt} 0.1 of all queries are expected to have no match\n" in capsys.readouterr().out

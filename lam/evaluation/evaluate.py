@@ -27,7 +27,7 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
-"""Number of hits kept for each query; scores use `lam.retrieval.metrics.hit_scores.N_HITS`."""
+"""Number of hits in `Evaluation.hits`; scores use `lam.retrieval.metrics.hit_scores.N_HITS`."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Evaluation:
     Attributes:
         metrics: values by flat key, see `lam.retrieval.metrics.registry`; None if undefined.
         embeddings: of the Q in-distribution queries.
-        queries: (Q,) their positions in the evaluated set.
+        queries: (Q,) positions of the queries in the evaluated set.
         gallery: embeddings of the G searched items.
-        candidates: (G,) their positions in the evaluated set.
-        hits: (Q, K) positions of the gallery items of highest cosine, without the query itself.
-        correct: (Q,) whether the first hit answers the query.
-        answerable: (Q,) whether any gallery item answers the query; retrieval metrics leave out the others.
-        relevance: which items answer which query.
+        candidates: (G,) positions of the gallery items in the evaluated set.
+        hits: (Q, K) positions of the hits in the evaluated set, best first, without the query itself.
+        correct: (Q,) whether the first hit matches the query.
+        answerable: (Q,) whether any gallery item matches; retrieval metrics leave out the other queries.
+        relevance: which items match each query.
         reliability: confidence against accuracy; None for a method without samples.
-        primary: the OOD score that metrics without a suffix use.
+        primary: the encoder's own OOD score, which OOD metrics without a suffix use.
         scores: (Q,) values of the queries, by score; higher means more doubt.
         ood_scores: values of OOD items, by OOD set and score.
-        ood_embeddings: by OOD set.
+        ood_embeddings: embeddings of OOD items, by OOD set.
     """
 
     metrics: dict[str, float | int | None]
@@ -79,21 +79,21 @@ def evaluate(
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. The metrics of
-    `lam.retrieval.metrics.registry.METRICS` are measured by every available score of `lam.retrieval.metrics.scores`.
-    `auroc` and `auprc` are by the encoder's own score, κ by default; other scores add a suffix, as in `auroc_variance`,
-    and further OOD sets add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are
-    scores too. If only some queries have a match, `no_match_auprc` says how well a score finds the rest.
+    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. Metrics that judge a
+    score are computed for every available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix
+    use the encoder's own score, κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the
+    first add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are scores too. If
+    some queries have no match, `no_match_auprc` says how well a score finds these.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
     Args:
-        encoder: under evaluation.
-        id: held-out in-distribution items, never used for tuning, with soft labels to compare doubt with, if any.
+        encoder: the encoder to evaluate.
+        id: held-out in-distribution items, never used for tuning; doubt is compared with their soft labels, if any.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, for scores by distance to them.
         n_samples: number S of samples for κ and of sampled networks for the calibration; by default the encoder's own.
-        costly: also measure clusters, and with a reference with classes the accuracy of neighbours and a probe.
+        costly: also measure clusters and, with a labelled reference, the accuracy of neighbours and a linear probe.
         progress: show progress bars on standard error.
 
     Raises:
@@ -196,7 +196,7 @@ def evaluate(
 def _nearest(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
 ) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
-    """First hits and their cosines; 0 for a query without a direction, which occurs in OOD sets only."""
+    """First hits and their cosines; both are 0 for a query of length 0, which occurs in OOD sets only."""
     shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
     hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
     hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)

@@ -1,9 +1,10 @@
 """`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that its kind is known.
 
-The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely its matches lie
-around it; the known items around it or a trained head give it. One κ joins ambiguity and strangeness. An item follows
-its von Mises-Fisher distribution with probability p_known, and otherwise the uniform one on the sphere. This mixture
-has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R).
+The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely an item's matches lie
+around the item; it comes from known items nearby, or from a trained head. One κ combines κ_a and p_known. A match
+follows a von Mises-Fisher distribution of concentration κ_a with probability p_known, else the uniform distribution.
+This mixture has the mean resultant length R = p_known A_D(κ_a). The von Mises-Fisher distribution of this R has
+κ = A_D⁻¹(R).
 """
 
 from collections import defaultdict
@@ -30,7 +31,7 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 FOLDS = 5
 LEAST_ITEMS = 20
-"""The least number of items with a match to learn from."""
+"""Least number of items with a match that learning needs."""
 
 Doubt = Literal["", "I have not seen such a thing", "this could be several things"]
 UNSEEN: Doubt = "I have not seen such a thing"
@@ -38,7 +39,7 @@ SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
-"""Candidates for the sharpness of the weights of neighbours."""
+"""Candidates for s in the neighbour weights exp(s cos)."""
 _AMBIGUOUS, _LEVEL, _DRAWS = 0.1, 0.05, 50
 _LARGEST_COSINE = 1 - 1e-9
 _BLOCK, _BLOCK_ELEMENTS = 512, 1 << 24
@@ -46,10 +47,10 @@ _BLOCK, _BLOCK_ELEMENTS = 512, 1 << 24
 
 @dataclass(frozen=True)
 class NeighbourConcentration(TensorRecord):
-    """κ_a of a direction n by the known items around it: A_D⁻¹(a + b Σ_j w_j n·n_j) with w_j ∝ exp(s n·n_j).
+    """κ_a of a direction n from known directions n_j: A_D⁻¹(a + b Σ_j w_j n·n_j) with weights w_j ∝ exp(s n·n_j).
 
-    The weighted mean cosine is small between two classes, whose items share the weights, and far from all items. a and
-    b map it to the mean cosine of an item to its matches.
+    The weighted mean cosine Σ_j w_j n·n_j is small between two classes, and far from all known items. a and b map it to
+    the mean cosine between an item and its matches.
 
     Source: Nadaraya (1964) and Watson (1964) for the mean over neighbours.
 
@@ -65,7 +66,7 @@ class NeighbourConcentration(TensorRecord):
     slope: Float[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a of directions alone, float64, within the range of concentrations."""
+        """κ_a from directions, float64, within `KAPPA_RANGE`; features have no effect."""
         if not torch.compiler.is_exporting() and len(mean) > _BLOCK:  # blocks limit the memory of cosines
             parts = zip(features.split(_BLOCK), mean.split(_BLOCK), strict=True)
             return torch.cat([self(*part) for part in parts])
@@ -75,12 +76,12 @@ class NeighbourConcentration(TensorRecord):
 
 @dataclass(frozen=True)
 class TrainedHead(TensorRecord):
-    """κ_a of features by a trained head, `lam.models.kappa_head.KappaHead`.
+    """κ_a from features, by the weights of a trained `lam.models.kappa_head.KappaHead`.
 
     Attributes:
         hidden_weight, hidden_bias: (U, P) and (U,).
         output_weight, output_bias: (U,) and ().
-        form: () index in `FORMS` of the function from the head's output to κ.
+        form: () index in `FORMS` of the function that maps the head's output to κ.
     """
 
     hidden_weight: Float[Tensor, "U P"]
@@ -90,7 +91,7 @@ class TrainedHead(TensorRecord):
     form: Int[Tensor, ""]
 
     def __call__(self, features: Float[Tensor, "N P"], mean: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
-        """κ_a of features alone, float64, within the range of concentrations."""
+        """κ_a from features, float64, within `KAPPA_RANGE`; directions have no effect."""
         hidden = (features.to(self.hidden_weight) @ self.hidden_weight.T + self.hidden_bias).relu()
         raw = hidden @ self.output_weight + self.output_bias
         by_form = torch.stack([kappa_of(raw, form) for form in FORMS])
@@ -98,14 +99,14 @@ class TrainedHead(TensorRecord):
 
     @staticmethod
     def of(head: KappaHead) -> "TrainedHead":
-        """The record of a head, in float64."""
+        """A copy of a head's weights, in float64."""
         hidden, output = head.first, head.last
         tensors = (hidden.weight, hidden.bias, output.weight[0], output.bias[0])
         form = torch.tensor(FORMS.index(head.form), device=hidden.weight.device)
         return TrainedHead(*(tensor.detach().double().clone() for tensor in tensors), form)  # pyright: ignore[reportCallIssue]
 
     def kappa_head(self) -> KappaHead:
-        """The original head, in float32."""
+        """A head with these weights, in float32."""
         n_hidden, n_features = self.hidden_weight.shape
         head = KappaHead(n_features, n_hidden, form=FORMS[int(self.form)])
         tensors = (self.hidden_weight, self.hidden_bias, self.output_weight[None], self.output_bias[None])
@@ -118,10 +119,10 @@ class Ambiguity:
     """κ_a and p_known, learnt from held-out items.
 
     Attributes:
-        head: κ_a, learnt from matches or by a trained head.
-        typicality: p_known.
-        ambiguous_below: () an item of smaller κ_a could be several things: 10 % of known items; 0 unless held-out items
-            below it had more wrong first hits than others.
+        head: computes κ_a.
+        typicality: computes p_known.
+        ambiguous_below: () an item of smaller κ_a could be several things. The 0.1 quantile of κ_a over held-out items,
+            or 0 if first hits are not wrong more often below it.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -130,7 +131,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with κ from κ_a and p_known, and with both parts; the old κ becomes `kappa_epistemic`."""
+        """The embeddings with κ combined from κ_a and p_known; the old κ becomes `kappa_epistemic`."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -148,7 +149,7 @@ class Ambiguity:
         )
 
     def doubts(self, embeddings: Embeddings) -> list[Doubt]:
-        """The doubt about each item, in words; empty for a known, unambiguous item.
+        """Doubt about each item, in words; empty for a known, unambiguous item.
 
         Raises:
             ValueError: for embeddings without `p_known` and `kappa_aleatoric`.
@@ -170,7 +171,7 @@ class Ambiguity:
 
     @staticmethod
     def restored(tensors: Mapping[str, Tensor]) -> "Ambiguity":
-        """The record of these tensors."""
+        """Rebuild the record from the result of `tensors`."""
         parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for path, tensor in tensors.items():
             part, _, name = path.partition(".")
@@ -183,11 +184,11 @@ class Ambiguity:
 def match_loss(
     kappa: Float[Tensor, "*B N"], cosine: Float[Tensor, "*B N"], count: Float[Tensor, "*B N"], dimension: int
 ) -> Float[Tensor, "*B"]:
-    """−mean over positive pairs of [log C_D(κ_a) + κ_a n_a·n_p], a proper score of the matches' directions.
+    """−mean over pairs of an item a and its match p of [log C_D(κ_a) + κ_a n_a·n_p]: a proper score of κ_a.
 
-    Only the number and the mean cosine of an item's pairs enter.
+    C_D normalises the von Mises-Fisher density. Each item contributes by the number and the mean cosine of its pairs.
 
-    Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, for matches instead of
+    Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.
 
     Args:
@@ -205,7 +206,7 @@ def match_loss(
 
 
 def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """Mean cosine of each query to its matches in the gallery, 0 without a match, and their number; float64."""
+    """(Q,) mean cosines of queries with their matches, 0 without a match, and (Q,) numbers of matches; float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
     cosines, counts = [], []
@@ -214,7 +215,7 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
         matches = relevance.of_rows(part).to(unit.device)
         own = unit[relevance.queries[part].to(unit.device)]
         total, count = (own * (matches.double() @ gallery)).sum(1), matches.sum(1).double()
-        if relevance.gallery is None:  # each query is among its own matches here
+        if relevance.gallery is None:  # then `of_rows` counts each query as its own match
             total, count = total - own.square().sum(1), count - 1
         cosines.append(total / count.clamp(min=1))
         counts.append(count)
@@ -243,15 +244,15 @@ def learn(
 ) -> Ambiguity:
     """Learn κ_a and p_known from known items that the network was not trained on.
 
-    κ_a of each item is fitted on its neighbours without itself. p_known takes its thresholds from scores that were
-    learnt on other folds.
+    The fit of κ_a leaves each item out of its own neighbours. The thresholds of p_known are quantiles of held-out
+    scores: a model learnt on the other folds scores each item.
 
     Args:
         features, mean: (N, P) features and (N, D) retrieved directions.
-        relevance: which items match; its queries are learnt from.
-        reference: features and directions of O further known items, which are searched for neighbours.
-        kappa_head: trained head that gives κ_a, which is then not learnt.
-        seed: of the folds.
+        relevance: which items match; learning uses its queries.
+        reference: features and directions of O further known items, to be neighbours too.
+        kappa_head: a trained head that computes κ_a; by default κ_a is learnt from neighbours.
+        seed: of the folds, the principal components and the bootstrap.
 
     Raises:
         ValueError: for features or directions that are not finite, fewer than 20 items with a match, D below 2, or a
@@ -300,9 +301,10 @@ def learn(
 def _widest(
     typicalities: list[Typicality], scores: Tensor, resultant: Tensor, correct: Tensor, generator: torch.Generator
 ) -> int:
-    """Position of the widest p_known with an AUSC within one standard error of the best, by a paired bootstrap.
+    """Index of the widest p_known whose AUSC is within one standard error of the best, by a paired bootstrap.
 
-    A wide p_known drops under more kinds of corruption; a narrow one leaves the order of ordinary items to κ_a.
+    A wide p_known drops under more kinds of corruption. A narrow p_known is near 1 for ordinary items, so that κ_a
+    orders them.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()
@@ -315,13 +317,13 @@ def _widest(
 
 
 def _concentration(cosine: Tensor, dimension: int) -> Tensor:
-    """κ of a mean cosine, within the range of concentrations; a cosine below 0 counts as 0."""
+    """κ of a mean cosine, within `KAPPA_RANGE`; a cosine below 0 counts as 0."""
     least, most = KAPPA_RANGE
     return kappa_from_resultant(cosine.clamp(0, _LARGEST_COSINE), dimension, max_kappa=most).clamp(min=least)
 
 
 def _neighbour_cosine(cosines: Float[Tensor, "N O"], sharpness: Tensor | float) -> Float[Tensor, " N"]:
-    """Mean cosine to known items with weights ∝ exp(s cos); a cosine of −∞ leaves an item out."""
+    """Mean cosine to known items with weights ∝ exp(s cos); an item of cosine −∞ has weight 0."""
     weights = (sharpness * cosines).softmax(1)
     return (weights * cosines.clamp(min=-1)).sum(1)
 
@@ -329,10 +331,10 @@ def _neighbour_cosine(cosines: Float[Tensor, "N O"], sharpness: Tensor | float) 
 def _learn_concentration(
     mean: Tensor, queries: Tensor, cosine: Tensor, count: Tensor, reference: Tensor | None
 ) -> tuple[NeighbourConcentration, Tensor]:
-    """κ_a by neighbours, and κ_a of each query by its neighbours without itself.
+    """The fitted function, and κ_a of each query without itself among the neighbours.
 
-    For each sharpness, a and b ≥ 0 are the weighted least squares of the matches' mean cosine. The sharpness has the
-    least `match_loss`.
+    For each sharpness, weighted least squares fit a and b ≥ 0 to the mean cosine of the matches. The sharpness of least
+    `match_loss` is chosen.
     """
     known = mean if reference is None else torch.cat([mean, reference.to(mean)])
     found = torch.empty(len(SHARPNESS), len(queries), dtype=torch.float64, device=mean.device)
@@ -354,7 +356,7 @@ def _learn_concentration(
 
 
 def _ambiguous_below(kappa: Tensor, correct: Tensor) -> Tensor:
-    """The 0.1 quantile of κ_a; 0 unless first hits are more often wrong below it (hypergeometric test at 0.05)."""
+    """The 0.1 quantile of κ_a; 0 unless first hits are wrong more often below it (hypergeometric test at 0.05)."""
     from scipy.stats import hypergeom
 
     limit = kappa.quantile(_AMBIGUOUS)

@@ -1,4 +1,4 @@
-"""Made outsiders, which are altered images, and the score that tells them best from the originals."""
+"""Made outsiders (altered images), and the score that best separates them from the original images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.retrieval.metrics.registry import METRICS, Metric
 
 COARSE = 7
-"""Patches on a side of a blurred image."""
+"""Number of patches along each side of a blurred image."""
 
 METRICS |= {
     "kappa_on_made": Metric(
@@ -20,7 +20,7 @@ METRICS |= {
         "mean over three alterations of validation images: inverted, pixels permuted, blurred",
     ),
     "variance_on_made": Metric(
-        "AUROC of the variance, made outsiders", "higher", "likewise, by the variance before normalisation"
+        "AUROC of the variance, made outsiders", "higher", "the same mean, by the variance before normalisation"
     ),
 }
 
@@ -31,7 +31,7 @@ def is_images(inputs: Any) -> bool:
 
 
 def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[str, Float[Tensor, "N C H W"]]:
-    """Altered images by kind: inverted, pixels permuted in one order for all, and blurred to 7 × 7 patches."""
+    """Altered images by kind: inverted, pixels in one random order for all images, and blurred to 7 × 7 patches."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     H, W = images.shape[2:]
     order = torch.randperm(H * W, generator=torch.Generator().manual_seed(seed)).to(images.device)
@@ -45,7 +45,7 @@ def make_outsiders(images: Float[Tensor, "N C H W"], *, seed: int = 0) -> dict[s
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The OOD score that recognises made outsiders best: κ, or the variance before normalisation.
+    """The OOD score that best recognises made outsiders: κ, or the variance before normalisation.
 
     Attributes:
         auroc: AUROC against the original images, by score and by kind of outsider.

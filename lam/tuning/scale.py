@@ -20,17 +20,16 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""κ says little if clipped weights make more than this share of the predictive variance."""
+"""κ says little if clipped weights (weights of negative curvature) make up more than this share of the variance."""
 
 COSINE_LIMIT = 0.9
-"""Tuning warns below this mean cosine: the mean of samples points elsewhere than the network."""
+"""Tuning warns if the mean cosine between the network's and the samples' mean direction is lower."""
 
 FLAT_DECADES = 3
-"""If scales so many powers of ten apart score alike, held-out data do not determine the posterior's width."""
+"""If scales this many powers of ten apart score alike, held-out data do not determine the posterior's width."""
 
 NEAR_COSINE = 0.99
-"""Mean cosine of samples and network from which a posterior counts as narrow; where queries are easy, wide ones vote
-as well."""
+"""Least mean cosine of samples and network for a narrow posterior. On easy queries wide posteriors score as well."""
 
 _DEPTH = 10
 
@@ -39,10 +38,10 @@ METRICS |= {
     "tuned_scale_low": Metric("s, from", "neither", "the least within one standard error of the best score"),
     "tuned_scale_high": Metric("s, to", "neither", "the greatest within one standard error of the best score"),
     "tuned_score": Metric(
-        "log score", "lower", "of the votes of sampled networks for the first hits, on the validation split"
+        "log score", "lower", "mean log score of sampled networks' votes for the first hits, on the validation split"
     ),
     "tuned_score_behind": Metric("log score, above the best", "lower", "log score of the chosen s minus the best one"),
-    "tuned_score_error": Metric("standard error of the difference", "neither", "over queries"),
+    "tuned_score_error": Metric("standard error of the difference", "neither", "of the mean difference, over queries"),
     "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
     "tuned_cosine": Metric(
         "cosine of sampled and own direction",
@@ -58,9 +57,9 @@ class Trial:
 
     Attributes:
         scale: s.
-        score: log score of the votes for the first hits, the mean over the queries; lower is better.
-        ece: retrieval ECE, lower is better.
-        behind: the score minus the best one.
+        score: mean log score over queries of the votes for the first hits; lower is better.
+        ece: retrieval ECE; lower is better.
+        behind: the score minus the score of the best trial.
         error: standard error of `behind` over queries.
     """
 
@@ -78,7 +77,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class ReplacedCurvature:
-    """A curvature that another replaced, because clipped weights made most of the variance.
+    """A curvature that tuning replaced, because clipped weights made up most of the variance.
 
     Attributes:
         curvature: its name and settings.
@@ -130,7 +129,7 @@ class Tuning:
 
     @property
     def remark(self) -> str | None:
-        """Decisions that tuning took by itself and their meaning, in one line; None without any."""
+        """One line about a replaced curvature and undetermined width; None without either."""
         remarks: list[str] = []
         if self.replaced is not None:
             share = f"{self.replaced.clipped_share:.0%}"
@@ -177,30 +176,31 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    h stays the same, so another s costs only sampling, and retrieval is the same for every s.
-    A first hit is right with a probability equal to the share of S sampled networks that agree with it. The log score
-    of these votes is proper; with few queries, a posterior that knows nothing has as low a calibration error. The best
-    s is chosen, of equals the smallest with samples near the network's direction. With a `prior_precision` of its own,
-    a posterior changes its shape with s. Then the largest s within one standard error of the best, over queries, is
-    chosen: it changes the network least.
+    The share of S sampled networks that agree with a first hit counts as the probability that it is right. The log
+    score of these votes is proper. (The ECE is no substitute: with few queries, an uninformative posterior has a low
+    ECE.) The curvature h stays the same, so another s costs only sampling. Hits do not depend on s.
 
-    All powers of ten are tried first. The neighbourhood of the best, and of both ends of the range within its error,
-    follow at half the distance each time. All draws share their noise. Scales at which κ of a held-out item reaches the
-    upper end of its range are excluded.
+    The s of best score is chosen; in a tie, the smallest whose samples stay near the network's direction. With a fixed
+    `prior_precision`, the posterior's shape changes with s. Then the largest s within one standard error of the best
+    score is chosen, because it changes the network least.
+
+    The search tries all powers of ten. It then halves the step around the best s and around both ends of the range
+    within one standard error. All draws share their noise. A scale is excluded if κ of a held-out item reaches the
+    upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
     Args:
         posterior: to tune.
-        batches: inputs of the posterior, such as features, of N held-out items in parts.
-        relevance: which items answer which.
-        n_samples: sampled networks S, as many as in the evaluation: the ECE at a given s depends on S.
+        batches: inputs of the posterior, such as features, for N held-out items.
+        relevance: which items match.
+        n_samples: number S of sampled networks, as in the evaluation, because the ECE depends on S.
         least: the smallest s tried.
         greatest: the largest s tried.
-        refinements: number of times the distance is halved.
+        refinements: number of times the step is halved.
 
     Raises:
-        ValueError: if no item answers another, for an empty range, or if κ is at its upper end at every s.
+        ValueError: if no query has a match, for an empty range, or if κ is at its upper end at every s.
     """
     if not relevance.count().any():
         raise ValueError(f"all {len(relevance.queries)} queries lack an answer: give held-out items with matches")
@@ -211,7 +211,7 @@ def calibrate_scale(
     exponents = tuner.search(math.log10(least), math.log10(greatest), refinements)
     best = min(exponents, key=tuner.score)
     trials = tuple(tuner.trial(exponent, best) for exponent in sorted(exponents))
-    if posterior.prior_precision is None:  # then s leaves the shape, and κ the order of items
+    if posterior.prior_precision is None:  # then s changes neither the posterior's shape nor the order of items by κ
         equal = sorted(exponent for exponent in exponents if tuner.score(exponent) <= tuner.score(best))
         near = (exponent for exponent in equal if tuner.direction_cosine(exponent) >= NEAR_COSINE)
         exponent = next(near, equal[-1])
@@ -220,17 +220,16 @@ def calibrate_scale(
     scale = 10.0**exponent
     chosen = replace(posterior, likelihood_scale=scale)
     clipped = sum(chosen.clipped_variance_share(batch) for batch in batches) / len(batches)
-    cosine = _direction_cosine(chosen, batches, n_samples)
-    scores = tuner.evaluated[exponent][0]
-    return Tuned(chosen, Tuning(scale, trials, cosine, clipped, n_queries=len(relevance.queries)), scores)
+    tuning = Tuning(scale, trials, tuner.direction_cosine(exponent), clipped, n_queries=len(relevance.queries))
+    return Tuned(chosen, tuning, tuner.evaluated[exponent][0])
 
 
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
-    """The best of other posteriors tuned on the same data, by log score, with the old curvature as `replaced`.
+    """The best of other posteriors tuned on the same data, by log score; `replaced` then records the old curvature.
 
-    Others in which clipped weights make most of the variance are left out. The old posterior stays if no other is
-    left, or if the best of them is behind it by more than the standard error. One without positive curvature does not
-    stay: it is the prior alone.
+    Candidates with most of their variance from clipped weights are left out. `old` is returned without a candidate, or
+    if the best candidate scores worse by more than the standard error. If `old` has no positive curvature, it is the
+    prior alone: then any candidate replaces it.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -243,22 +242,22 @@ def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
 
 
 class _Tuner:
-    """Scores of exponents log₁₀ s, each computed once."""
+    """Scores of likelihood scales by exponent log₁₀ s, each computed once."""
 
     def __init__(self, posterior: Posterior, batches: Sequence[Any], relevance: Relevance, n_samples: int) -> None:
         self.posterior, self.batches, self.relevance, self.n_samples = posterior, batches, relevance, n_samples
         self.noise = posterior.noise(n_samples)
-        own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
+        self.own = own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
         queries, gallery = relevance.queries.to(own.device), relevance.gallery
         self.hits, _ = rank(own[queries], None if gallery is None else own[gallery.to(own.device)], k=_DEPTH)
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
-        """All powers of ten, and exponents around the best and around both ends of the range within its error."""
+        """The exponents evaluated: powers of ten, then around the best and both ends of the range within its error."""
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
-        while grid and self._kappa_is_capped(grid[-1]):  # κ at its cap no longer orders items, and it rises with s
+        while grid and self._kappa_is_capped(grid[-1]):  # capped κ no longer orders items; κ rises with s
             grid.pop()
         if not grid:
             raise ValueError(
@@ -292,8 +291,10 @@ class _Tuner:
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
     def direction_cosine(self, exponent: float) -> float:
-        """See `_direction_cosine`."""
-        return _direction_cosine(self._posterior(exponent), self.batches, self.n_samples)
+        """Mean cosine between an item's direction by the network and the mean direction of its samples."""
+        predict = self._posterior(exponent).predictor(n_samples=self.n_samples, mean="sampled")
+        sampled = torch.cat([predict(batch).mean for batch in self.batches])
+        return float((self.own.double() * sampled.double()).sum(1).mean())
 
     def _kappa_is_capped(self, exponent: float) -> bool:
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples)
@@ -304,23 +305,15 @@ class _Tuner:
 
 
 def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
-    """Mean difference of the scores of Q queries, and its standard error."""
+    """Mean difference of the scores of Q queries from the best scores, and its standard error."""
     behind = scores - best
     return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
 
-def _direction_cosine(posterior: Posterior, batches: Sequence[Any], n_samples: int) -> float:
-    """Mean cosine between an item's own direction and the mean direction of its samples."""
-    own = F.normalize(torch.cat([posterior.outputs(batch) for batch in batches]))
-    predict = posterior.predictor(n_samples=n_samples, mean="sampled")
-    sampled = torch.cat([predict(batch).mean for batch in batches])
-    return float((own.double() * sampled.double()).sum(1).mean())
-
-
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """The gravest reason why κ is of little use, which often causes the others; None for a useful κ.
+    """Warning with the main reason why κ is of little use; None for a useful κ.
 
-    `others` says whether posteriors with other curvatures were tried.
+    `others`: whether posteriors with other curvatures were tried.
     """
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
@@ -345,7 +338,7 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Advice on a curvature of the same loss that is never negative, in Python and for a run; else empty."""
+    """Advice to use the loss's curvature that is never negative; empty unless the loss is contrastive."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""

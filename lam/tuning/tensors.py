@@ -1,4 +1,4 @@
-"""Records with tensors as fields: moved, saved and read back as one."""
+"""Records of tensors that move between devices, save and load as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,5 +24,5 @@ class TensorRecord:
 
     @classmethod
     def restored(cls: type[Record], tensors: Mapping[str, Tensor]) -> Record:
-        """The record of these tensors; further names are ignored."""
+        """Rebuild the record from the result of `tensors`; other names are ignored."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})

@@ -1,9 +1,9 @@
-"""`Typicality`: the probability p_known that an input is of a known kind, from its features alone.
+"""`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
-A single one-sided score rates some corrupted inputs as better known than known ones: noise lengthens features, blur and
-low contrast shorten them, and some of it moves them towards the training data. So two scores are joined. One is the
-distance to the nearest known features. The other, two-sided, is the deviation of the features' length and spread from
-the usual. Both are learnt from known items alone.
+One one-sided score would rate some corrupted inputs above known inputs. Noise lengthens features, blur and low contrast
+shorten them, and some corruption moves features towards the training data. So p_known combines two scores, learnt from
+known items. The first is the distance to the nearest known features. The second is two-sided: how far the length and
+evenness of the features are from their means over known items.
 """
 
 import math
@@ -17,14 +17,14 @@ from torch import Tensor
 from lam.tuning.tensors import TensorRecord
 
 COMPONENTS = 64
-"""Largest number of principal components that compare features; also at most one for every ten items."""
+"""Greatest number of principal components for distances; ten or more items are needed for each component."""
 
 QUANTILES = 0.98, 0.99
-"""Quantiles of distance and shape over known items at which the score alone gives p_known = ½."""
+"""Quantiles of the distance and the shape score over known items; each, alone, gives p_known = ½."""
 
 DISTANCE_WIDTH = 1 / 20
 SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
-"""Widths of the fall of p_known, in interquartile ranges of the score; shape takes one of three, narrowest first."""
+"""Widths of the fall of p_known, in interquartile ranges of the score; three candidates for shape, narrowest first."""
 
 _PCA_ITEMS = 2000
 _LEAST, _ALIKE = 1e-12, 1e-9
@@ -37,21 +37,21 @@ class Components(TensorRecord):
 
     Attributes:
         centre: (P,) mean of the unit rows.
-        axes: (q, P) orthonormal.
+        axes: (q, P) orthonormal components.
     """
 
     centre: Float[Tensor, " P"]
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of rows scaled to length one, and the squared length outside the components."""
+        """Coordinates of rows after scaling to length one, and the squared length of the rest of each row."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
 
     @staticmethod
     def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """The first components of at most 2,000 random rows; at most `most`, and at most one for ten rows."""
+        """Fit up to `most` components to at most 2,000 random rows; ten or more rows are needed for each component."""
         from sklearn.decomposition import PCA
 
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]
@@ -66,17 +66,18 @@ class Components(TensorRecord):
 class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
-    p = 1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2, over two scores s_j. Each alone gives ½ at t_j. Far
-    below it p is 1; far above it p falls with the squared distance, so that very far items keep their order.
+    p = 1 / (1 + Σ_j u_j²) with u_j = softplus((s_j − t_j)/w_j) / log 2, for two scores s_j, thresholds t_j and widths
+    w_j. A score at its threshold, alone, gives p = ½. Far below the thresholds p is 1. Far above, p falls as 1/s_j², so
+    that very far items keep their order.
 
     Attributes:
-        centre, axes: of the components of unit features.
+        centre, axes: `Components` of unit features.
         reference: (O, q) coordinates of known features, for the distance to the nearest.
-        rest: (O,) their squared length outside the components.
+        rest: (O,) squared length of each known feature vector outside the components.
         shape_mean: (3,) mean of `shape_of` over known items.
-        shape_whitening: (3, 3) scales their deviations to variance 1.
-        thresholds: (2,) t of distance and shape.
-        widths: (2,) w of each.
+        shape_whitening: (3, 3) matrix that whitens deviations from `shape_mean`.
+        thresholds: (2,) t_j of distance and shape.
+        widths: (2,) w_j of distance and shape.
     """
 
     centre: Float[Tensor, " P"]
@@ -93,7 +94,7 @@ class Typicality(TensorRecord):
         return p_known(self.scores(features), self.thresholds, self.widths)
 
     def scores(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N 2"]:
-        """Distance and shape, float64, higher for less known items."""
+        """Scores of distance and shape, float64; higher means less known."""
         if not torch.compiler.is_exporting() and len(features) > _BLOCK:  # blocks limit the memory of distances
             return torch.cat([self.scores(part) for part in features.split(_BLOCK)])
         components = Components(self.centre, self.axes)
@@ -104,7 +105,7 @@ class Typicality(TensorRecord):
 def p_known(
     scores: Float[Tensor, "N 2"], thresholds: Float[Tensor, "2"], widths: Float[Tensor, "2"]
 ) -> Float[Tensor, " N"]:
-    """1 / (1 + Σ_j u_j²), u_j = softplus((s_j − t_j)/w_j) / log 2.
+    """p_known from the scores of distance and shape; `Typicality` has the formula.
 
     Example:
         >>> p_known(torch.tensor([[-9.0, -9.0], [0.0, -99.0], [9.0, 0.0]]), torch.zeros(2), torch.ones(2))
@@ -117,19 +118,19 @@ def p_known(
 def nearest_distance(
     items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² to the nearest of O unit rows v, given as coordinates and squared lengths outside the components.
+    """log ½‖u − v‖² of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
 
-    The parts outside are taken as orthogonal, which nearly holds in many dimensions.
+    The parts outside the components count as orthogonal, which nearly holds in many dimensions.
     """
     (coordinates, rest), (others, other_rest) = items, reference
     nearest = (others.square().sum(1) + other_rest - 2 * coordinates @ others.T).argmin(1)
-    # differences do not cancel, unlike the expanded square above
+    # differences lose no digits, unlike the expanded square above
     apart = (coordinates.double() - others[nearest].double()).square().sum(1)
     return ((apart + rest + other_rest[nearest]) / 2).clamp(min=_LEAST).log()
 
 
 def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
-    """log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; and the share of features ≤ 0; float64.
+    """Shape of features φ, float64: log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; share of features ≤ 0.
 
     Example:
         >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))
@@ -150,10 +151,10 @@ def unusual(
 def learn_typicality(
     features: Float[Tensor, "N P"], folds: Int[Tensor, " N"], *, reference: Tensor | None, seed: int
 ) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
-    """Learn p_known from known items (N, P) that the network was not trained on; each is scored by other folds.
+    """Learn p_known from features of N known items that the network was not trained on.
 
-    `reference` (O, P) adds known features for the distance to the nearest. Returns one typicality for each width of
-    shape, narrowest first, and the scores.
+    Returns a `Typicality` for each of `SHAPE_WIDTHS`, and the scores of each item by a model of the other folds.
+    `reference` (O, P) holds further known features for the distance.
     """
 
     def learnt(known: Tensor) -> Typicality:
@@ -161,7 +162,7 @@ def learn_typicality(
         coordinates, rest = components(known if reference is None else torch.cat([known, reference]))
         shape = shape_of(known)
         values, vectors = torch.linalg.eigh(torch.cov(shape.T))
-        inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # a constant part is left out
+        inverse = torch.where(values > _ALIKE, values.clamp(min=_ALIKE).rsqrt(), 0.0)  # leaves out constant directions
         blank = shape.new_zeros(2)
         return Typicality(
             **components.tensors(),
@@ -178,7 +179,7 @@ def learn_typicality(
         others = learnt(features[folds != fold])
         scores[folds == fold] = others.scores(features[folds == fold])
     low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), 0)
-    flat = high - low < _ALIKE  # a constant score says nothing: p_known is then about 1 at its value
+    flat = high - low < _ALIKE  # a constant score carries no information: p_known is then about 1 at its value
     thresholds = torch.stack([scores[:, column].quantile(level) for column, level in enumerate(QUANTILES)])
     whole = replace(learnt(features), thresholds=thresholds + flat.double())
     widths = [

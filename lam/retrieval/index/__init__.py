@@ -1,3 +1,3 @@
-"""Collections of embeddings, searched: exactly, by FAISS or by Milvus."""
+"""Searchable collections of embeddings: exact, by FAISS or by Milvus."""
 
 __all__ = ["fusion", "hits", "milvus_index"]

@@ -24,7 +24,7 @@ Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
-    """Mean directions as float32 rows of length one, on the CPU; they need dimension D, unit length and κ ≥ 0."""
+    """Mean directions as float32 unit rows on the CPU; rejects another dimension or length, and a κ below 0."""
     check_embeddings("embeddings", embeddings)
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
@@ -59,7 +59,7 @@ def _refuse_bad_rows(embeddings: Embeddings, norm: Tensor) -> None:
 
 
 def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | None = None) -> None:
-    """Require lengths near 1; rows in `exempt` may have any."""
+    """Require lengths near 1, except in rows marked by `exempt`."""
     wrong = (norm - 1).abs() > _NORM_TOLERANCE
     rows = (wrong if exempt is None else wrong & ~exempt).nonzero()
     if len(rows):
@@ -68,7 +68,7 @@ def check_unit_lengths(norm: Float[Tensor, " N"], exempt: Bool[Tensor, " N"] | N
 
 
 def ids_tensor(values: Any) -> Int64[Tensor, " N"]:
-    """Ids as a tensor; they must be integers, not negative, and differ."""
+    """Ids as a tensor; they must be distinct integers ≥ 0."""
     ids = integers("ids", values)
     check_length("ids", ids, "the items", ids.numel())
     if (ids < 0).any():

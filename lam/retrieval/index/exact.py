@@ -56,7 +56,7 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """(R,) queries and their (R, N) cosines, float64, that `rank` sorts; without a gallery, −∞ with itself."""
+    """Blocks of (R,) query indices and (R, N) float64 cosines; without a gallery, −∞ of a query with itself."""
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 
@@ -114,7 +114,7 @@ def sampled_nearest(
 
 
 def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row; ties by lowest index, which `topk` leaves open."""
+    """The k best of each row; ties by lowest index, which `topk` does not promise."""
     scores, ids = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
     tied = (scores[:, k - 1] == scores[:, k]).nonzero()[:, 0] if scores.shape[1] > k else ids.new_empty(0)
     ids, by_index = ids[:, :k].sort(dim=1)

@@ -1,4 +1,4 @@
-"""Safe calls to FAISS: known types, slots as labels, and errors as ValueError.
+"""Calls to FAISS with slots as labels and errors as ValueError.
 
 FAISS checks dimensions with `assert`, accepts NaN and pads with −1; `lam.retrieval.Index` validates first.
 """
@@ -15,16 +15,16 @@ import numpy as np
 
 from lam.utils.extras import install_command
 
-_PRODUCT_FROM = 4
+_PRODUCT_FROM = 4  # queries
 _HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's own 16 has 0.90
-_CELLS = 2  # times √cells are visited: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS visits one
+_CELLS = 2  # an IVF search visits 2 √cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS visits one
 _SWITCH_LOCK = threading.Lock()
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as labels.
 
-    An IDMap around a type that keeps labels itself confuses them after a removal (FAISS 1.15). So only the other types
+    An IDMap around a type that stores labels itself mixes them up after a removal (FAISS 1.15). So only the other types
     get an IDMap, and a factory string with an IDMap is rejected.
     """
     import faiss
@@ -90,7 +90,7 @@ def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
 
 
 def remove(index: Any, slots: np.ndarray) -> None:
-    """Remove slots; a type without removal keeps them as tombstones."""
+    """Remove slots; a type without removal keeps them."""
     with suppress(RuntimeError):
         index.remove_ids(slots)
 
@@ -108,14 +108,14 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 for each that the type does not find; GPUs refuse some thousand candidates."""
+    """(Q, k) candidate slots, −1 for a candidate not found; GPUs refuse more than some thousand candidates."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
 def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> np.ndarray | None:
-    """(Q, k) candidates among some slots, −1 for each that is not found; None for a type without a selector."""
+    """(Q, k) candidates among some slots, −1 for a candidate not found; None for a type without a selector."""
     import faiss
 
     options: Any = faiss  # its type stubs lack these records
@@ -161,7 +161,7 @@ def matrix_product(queries: int) -> Iterator[None]:
     """Make FAISS compare four or more queries with all items by one matrix product, as it otherwise does for hundreds.
 
     Up to queries · D = 128,000, FAISS 1.15 reads the items once for every query: 5 times slower for 32 queries of 512
-    dimensions, but faster for 1 or 2. Its switch is global to the process.
+    dimensions, but faster for 1 or 2. FAISS's switch is global to the process, hence the lock.
     """
     import faiss
 

@@ -1,8 +1,8 @@
 """A searchable collection of embeddings with their κ, over any FAISS index type.
 
-FAISS proposes candidates, several for each hit where it compares codes (PQ, RaBitQ, SQ). Scores are cosines of the
-stored vectors, ids and κ come from the store, and a query with too few candidates is searched exactly. Files are in
-`lam.retrieval.index.files`.
+FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. Their scores are
+exact cosines of the stored vectors. A query with too few candidates is searched exactly. `lam.retrieval.index.rows`
+stores the rows, and `lam.retrieval.index.files` writes them.
 """
 
 import warnings
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 
-_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and at least, where codes are compared
-_FEW = 20_000  # items that are searched exactly among others: a graph of mostly hidden nodes finds few
+_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and at least so many, if codes are compared
+_FEW = 20_000  # up to so many allowed ids are searched exactly: a graph finds few among mostly hidden nodes
 
 
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are kept in float32, κ in float64; type Flat on the CPU keeps them once. One thread at a time may use it.
+    Vectors are stored in float32, κ in float64. All types except Flat on the CPU hold a second copy or codes of the
+    vectors in FAISS. One thread at a time may use an index.
 
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's own, with wider HNSW and IVF.
+        parameters: FAISS search parameters such as "nprobe=16"; by default those of FAISS, wider for HNSW and IVF.
         device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S for mean directions of S samples, as queries must be; None for others, or an empty index.
+        mean_samples: S if the items are mean directions of S samples, as queries must then be too; else None.
 
     Raises:
-        ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or join.
+        ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or combine.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -85,7 +86,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether removed vectors are still stored and saved; types without removal keep them until a rebuild."""
+        """Whether FAISS still holds removed vectors, which are saved too; types without removal hold them."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -94,7 +95,7 @@ class Index:
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Train a type that clusters or quantises on typical embeddings, without adding them; others ignore it.
+        """Train a type that clusters or quantises on typical embeddings, without adding them; others only check them.
 
         Raises:
             ValueError: for bad embeddings, fewer than FAISS requires, or an index that already holds items.
@@ -142,12 +143,12 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat and types without removal keep tombstones, which no search returns. At 20 %, tombstones are swept: types
-        without removal are rebuilt.
+        Flat, and types without removal, only hide a removed row from searches. Once 20 % of the rows are hidden, Flat
+        drops them, and a type without removal is rebuilt.
 
         Args:
             ids: (N,) distinct ids in the index.
-            sweeps: rebuild such a type at 20 %; otherwise `sweep` does it.
+            sweeps: whether to rebuild here; if False, call `sweep` later.
 
         Raises:
             ValueError: for ids that are repeated or not in the index.
@@ -166,7 +167,7 @@ class Index:
         """Rebuild a type without removal if 20 % of its items are removed.
 
         Args:
-            lock: taken to replace the old structure. Until then others may search, but not change the index.
+            lock: held while the new structure replaces the old one. Until then others may search, but not change it.
         """
         if self._needs_sweep:
             rebuilt = self._rebuilt()
@@ -175,7 +176,7 @@ class Index:
 
     @property
     def _needs_sweep(self) -> bool:
-        """Whether there are enough tombstones for a sweep."""
+        """Whether at least 20 % of the rows in FAISS are removed ones."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(
@@ -189,10 +190,10 @@ class Index:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
             k: number of hits, at least 1.
             least_kappa: items of smaller κ are left out.
-            among: ids of the only items to search; ids that the index does not hold are ignored. None for all.
+            among: ids of the items to search, ignoring ids that are not in the index; None for all items.
 
         Returns:
-            min(k, N) hits a query, of N items not left out, on the device and in the precision of the queries.
+            min(k, N) hits a query among N searched items, on the device and in the precision of the queries.
 
         Raises:
             ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or
@@ -205,16 +206,16 @@ class Index:
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if among is None:
             return _hits(*self._search(vectors, k, least_kappa), embeddings)
-        ids = np.sort(ids_tensor(among).numpy(), kind="stable")  # takes little time for ids that rise already
+        ids = np.sort(ids_tensor(among).numpy(), kind="stable")  # fast for sorted ids
         return _hits(*self._search_among(vectors, k, least_kappa, ids), embeddings)
 
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """Agreement with an exact search for items of the index, each without itself; None for fewer than two items.
+        """Agreement with an exact search for stored items as queries; None for fewer than two items.
 
-        A fixed seed draws `n_queries` items. Their k nearest neighbours are compared, and all `depth` hits as a whole.
-        For queries farther from all items than items are from each other, recall may be lower.
+        A fixed seed draws `n_queries` items, which do not find themselves. `Recall` compares their k nearest neighbours
+        and their first `depth` hits. Recall may be lower for queries farther from the items than these from each other.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
@@ -251,11 +252,11 @@ class Index:
 
     @classmethod
     def open(cls, address: str | Path, *, device: str = "cpu") -> "Index | MilvusIndex":
-        """The index in a folder that `save` wrote, or in an existing collection of a Milvus server.
+        """Open an index that `save` wrote, or an existing collection of a Milvus server.
 
         Args:
-            address: a folder; or an address of a `lam.retrieval.index.milvus_index.MilvusIndex`.
-            device: of an index in a folder.
+            address: a folder, or the address of a `lam.retrieval.index.milvus_index.MilvusIndex`.
+            device: of an index in a folder; see `Index`.
 
         Raises:
             ValueError, CorruptFileError, ConnectionError: as `load`, or as a new `MilvusIndex`.
@@ -270,9 +271,9 @@ class Index:
     def load(cls, folder: str | Path, *, device: str = "cpu") -> "Index":
         """Read an index that `save` wrote.
 
-        If another process replaces the index meanwhile, the new one is read. The FAISS structure is a cache: if its
-        file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A type that needs training
-        is then trained on these; if they are too few, the index becomes Flat.
+        If another process replaces the index meanwhile, the new index is read. The FAISS structure is a cache: if its
+        file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A rebuild trains on these
+        embeddings if the type needs training; with too few embeddings, the index becomes Flat.
 
         Args:
             folder: of the index.
@@ -310,7 +311,7 @@ class Index:
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
 
     def _rebuilt(self) -> Any:
-        """The FAISS index, if any, with the rows that the store holds."""
+        """A new FAISS index of the stored rows; None without FAISS."""
         if self._faiss is None:
             return None
         rebuilt = faiss_calls.empty_copy(self._faiss, self.device)
@@ -319,12 +320,12 @@ class Index:
         return rebuilt
 
     def _search(self, vectors: np.ndarray, k: int, least_kappa: float) -> flat.Found:
-        """The k best of the allowed rows; queries with too few candidates are searched exactly."""
+        """The k best rows of κ ≥ `least_kappa`; queries with too few candidates are searched exactly."""
         n_allowed = self._store.count(least_kappa)
         k = min(k, n_allowed)
         if self._faiss is None or k == 0:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
-        # one more for each hidden row, at most twice as many; queries that still lack hits are searched exactly
+        # one more candidate for each hidden row, up to twice as many candidates
         wanted = self._candidates(k)
         n_candidates = min(wanted + min(wanted, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
@@ -342,7 +343,7 @@ class Index:
         return self._found(scores, places)
 
     def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> flat.Found:
-        """The k best of the rows of these rising ids, by FAISS's selector if they are many, else exactly."""
+        """The k best rows among sorted ids: by FAISS's selector if the ids are many, else exactly."""
         if self._faiss is not None and self.device == "cpu" and len(among) > _FEW:
             searched = self._store.places(least_kappa, among)
             if len(searched) > _FEW and (found := self._select(vectors, min(k, len(searched)), searched)) is not None:
@@ -350,7 +351,7 @@ class Index:
         return flat.search(self._store.chunks, vectors, k, least_kappa, among)
 
     def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
-        """The k best of the rows at these places by FAISS's selector; None if it finds too few for a query."""
+        """The k best of the rows at some places by FAISS's selector; None if a query gets too few hits."""
         slots = self._store.take("slots", searched)
         wanted = min(max(2 * k, self._candidates(k)), len(searched))
         candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)
@@ -360,7 +361,7 @@ class Index:
         return self._found(*flat.top(k, scores, places))
 
     def _candidates(self, k: int) -> int:
-        """How many candidates to score exactly for k hits; a GPU is asked for no more, as it limits them."""
+        """Number of candidates to score exactly for k hits; on a GPU, which limits candidates, it is k."""
         is_rough = self.device == "cpu" and faiss_calls.compares_codes(self.dimension, self.factory)
         return max(_ROUGH * k, _LEAST_ROUGH) if is_rough else k
 
@@ -374,9 +375,9 @@ class Index:
 
 
 def search_flat(items: Embeddings, queries: Embeddings, k: SupportsIndex) -> Hits:
-    """The items of highest cosine for each query, as a Flat `Index` finds them, without a copy of their vectors.
+    """The k items of highest cosine for each query, as a Flat `Index` finds them, without copying the vectors.
 
-    The N ≥ 1 items are in float32 as an index holds them, and not checked. Ids of hits are their rows.
+    The N ≥ 1 items must be float32 unit vectors; this is not checked. Ids of hits are rows of `items`.
     """
     k = min(positive_integer("k", k), len(items))
     stored, vectors = items.mean.numpy(), unit_vectors(queries, items.dimension).numpy()

@@ -30,9 +30,9 @@ def search(
     least_kappa: float,
     among: Int64[np.ndarray, " G"] | None = None,
 ) -> Found:
-    """The k rows of highest cosine for each query, or all if there are fewer, among rows of sufficient κ.
+    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`; all of them if there are fewer.
 
-    `among` are rising ids of the only rows to search; None for all.
+    `among`: sorted ids of the rows to search; None for all.
     """
     import faiss
 
@@ -59,7 +59,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chunk, slice]]:
-    """The parts of chunks that hold the rows from `start` to `end`."""
+    """The parts of chunks that hold rows `start` to `end`, counted over all chunks."""
     before = 0
     for chunk in chunks:
         first, last = max(start - before, 0), min(end - before, chunk.size)
@@ -73,8 +73,8 @@ def _search_chunk(
 ) -> Found:
     """The k best of some rows of a chunk.
 
-    A removed row is a zero vector, which ranks above rows opposite to the query. If such rows are needed, only the
-    allowed rows are searched.
+    A removed row is a zero vector, which ranks above rows of negative cosine. If hidden rows leave too few hits, only
+    the allowed rows are searched.
     """
     stored, kappa = chunk.vectors[rows], chunk.kappa[rows]
     is_all = among is None and not least_kappa and not chunk.n_removed
@@ -97,9 +97,9 @@ def _search_chunk(
 
 
 def _nearest_of(kept: np.ndarray, stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """The k best of the kept rows, which are copied in blocks.
+    """The k best of the rows in `kept`, which are copied in blocks.
 
-    FAISS's own selector compares row by row. A product of matrices is faster even with the copies.
+    FAISS's selector compares row by row. A matrix product is faster, even with the copies.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     copies = np.empty((min(len(kept), max(1, _COPIED // stored.shape[1])), stored.shape[1]), np.float32)
@@ -120,9 +120,9 @@ def no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Candidate rows (Q, K), rising, and their cosines with Q vectors; −∞ for a missing row, which is negative.
+    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; −∞ for a missing row, which is negative.
 
-    Each row has its own product: a matrix product could round equal vectors to unequal scores.
+    Each cosine is a separate dot product: a matrix product could round equal vectors to unequal scores.
     """
     rows = np.sort(rows, axis=1)
     scores = np.empty(rows.shape, dtype=np.float32)
@@ -133,6 +133,6 @@ def score(
 
 
 def top(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """The k highest scores of each row, best first, ties in their order, and the same places of other columns."""
+    """The k highest scores of each row, best first, ties in their order; other columns are reordered alike."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

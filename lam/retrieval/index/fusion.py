@@ -34,7 +34,7 @@ _LEAST_RESULTANT = 1e-12  # images of a smaller resultant cancel
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the images of G identities, in float64; sums of further images are added.
+    """Sums over the images of G identities, in float64; `+` adds the sums of further images.
 
     Attributes:
         product: (G, D) Σ κ_k μ_k.
@@ -94,13 +94,13 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the module derives the cap.
 
     Args:
-        embeddings: N ≥ 1 images with κ > 0; an image without a direction, a row of zeros, only adds doubt.
+        embeddings: N ≥ 1 images with κ > 0; an image without a direction (a row of zeros) only lowers κ.
         identities: (N,) the identity of each image.
         correlation: ρ in [0, 1] of the errors of two images of one identity.
 
     Returns:
-        One entry an identity, in the type of the embeddings. A single image keeps its direction and κ. Where images
-        cancel, κ is 0 and the direction is the first image's.
+        One entry for each identity, in the precision of the embeddings. A single image keeps its direction and κ. If
+        the images of an identity cancel, κ is 0 and the direction is the first image's.
 
     Raises:
         ValueError: for no image, a mean that is no unit vector, or a κ, length or correlation out of range.

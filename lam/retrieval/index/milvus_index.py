@@ -1,8 +1,8 @@
-"""An index in a Milvus server, for galleries beyond one machine, or in a file by Milvus Lite.
+"""An index on a Milvus server, for galleries too large for one machine, or in a file of Milvus Lite.
 
-A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples`, 0 for the network's own
-directions; the server filters by κ. Interface and checks equal those in `lam.retrieval.Index`. The server keeps added
-items durably, so there is no `save`.
+A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples` (0 if vectors are the network's
+directions). The server filters by κ. Methods and checks are as in `lam.retrieval.Index`. The server stores added items
+durably, so there is no `save`.
 """
 
 import os
@@ -34,7 +34,7 @@ MOST_HITS = 16384
 """Greatest number of hits that a Milvus server returns."""
 
 GREATEST_ID = 2**63 - 2
-"""A Milvus server stores an item of a greater id and finds it in searches, but not by its id."""
+"""Greatest id that a Milvus server can look up; it stores and searches items of greater ids all the same."""
 
 _PORT = 19530
 _ADDRESS = re.compile(
@@ -42,14 +42,14 @@ _ADDRESS = re.compile(
     r"/(?P<collection>[A-Za-z_][A-Za-z0-9_]{0,254})"
 )
 _FIELDS = {"id", "vector", "kappa", "mean_samples"}
-_MESSAGE_ELEMENTS = 2**22  # of vectors in one message: 16 of the 64 MiB that a server takes
+_MESSAGE_ELEMENTS = 2**22  # coordinates in one message: 16 MiB, where a server accepts 64
 _MESSAGE_IDS = 1000
 _FORMS = "milvus://HOST[:PORT]/COLLECTION, milvus+tls://HOST[:PORT]/COLLECTION or milvus:///FILE.db/COLLECTION"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a collection: of the server for pymilvus, or of a file for Milvus Lite."""
+    """Where a collection is: on a server, or in a file of Milvus Lite."""
 
     uri: str
     collection: str
@@ -86,8 +86,8 @@ class Address:
 class MilvusIndex:
     """Items with unit vectors, κ and ids in a Milvus collection, searched by cosine.
 
-    Vectors are kept in float32, κ in float64. Several processes may share a collection and see each other's items. Hits
-    of equal cosine are in rising order of their ids.
+    Vectors are stored in float32, κ in float64. Several processes may share a collection and see each other's items.
+    Hits of equal cosine are in rising order of their ids.
 
     Args:
         address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
@@ -97,7 +97,8 @@ class MilvusIndex:
         timeout: seconds to wait for an answer of the server.
 
     Raises:
-        ValueError: for a wrong address, a missing collection without a dimension, another one, or no pymilvus.
+        ValueError: for a wrong address, a missing collection without a dimension, another dimension than the stored
+            one, or a missing pymilvus.
         ConnectionError: if the file cannot be opened; in every method, if the server refuses or does not answer.
     """
 
@@ -143,14 +144,14 @@ class MilvusIndex:
         return True
 
     def train(self, embeddings: Embeddings) -> None:
-        """Check the embeddings only, like an index of a type without training."""
+        """Check the embeddings; there is nothing to train."""
         unit_vectors(embeddings, self.dimension)
 
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        If the server refuses some, those already sent are removed, as far as it answers. If another process adds the
-        same id at the same moment, the later item stays.
+        If the server refuses some items, the others are removed again, as far as the server answers. If another process
+        adds the same id at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -179,7 +180,7 @@ class MilvusIndex:
         self._delete(list(self._kappa_by_id(ids_tensor(ids).tolist(), all_stored=True)))
 
     def discard(self, ids: Ids) -> None:
-        """Remove the items that are in the index; a ValueError for repeated ids.
+        """Remove the items that are in the index and ignore other ids; a ValueError for repeated ids.
 
         After a `ConnectionError` some items may be removed; repeating the call is safe.
         """
@@ -188,9 +189,9 @@ class MilvusIndex:
     def search(
         self, embeddings: Embeddings, k: SupportsIndex, *, least_kappa: float | None = None, among: Ids | None = None
     ) -> Hits:
-        """The k items of highest cosine for each query; arguments and errors as for `Index.search`, k to `MOST_HITS`.
+        """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss a neighbour. If it finds fewer for one query, all queries get as few.
+        `HNSW` may miss neighbours. If it finds fewer than k for one query, every query gets as few hits.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
@@ -305,7 +306,7 @@ class MilvusIndex:
             self._call("delete", ids=block)
 
     def _kappa_by_id(self, ids: list[int], *, all_stored: bool = False) -> dict[int, float]:
-        """κ of the stored ids among these; `all_stored` requires all of them to be stored."""
+        """κ by id, for the ids that are stored; with `all_stored`, another id is an error."""
         kappa: dict[int, float] = {}
         for block in _blocks(ids, _MESSAGE_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])

@@ -10,15 +10,15 @@ _ROUNDING = 1e-6  # largest difference of one cosine between two searches
 
 @dataclass(frozen=True)
 class Recall:
-    """Agreement with an exact search for items of the index, each without itself.
+    """Agreement with an exact search for stored items as queries, which do not find themselves.
 
     Attributes:
         factory: the FAISS type.
-        n_queries: number of items searched for.
+        n_queries: number of stored items used as queries.
         k: number of nearest neighbours.
         share: share of these neighbours that the index finds, in [0, 1]; higher is better.
-        depth: number of hits that are compared as a whole.
-        unchanged: share of queries whose first `depth` hits all have the exact search's cosines, in [0, 1].
+        depth: number of first hits behind `unchanged`.
+        unchanged: share of queries with the exact search's cosines in all of their first `depth` hits, in [0, 1].
     """
 
     factory: str
@@ -45,9 +45,9 @@ class Recall:
         k: int,
         depth: int,
     ) -> "Recall":
-        """Compare two searches for Q items by the ids of their K ≥ 2 hits. At most the first K − 1 hits count.
+        """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items, whose ids are `own`.
 
-        An item as near as an exact neighbour counts as that neighbour.
+        At most K − 1 hits count: not the item itself. An item as near as an exact neighbour counts as that neighbour.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -62,5 +62,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """Cosines of the hits without the query's own, best first; without the last hit if the query is not found."""
+    """Cosines of the hits except the query itself, or except the last hit if the query is not among its hits."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

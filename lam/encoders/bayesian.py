@@ -87,6 +87,9 @@ class BayesianEncoder(Encoder):
         self.tuning: Tuning | None = None
         self.recommendation: Recommendation | None = None
 
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.posterior})"
+
     @property
     def dimension(self) -> int:
         return len(self.posterior.weight)

@@ -42,6 +42,8 @@ _LOG = logging.getLogger(__name__)
 _IMAGENET_CLASSES = (1000, 21841, 21843)
 """Numbers of classes of ImageNet's usual parts."""
 
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
+
 _MANY_CLASSES = 100
 """With fewer classes, an embedding may have as many dimensions by coincidence."""
 
@@ -66,7 +68,7 @@ def fit(
 
     Args:
         network: maps a batch to embeddings (N, D), normalised or not. It ends in a linear layer, unless `head` is
-            "train" or "identity".
+            "train" or "identity". Parallel modules of torch and modules of Fabric are unwrapped.
         loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary of
             keyword arguments.
         options: settings of the posterior; by default `Laplace(margin=margin)`.
@@ -96,6 +98,8 @@ def fit(
         raise ValueError(
             f"network must be a torch.nn.Module, got {type(network).__name__}: call lam.fit(network, loader, ...)"
         )
+    while type(network).__name__ in _WRAPPERS:
+        network = network.module  # a wrapper may cast outputs, so that no layer gives them
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation

@@ -4,7 +4,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -70,9 +70,9 @@ class Posterior(ABC):
     structure: ClassVar[type[Structure]]
     _alike: ClassVar[tuple[str, ...]] = ("prior_precision", "prior_ratio", "likelihood_scale", "seed")
 
-    weight: Float[Tensor, "D P"]
-    bias: Float[Tensor, " D"] | None
-    curvature: Any
+    weight: Float[Tensor, "D P"] = field(repr=False)
+    bias: Float[Tensor, " D"] | None = field(repr=False)
+    curvature: Any = field(repr=False)
     n_items: int
     prior_precision: float | None = 1.0
     likelihood_scale: float | None = None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +104,7 @@ class Tuning:
     """
 
     likelihood_scale: float
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = field(repr=False)
     direction_cosine: float
     clipped_share: float
     n_queries: int

@@ -86,3 +86,7 @@ def test_held_out_digits_belong_to_the_digits():
         digits.held_out(like=other)
     with pytest.raises(ValueError, match="no digit is held out"):
         digits.held_out(like=load("digits", held_out=()).test)
+
+
+def test_a_data_set_prints_as_one_line() -> None:
+    assert repr(load("digits").test) == "TensorImages('digits', 289 items of shape (1, 8, 8), 8 classes)"

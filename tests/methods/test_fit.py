@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import lightning_fabric
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,3 +167,25 @@ def test_items_of_one_class_alone_are_not_told_to_be_shuffled_alone(layers: str)
         ValueError, match="holds a negative pair: shuffle .*; items of a single class have no negative pair$"
     ):
         fit(network, batches, Laplace(margin=0.7, layers=layers), progress=False)
+
+
+@pytest.mark.parametrize("wrap", ["fabric", "parallel"])
+def test_a_wrapped_network_is_fitted_as_it_is(wrap: str) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    if wrap == "fabric":
+        wrapped: Any = lightning_fabric.Fabric(accelerator="cpu", precision="bf16-mixed").setup(network)
+    else:
+        wrapped = nn.DataParallel(network)
+    batches = [(torch.randn(16, 4), torch.arange(16) % 4)]
+    encoder, expected = (fit(one, batches, margin=0.7, progress=False) for one in (wrapped, network))
+    assert encoder.network is network
+    torch.testing.assert_close(encoder.embed(batches).kappa, expected.embed(batches).kappa, rtol=0, atol=0)
+
+
+def test_an_encoder_prints_as_one_line() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    encoder = fit(network, [(torch.randn(16, 4), torch.arange(16) % 4)], margin=0.7, progress=False)
+    shown = repr(encoder)
+    assert shown.startswith("BayesianEncoder(Sequential, dimension=3, KronPosterior(n_items=16, ")
+    assert len(shown) < 200
+    assert "tensor" not in shown

@@ -120,19 +120,19 @@ class Calibration:
     gallery_size: int
     targets: Targets
     flag: str
-    detector: OodDetector
-    acceptances: tuple[Acceptance, ...]
-    reliability: ReliabilityBins
+    detector: OodDetector = field(repr=False)
+    acceptances: tuple[Acceptance, ...] = field(repr=False)
+    reliability: ReliabilityBins = field(repr=False)
     depth: int | None
-    kappa: Histogram
+    kappa: Histogram = field(repr=False)
     dimension: int
-    nearest: Mapping[str, int] = field(default_factory=dict)
-    reference: Reference | None = None
-    verifier: Verifier | None = None
-    unseen: UnseenClasses | None = None
-    unmatched: UnmatchedQueries | None = None
-    intervals: CosineIntervals | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    nearest: Mapping[str, int] = field(default_factory=dict, repr=False)
+    reference: Reference | None = field(default=None, repr=False)
+    verifier: Verifier | None = field(default=None, repr=False)
+    unseen: UnseenClasses | None = field(default=None, repr=False)
+    unmatched: UnmatchedQueries | None = field(default=None, repr=False)
+    intervals: CosineIntervals | None = field(default=None, repr=False)
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def accept(self) -> str:

@@ -73,6 +73,9 @@ class Index:
         self._store = Store(self.dimension)
         self._faiss: Any = self._structure()
 
+    def __repr__(self) -> str:
+        return f"Index({self.dimension}, {self.factory!r}, {len(self)} items)"
+
     def __len__(self) -> int:
         return len(self._store)
 

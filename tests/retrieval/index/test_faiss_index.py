@@ -561,3 +561,7 @@ def test_a_hundred_random_steps_equal_a_dictionary() -> None:
             hits = index.search(query, k=5)
             vectors = torch.stack([expected[item] for item in hits.ids[0].tolist()])
             torch.testing.assert_close(hits.scores[0], vectors @ query.mean[0])
+
+
+def test_an_index_prints_as_one_line() -> None:
+    assert repr(Index(3, "HNSW32")) == "Index(3, 'HNSW32', 0 items)"

@@ -32,12 +32,12 @@ _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """The structure of a curvature's sums.
+    """The structure in which curvature is summed, with its options.
 
     Attributes:
-        structure: its class.
-        max_memory: limit in bytes on its sums.
-        rank: only for a `LowRank`: greatest number of columns of its sketch; 256 by default.
+        structure: class of the structure.
+        max_memory: limit in bytes on the sums.
+        rank: greatest number of columns of the sketch, only for a `LowRank`; 256 by default.
 
     Raises:
         ValueError: for options out of range, or a rank for another structure.
@@ -53,18 +53,18 @@ class StructureOptions:
         check_at_least("max_memory", self.max_memory, 1.0)
         if self.rank is not None:
             if self.structure.name != "low_rank":
-                raise ValueError(f'rank is of structure="low_rank", got {self.rank} with "{self.structure.name}"')
+                raise ValueError(f'rank is for structure="low_rank" only, got {self.rank} with "{self.structure.name}"')
             check_at_least("rank", self.rank, 1)
 
     def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Reject a layer with a shape beyond `max_memory`, or cross terms that the structure does not hold."""
+        """Reject a layer that needs more than `max_memory`, and cross terms that the structure cannot hold."""
         weight = torch.empty(layer.out_features, layer.in_features, device="meta")
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure's sums over no batch, for a first pass over the data."""
+        """Zero sums for a first pass over the data."""
         cls: Any = self.structure
-        if cls is Ekfac:  # its basis comes from a first pass; its own checks run before that pass
+        if cls is Ekfac:  # the first pass computes its basis, as a `Kron`; its checks run before that pass
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
             Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
             cls = Kron
@@ -77,9 +77,9 @@ class Accumulator(ABC):
     """Sums up the curvature of a loss, batch by batch.
 
     Attributes:
-        empty: the structure's sums over no batch, with the curvature of the loss.
+        empty: zero sums of the structure, with the curvature of the loss.
         relation: definition of pairs, and the choice of pairs in a batch.
-        seed: seed of the miner's draws. Each batch starts from it: a batch adds the same in any order.
+        seed: seed of the miner's draws. Every batch restarts from it, so the order of batches does not matter.
     """
 
     empty: Any
@@ -91,10 +91,10 @@ class Accumulator(ABC):
         """The sum after one more batch.
 
         Args:
-            total: the sum before it.
+            total: the sum before this batch.
             inputs: (N, ...) inputs of the layer or the network.
             targets: (N,) labels or (N, X) positions.
-            offset: number of the first item, for errors.
+            offset: index of the batch's first item, for errors.
 
         Raises:
             ValueError: for missing targets, or another number of targets than items.
@@ -117,7 +117,7 @@ class Accumulator(ABC):
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The chosen pairs of a batch; `outputs` is called only for a miner, which uses their directions."""
+        """The chosen pairs of a batch; `outputs` computes its outputs, which only a miner needs."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs
@@ -151,8 +151,8 @@ class LastLayerAccumulator(Accumulator):
     def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
         """Sum over all pairs of a relation, within batches or over the data set; see `Accumulator.fit`.
 
-        A second pass, or a pass over a data set, reads features from a temporary file. Over a data set, the first
-        process keeps the features of all.
+        A temporary file holds the features for the second pass of an `Ekfac`, or for pairs over the data set. In the
+        second case the first process stores the features of all processes.
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
@@ -170,7 +170,7 @@ class LastLayerAccumulator(Accumulator):
         return total.to(self.weight.device), n_items
 
     def over_pairs(self, features: Float[Tensor, "N P"], targets: Any) -> Any:
-        """Sum over every pair of features in memory, with (N,) labels or (N, X) positions as targets."""
+        """Sum over every pair of a data set with features in memory, and (N,) labels or (N, X) positions as targets."""
         targets = targets_of(features, targets).to(self.weight.device)
         layer, is_places = (features, self.weight, self.bias), self.relation.positive_within is not None
         if not is_places:
@@ -187,7 +187,7 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """The result of one pass; for an `Ekfac`, of a second pass in the basis of the first."""
+        """The result of one pass; for an `Ekfac`, of a second pass in the basis that the first computed."""
         total, n_items = passed(self)
         if self.options is None or self.options.structure is not Ekfac:
             return total, n_items
@@ -196,14 +196,14 @@ class LastLayerAccumulator(Accumulator):
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """Sums and number of items over all processes, from this process's; see `Accumulator.fit`."""
+    """`share` and `n_share` of this process, added up over all processes; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:
         raise ValueError(_NO_PAIR.format(n_items))
     missing = [name for name, count in zip(total.curvature.terms, total.counts, strict=True) if count == 0]
     if missing or not total.sums.any():
-        problem = f"holds a {missing[0]}" if missing else "has a curvature, of items that match and items that do not"
+        problem = f"holds a {missing[0]}" if missing else "has a curvature, which takes matches and non-matches"
         in_blocks = isinstance(total, Structure) and total.curvature.in_blocks
         or_else = ', or form the pairs over the whole data set with pairs="dataset"' if in_blocks else ""
         reason = "" if missing else "; with too small a temperature the curvature is zero"
@@ -216,7 +216,7 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
 
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
-    """Write the features of batches to a file; returns a function that reads the batches again, repeatedly."""
+    """Write the features of batches to a file; returns a function that reads the batches, any number of times."""
     rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
         np.save(file, features.cpu().numpy())

@@ -1,8 +1,8 @@
-"""Jacobians of N outputs in the weights of one layer, and quadratic forms of them.
+"""Jacobians of a network's outputs in the weights of one layer, and quadratic forms of them.
 
-A linear layer or a convolution applies a matrix at every place of its input, with a row for each of U channels and a
-column for each of F inputs, and a bias last; its weights are this matrix, flat. The weights of any other layer are its
-flat parameters, concatenated.
+A linear layer or a convolution applies one matrix at every place of its input. The matrix has a row for each of U
+channels and a column for each of F inputs, with the bias as its last column. Its n entries in one vector are the
+layer's weights. The weights of any other layer are its parameters in one vector.
 """
 
 from abc import ABC, abstractmethod
@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 _CACHED = 1 << 14
-"""Columns of a Jacobian that a CPU takes at once: they fit its cache, three times as fast for a large layer."""
+"""Columns of a Jacobian that a CPU multiplies at once. They fit in its cache: a large layer is three times as fast."""
 
 
 class Jacobian(ABC):
-    """J_a of each of N items: derivatives of its D outputs in the n weights of a layer."""
+    """Jacobians J_a of N items: the derivatives of an item's D outputs in the n weights of a layer."""
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H of each item."""
+        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H_a of each item."""
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ in float64: with rounding, it stays positive semi-definite."""
+        """J_a diag(v) J_aᵀ in float64, positive semi-definite also after rounding."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
-        """J_a δ."""
+        """J_a δ, for S deviations δ of the weights."""
 
 
 @dataclass(frozen=True)
 class Dense(Jacobian):
-    """J as a tensor, for any layer."""
+    """The Jacobians of any layer as one tensor."""
 
     J: Float[Tensor, "N D n"]
 
@@ -56,7 +56,7 @@ class Dense(Jacobian):
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """J_a = g_a ⊗ φ_a of a matrix used at one place; J_a is never formed."""
+    """J_a = g_a ⊗ φ_a of a matrix that is applied at one place only, without a tensor of J_a."""
 
     slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's
     inputs: Float[Tensor, "N F"]  # φ
@@ -84,7 +84,7 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 def is_matrix(module: nn.Module) -> bool:
     """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
 
-    Subclasses are no matrix: they may normalise or pad in their own forward.
+    Subclasses with another forward do not count, because they may normalise or pad in it.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:
@@ -96,7 +96,7 @@ def is_matrix(module: nn.Module) -> bool:
 
 
 def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Rows U and columns F of a layer's weights; one row if it is no matrix."""
+    """Rows U and columns F of a layer's weights; one row for a layer without a matrix."""
     if not is_matrix(module):
         return 1, sum(weight.numel() for weight in weights.values())
     weight = weights["weight"].flatten(1)
@@ -104,7 +104,7 @@ def shape_of(module: nn.Module, weights: Mapping[str, Tensor]) -> tuple[int, int
 
 
 def flat_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
-    """The weights of a layer, flat."""
+    """The weights of a layer in one vector."""
     if not is_matrix(module):
         return torch.cat([weight.flatten() for weight in weights.values()])
     matrix = weights["weight"].flatten(1)
@@ -112,7 +112,7 @@ def flat_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Float[Tens
 
 
 def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float[Tensor, "S n"]) -> dict[str, Tensor]:
-    """S sets of a layer's parameters by name, from flat weights: the inverse of `flat_weights`."""
+    """S sets of a layer's parameters by name, from S vectors: the inverse of `flat_weights`."""
     if not is_matrix(module):
         parts = flat.split([weight.numel() for weight in weights.values()], 1)
         return {name: part.reshape(len(flat), *weights[name].shape) for name, part in zip(weights, parts, strict=True)}
@@ -125,7 +125,7 @@ def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
-    """Inputs of a layer's matrix at its Z places, with a 1 for the bias, and the slopes there."""
+    """Inputs of a layer's matrix at its Z places, with a 1 for the bias, and derivatives in its outputs there."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, for any padding
@@ -144,14 +144,14 @@ def jacobian(
     slopes: Float[Tensor, "N D ..."],
     basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
 ) -> Jacobian:
-    """J of a layer.
+    """Jacobians of a network's outputs in the weights of a layer.
 
     Args:
         module: the layer, in evaluation mode.
         weights: its parameters, by name.
         inputs: inputs of the layer.
         slopes: derivatives of the network's D outputs in the layer's outputs.
-        basis: for a matrix: orthonormal columns for its rows and for its columns.
+        basis: for a layer with a matrix: orthonormal bases of its rows and columns, in which J is expressed.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))
@@ -164,7 +164,7 @@ def jacobian(
 
 
 def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
-    """J by autograd; each output of each item becomes an item, because nested vmaps are wrong for nn.PReLU."""
+    """J by autograd, in one vmap over all outputs of all items: nested vmaps are wrong for nn.PReLU."""
 
     def of_row(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]

@@ -1,7 +1,7 @@
-"""GGN of a linear last layer f = Wφ + b: over the pairs of a batch, or over every pair of a data set.
+"""Generalised Gauss-Newton matrix (GGN) of a loss in a linear last layer f = Wφ + b, over a batch or a data set.
 
-A data set needs no matrix of all pairs. Sums over the partners of each item come first, in blocks or by class; then one
-pass streams the features.
+H_a is the curvature of the loss in the output of item a, with the other outputs fixed. A data set needs no matrix of
+all pairs: sums over the partners of each item come first, in blocks or by class; then one pass streams the features.
 """
 
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least
 
 ROWS = 4096
-"""Items of a feature matrix that are streamed at once."""
+"""Number of items that are streamed at once."""
 
 BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
-"""Items on a side of a block of similarities, by the kind of device; float32 takes 2 GiB on a GPU."""
+"""Rows and columns of a block of similarities, by the kind of device; float32 takes 2 GiB on a GPU."""
 
 _ALL_ZERO = "features are all zero: the network ignores its inputs"
 
@@ -45,17 +45,17 @@ def ggn_of_batch(
     bias: Float[Tensor, " D"] | None,
     pairs: Pairs | Candidates,
 ) -> Sums:
-    """Exact GGN of a loss over some pairs, as a structure.
+    """GGN of a loss over the pairs of a batch, in the form of a structure.
 
     Args:
-        empty: the structure's sums over no batch, with the curvature of the loss.
+        empty: zero sums of the structure, with the curvature of the loss.
         features: (N, P) inputs of the layer.
         weight: (D, P) the layer's weight.
-        bias: (D,) its bias, or None.
+        bias: (D,) the layer's bias, or None.
         pairs: pairs of the N items; or candidates to compare the items with, if the curvature takes them.
 
     Returns:
-        The sums behind h, in the type of the features.
+        The structure with the sums of this batch, in the type of the features.
 
     Raises:
         ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
@@ -77,7 +77,7 @@ def diagonal_ggn(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Diagonal:
-    """Diagonal GGN of a loss, Σ_a H_a,ii φ_aj² and any cross terms: `ggn_of_batch` of a `Diagonal`.
+    """Diagonal GGN of a loss, Σ_a H_a,ii φ_aj² plus any cross terms: `ggn_of_batch` for a `Diagonal`.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -99,10 +99,9 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """H_a of every item: the curvature of a loss in its output, with the other outputs fixed, averaged like h.
+    """H_a of every item, averaged like h; the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
-    Σ_a H_a ⊗ φ_a φ_aᵀ is the GGN in the weights. The result takes 4 N D² bytes in float32; `total_output_curvature`
-    is its sum.
+    The result takes 4 N D² bytes in float32; `total_output_curvature` computes its sum over the items.
 
     Args, Raises: as `diagonal_ggn`, and
         ValueError: for a curvature with cross terms, and pairs without a positive pair.
@@ -125,7 +124,7 @@ def total_output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "D D"]:
-    """Σ_a of `output_curvature`. Its arrays are (N, N), (N, D) and (D, D), except for `projected` softmaxes.
+    """Sum of `output_curvature` over the items; no array is (N, D, D), except for softmaxes with fix="projected".
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -148,7 +147,7 @@ def _items(
 def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """`outputs` in the type of a curvature, and the partners of the items, after all checks."""
+    """`outputs` in the working type of a curvature, and the pairs or candidates, after all checks."""
     check_layer(features, weight, bias)
     if len(features) and not features.any():
         raise ValueError(_ALL_ZERO)
@@ -157,7 +156,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """The pairs or candidates, after a check of their number of items, and that the curvature takes them."""
+    """Pairs or candidates, if they are of `size` items and the curvature takes them."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -180,21 +179,21 @@ def ggn_of_dataset(
     Similarities have the type of the features; sums over the data set are float64.
 
     Args:
-        empty: the structure's sums over no item, with a curvature that is formed in blocks: no contrastive or softmax
-            curvature with `fix="full"`, and no curvature from outside lam with only a `diagonal`.
+        empty: zero sums of the structure. Its curvature has `in_blocks`: `fix="full"` has not, nor a class of your own
+            without `over_dataset`.
         features: (N, P) inputs of the layer, on any device; the weight's device takes some rows at a time.
         weight: (D, P) the layer's weight.
-        bias: (D,) its bias, or None.
+        bias: (D,) the layer's bias, or None.
         related: (N,) a label for each item, or the near pairs.
-        block_size: items on a side of a block of similarities; `BLOCK_SIZE` by default.
+        block_size: rows and columns of a block of similarities; `BLOCK_SIZE` by default.
         progress: show a progress bar, the number of pairs and the memory on standard error.
 
     Returns:
-        The sums behind h, float64.
+        The structure with the sums of the data set, float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`; also for a curvature that is formed only within batches, another number of labels
-            than items, and no positive pair.
+        ValueError: as `ggn_of_batch`; also for a curvature without `in_blocks`, another number of labels than items,
+            and no positive pair.
     """
     curvature = empty.curvature
     curvature.check_scope("dataset")
@@ -238,7 +237,7 @@ def _cross_terms(
     *,
     progress: bool,
 ) -> Float[Tensor, "D F"]:
-    """Sum of the cross terms over all positive pairs, by class or by some pairs at a time."""
+    """Sum of the cross terms over all positive pairs, by class or by blocks of listed pairs."""
     total = weight.new_zeros(len(weight), weight.shape[1] + (bias is not None), dtype=torch.float64)
     D, F = total.shape
     blocks = relation.positive_blocks(max(1, BLOCK_ELEMENTS // features.shape[1]))
@@ -257,6 +256,6 @@ def _cross_terms(
 
 
 def _stream(features: Tensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Some items at a time, with the number of the first."""
+    """Blocks of items, each with the index of its first item."""
     for start in range(0, len(features), ROWS):
         yield start, features[start : start + ROWS].to(device)

@@ -17,11 +17,7 @@ def outputs(
     *,
     offset: int = 0,
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Features in type `dtype`, and the `directions` of the layer's outputs.
-
-    Raises:
-        ValueError: for parameters that are not finite, and as `directions`.
-    """
+    """Features in type `dtype`, and the layer's outputs as directions and lengths; errors as `directions`."""
     storage = torch.promote_types(features.dtype, torch.float32)
     features, weight = features.to(dtype), weight.to(dtype)
     start = torch.zeros((), dtype=dtype, device=weight.device) if bias is None else bias.to(dtype)[:, None]
@@ -29,7 +25,7 @@ def outputs(
     try:
         return features, *directions(f, storage, offset=offset)
     except ValueError:
-        for name, parameter in (("weight", weight), ("bias", bias)):  # checked only now: else outputs are not finite
+        for name, parameter in (("weight", weight), ("bias", bias)):  # checked only now, when an output is invalid
             if parameter is not None and not parameter.isfinite().all():
                 raise ValueError(f"{name} must be finite") from None
         raise
@@ -38,12 +34,12 @@ def outputs(
 def directions(
     f: Float[Tensor, "N D"], storage: torch.dtype, *, offset: int = 0
 ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Unit outputs and their lengths.
+    """Outputs as unit vectors and lengths.
 
     Args:
         f: (N, D) outputs.
         storage: the type that must hold inverse squares of the lengths.
-        offset: number of the first item, for errors.
+        offset: index of the first item, for errors.
 
     Raises:
         ValueError: for an output that is zero, infinite or too short for the inverse square of its length.
@@ -65,7 +61,7 @@ def directions(
 
 
 def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Reject features that the layer does not take, and a layer with fewer than two outputs."""
+    """Reject features that do not fit the layer, and a layer with fewer than two outputs."""
     check_features(features, weight)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}")
@@ -99,11 +95,11 @@ def check_kinds(features: Tensor, weight: Tensor) -> None:
 
 
 def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:
-    """Reject values that are not finite or too large for a sum of their squares, naming the first.
+    """Reject features (N, P) that are not finite, or too large for a sum of their squares.
 
     Args:
-        features: (N, P) features.
-        offset: number of the first item, for errors.
+        features: the features.
+        offset: index of the first item, for errors.
         name: name of the features in errors.
     """
     if not features.numel():

@@ -1,4 +1,4 @@
-"""Matching items of a whole data set, by label or lists of neighbours, without a matrix of all pairs."""
+"""The pairs of a whole data set, by label or lists of neighbours, without a matrix of all pairs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from lam.pairs.pairs import check_label_vector
 
 
 class Related(ABC):
-    """Matching items among N items."""
+    """The positive and negative pairs among N items."""
 
     size: int  # N
     n_positives: int  # ordered positive pairs
@@ -27,19 +27,19 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set pairs of a block, in `order`, to zero unless they are negative; False if no negative pair is left."""
+        """Set a block of t, in `order`, to zero except at negative pairs; False if it has no negative pair."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
-        """Positive and negative pairs of a block, in the items' own order."""
+        """Positive and negative pairs of a block, in the original order of the items."""
 
     @abstractmethod
     def positive_blocks(self, size: int) -> Sequence[Tensor]:
-        """The positive pairs in blocks: the items (n,) of a class, or at most `size` unordered pairs (n, 2)."""
+        """Blocks that cover the positive pairs: the items (n,) of a class, or at most `size` unordered pairs (n, 2)."""
 
 
 class LabelRelation(Related):
-    """Items with one label are positive pairs, others negative pairs. Sorted by label, blocks hold few labels."""
+    """Two items with one label are a positive pair, others a negative pair. `order` sorts the items by label."""
 
     def __init__(self, labels: Int[Tensor, " N"]) -> None:
         check_label_vector(labels)
@@ -74,7 +74,7 @@ class LabelRelation(Related):
 
 
 class NeighbourRelation(Related):
-    """Listed near pairs are positive or neither; all other pairs are negative."""
+    """Near pairs are listed as positive or as neither; all other pairs are negative."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.size = size = neighbours.size
@@ -121,7 +121,7 @@ def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "2 ordered"]:
 
 
 def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Rows and columns within a block of the listed pairs that it contains."""
+    """Row and column, within a block, of each listed pair in it."""
     start, stop = torch.searchsorted(ordered[0], ordered.new_tensor([rows.start, rows.stop])).tolist()
     first, second = ordered[:, start:stop]
     inside = (second >= columns.start) & (second < columns.stop)
@@ -129,7 +129,7 @@ def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) ->
 
 
 def _without_itself(pairs: Tensor, rows: slice, columns: slice) -> Tensor:
-    """The pairs of a block without an item's pair with itself."""
+    """Set an item's pair with itself to False in a block."""
     start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
     itself = torch.arange(start, max(start, stop), device=pairs.device)
     pairs[itself - rows.start, itself - columns.start] = False

@@ -17,7 +17,7 @@ POSTERIORS: dict[str, type[Posterior]] = {
 """Every posterior by the structure of its covariance, as files and `structure=` name it."""
 
 LAYERS_POSTERIORS: dict[str, type[LayersPosterior]] = {"diag": LayersPosterior, "kron": LayersKronPosterior}
-"""Those over several layers of a network, likewise."""
+"""Posteriors over several layers of a network, by the same names."""
 
 __all__ = [
     "LAYERS_POSTERIORS",

@@ -27,22 +27,22 @@ MODES: tuple[str, ...] = get_args(Mode)
 MEANS: tuple[str, ...] = get_args(Mean)
 
 Sampler = Callable[[Any], tuple[Tensor, Any, Tensor]]
-"""Maps features (N, P) to their outputs (N, D), samples of these (S, N, D) or the `MeanResultant` of samples that are
-not kept, and their total variances (N,)."""
+"""Maps features (N, P) to outputs (N, D), samples of the outputs (S, N, D) or only the `MeanResultant` of the samples,
+and total variances of the outputs (N,)."""
 
 Sampled = tuple[Float[Tensor, "S D P"], Float[Tensor, "S D"] | None]
 """Weights and biases of S layers."""
 
 Noise = Iterable[Tensor]
-"""Standard normal numbers of S sampled networks, (S, ...) each. It can be read again."""
+"""Standard normal tensors (S, ...) for S sampled networks. It can be iterated over more than once."""
 
 Predictor = Callable[..., Embeddings]
 """Maps features (N, P) and optionally the network's output (N, D) to embeddings."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Sample coordinates in float64 that are held at once."""
+"""Greatest number of sample coordinates, float64, in memory at once."""
 
-Same = TypeVar("Same", bound="Posterior")  # typing.Self is refused by the type checks of test runs
+Same = TypeVar("Same", bound="Posterior")  # the type checks of test runs reject typing.Self
 
 _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "seed")
 
@@ -51,19 +51,19 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
 
-    A subclass keeps a structure of `lam.hessians.structures` as `curvature`, and gives `layers_from`, `output_spread`,
-    `log_det_precision` and `clipped_variance_share`. Over several layers (`lam.posteriors.layers`) features are the
-    inputs of a network.
+    A subclass has a structure of `lam.hessians.structures` as its `curvature`, and implements the abstract methods. In
+    `lam.posteriors.layers`, which treats several layers, the features are the inputs of a network.
 
     Attributes:
         weight: (D, P) the trained weight, the mean.
         bias: (D,) the trained bias, or None.
-        curvature: of the loss, over the data.
-        n_items: how many items are in the curvature.
-        prior_precision: α > 0, or None for `prior_ratio` times the mean of s h. Then s sets the width of the posterior,
-            and not its shape; see `alpha`.
-        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 for a plain sum; see `scale`.
-        seed: of the noise that every prediction shares.
+        curvature: curvature h of the loss over the data.
+        n_items: number of items in the curvature.
+        prior_precision: α > 0, or None for `prior_ratio` times the mean of s h. With None, s sets only the width of the
+            posterior, not its shape; see `alpha`.
+        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 if h is a plain sum; see
+            `scale`.
+        seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
     """
 
@@ -87,10 +87,10 @@ class Posterior(ABC):
 
     @cached_property
     def scale(self) -> float:
-        """The likelihood scale s in force.
+        """The likelihood scale s, with its default.
 
-        Untuned, s rises until α is the inverse mean square of the weights. Otherwise a loss of little curvature would
-        leave a prior wider than the weights.
+        If s and α are both None, s is large enough that α is at least the inverse mean square of the weights. Otherwise
+        a loss of little curvature would have a prior wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -101,7 +101,7 @@ class Posterior(ABC):
 
     @cached_property
     def alpha(self) -> float:
-        """The prior precision α in force; without positive curvature the inverse mean square of the weights."""
+        """The prior precision α, with its default: without positive curvature, the weights' inverse mean square."""
         if self.prior_precision is not None:
             return self.prior_precision
         level = self.curvature.level
@@ -121,7 +121,7 @@ class Posterior(ABC):
         return self.layers_from(self.noise(n_samples, generator=generator))
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise of random whole last layers, the same at every likelihood scale and prior precision.
+        """Noise for random whole last layers; it does not depend on the likelihood scale or the prior precision.
 
         Args:
             n_samples: S ≥ 1.
@@ -131,7 +131,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:
-        """The whole last layers that `noise` gives, which keeps its values."""
+        """The random whole last layers from `noise`, which is not changed."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
@@ -139,7 +139,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        """The variance of Σ_k g_kᵀ θ φ_k under the posterior, float64, of slopes g and layer inputs φ."""
+        """The variance of Σ_k g_kᵀ θ φ_k under the posterior, float64, for slopes g_k and layer inputs φ_k."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
@@ -147,14 +147,14 @@ class Posterior(ABC):
 
     @abstractmethod
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the predictive variance of N items in directions of negative h.
+        """Share of the predictive variance of N items that lies in directions of negative h.
 
-        Those are clipped to zero and keep the prior's variance, whatever the likelihood scale.
+        There h is clipped to zero, so the variance is the prior's at any likelihood scale.
         """
 
     @property
     def elements_per_item(self) -> int:
-        """Numbers that `output_spread` holds for each item, besides its features."""
+        """Numbers in memory for each item in `output_spread`, besides its features."""
         return len(self.weight)
 
     @property
@@ -163,10 +163,10 @@ class Posterior(ABC):
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
-        """Laplace evidence as a function of α at the given s, up to a constant.
+        """Log evidence of the Laplace approximation as a function of α at the posterior's s, up to a constant.
 
-        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖². The loss at θ* does not depend on α. The dependence on s would need
-        the normalisers of the loss's von Mises-Fisher terms.
+        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. A function of s
+        would need the normalisers of the loss's von Mises-Fisher terms.
 
         Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
         """
@@ -183,19 +183,19 @@ class Posterior(ABC):
     ) -> Predictor:
         """A function from features, and optionally the network's output, to embeddings; its noise is drawn once.
 
-        Marginally f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S of these with the same noise
-        for every input: exact for one input, and the same for an item alone or in a batch. `network` draws S whole
-        layers, so that samples are consistent across inputs.
+        The marginal distribution of an output is f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S
+        outputs with the same noise for every input. This is exact for one input, and an item has the same result alone
+        or in a batch. `network` draws S whole layers, so that samples are consistent across inputs.
 
-        The layer's output computed anew could differ from the network's in the last bit; given that, its direction is
-        returned to the bit.
+        With the network's output, the embeddings have exactly its direction. Without it, the layer's output is computed
+        again, and may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.
             mode: `marginal` or `network`.
-            mean: `network` for the trained layer's own direction, f/‖f‖; or `sampled` for the mean direction of the
-                samples, as in the paper, which depends on S.
-            return_samples: keep the (S, N, D) samples.
+            mean: `network` for the direction of the trained layer's output, f/‖f‖; or `sampled` for the mean direction
+                of the samples, as in the paper, which depends on S.
+            return_samples: whether the embeddings include the (S, N, D) samples.
 
         Returns:
             A function that returns direction, κ (Sra 2012, of the unbiased mean resultant length) and variance before
@@ -215,7 +215,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """`predictor` that checks no features and splits no batch, so that a program can be traced from it."""
+        """`predictor` without checks of features and splits of batches, so that it can be traced for an export."""
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
@@ -237,7 +237,7 @@ class Posterior(ABC):
         return self.joint_predictor(self.noise(n_samples))(features)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        """A function from features to `sampled_embeddings`, of the networks that `noise` gives."""
+        """A function from features to `sampled_embeddings`, under the networks that `noise` determines."""
         draw = self._network_outputs(noise)
 
         @without_autocast()
@@ -250,7 +250,7 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """The cosines of queries and hits, and their variances. Sampled weights embed both.
+        """Cosines of queries and hits, and the variances of these cosines if sampled weights embed both.
 
         The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
         uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for an item and itself.
@@ -285,7 +285,7 @@ class Posterior(ABC):
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
     def with_best_prior(self: Same) -> Same:
-        """With the α in [1e-8, 1e8] of the highest `log_marginal_likelihood`, by Brent's method on log α."""
+        """The posterior with the α in [1e-8, 1e8] that maximises `log_marginal_likelihood`, by Brent's method."""
         from scipy.optimize import minimize_scalar
 
         best: Any = minimize_scalar(
@@ -294,7 +294,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """With log α moved by `rate` in the direction of a rising `log_marginal_likelihood`: Adam's first step."""
+        """The posterior with log α moved by `rate` towards a higher `log_marginal_likelihood`: Adam's first step."""
         alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
@@ -312,7 +312,7 @@ class Posterior(ABC):
         return tensors if self.bias is None else {**tensors, "bias": self.bias}
 
     def settings(self) -> dict[str, Any]:
-        """All else, as JSON."""
+        """The other settings, as JSON."""
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod
@@ -340,7 +340,7 @@ class Posterior(ABC):
             raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Checked features, and outputs, of as many items as are predicted at once."""
+        """Features, after a check, and outputs, in parts of as many items as are predicted at once."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:
@@ -365,7 +365,7 @@ class Posterior(ABC):
         return next(self._normal(n_samples, [(1, len(self.weight))], None, torch.float64))
 
     def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
-        """The function from features to their outputs (S, N, D) under the layers that `noise` gives."""
+        """The function from features to their outputs (S, N, D) under the layers that `noise` determines."""
         weights, biases = self.layers_from(noise)
 
         def outputs(features: Tensor) -> Tensor:
@@ -386,7 +386,7 @@ class Posterior(ABC):
     def _normal(
         self, n_samples: int, shapes: Iterable[Sequence[int]], generator: torch.Generator | None, dtype: torch.dtype
     ) -> Iterator[Tensor]:
-        """S times standard normal numbers of each shape, drawn in order; by default from the posterior's seed."""
+        """Standard normal tensors (S, *shape) for the shapes in order; by default from the posterior's seed."""
         check_at_least("n_samples", n_samples, 1)
         if generator is None:
             generator = torch.Generator().manual_seed(self.seed)  # on the CPU: every device sees the same noise

@@ -18,7 +18,9 @@ from lam.utils.autocast import without_autocast
 
 @dataclass(frozen=True)
 class EkfacPosterior(Posterior):
-    """q(θ) = N(θ*, (U_B ⊗ U_A) diag(1/(s·relu(λ) + α)) (U_B ⊗ U_A)ᵀ), λ the GGN's diagonal there; see `Posterior`.
+    """q(θ) = N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ) with Q = U_B ⊗ U_A and λ the diagonal of Qᵀ h Q; see `Posterior`.
+
+    U_B and U_A are the eigenvectors of the Kronecker factors of the outputs and of the inputs.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """
@@ -39,9 +41,10 @@ class EkfacPosterior(Posterior):
 
     @without_autocast()
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """U_Bᵀ ε U_A; see `Posterior.noise`.
+        """U_Bᵀ ε U_A, with ε from `Posterior.noise`.
 
-        With this symmetric root, samples do not depend on the signs of eigenvectors, which rounding may flip.
+        So the root of the covariance is symmetric: samples do not depend on the signs of eigenvectors, which rounding
+        may flip.
         """
         (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
         return [U_B.T @ noise @ U_A]
@@ -58,7 +61,7 @@ class EkfacPosterior(Posterior):
         return lambda features: AxisSpread((self._inputs(features) @ U_A).square() @ variance.T, U_B)
 
     def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
-        """Wφ + b + U_B (√variance ∘ U_Bᵀ ε U_A) U_Aᵀφ: without the product of S layers with U_A, the costliest."""
+        """Wφ + b + U_B (√variance ∘ U_Bᵀ ε U_A) (U_Aᵀφ): this order avoids the costly product of S layers with U_A."""
         (noise,), (U_B, U_A) = noise, self.basis
         deviations = noise * self.variance.sqrt()
 
@@ -92,7 +95,7 @@ class KronPosterior(EkfacPosterior):
     structure = Kron
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weight, bias, curvature, and the eigenvectors of its inputs, which take seconds to compute."""
+        """Weight, bias, curvature, and the eigenvectors of its input factor, which take seconds to compute."""
         return {**super().tensors(), "input_values": self.curvature.input_eigen[0], "input_vectors": self.basis[1]}
 
     @classmethod

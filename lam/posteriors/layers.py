@@ -27,18 +27,18 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
-"""The distribution of outputs: f + J δ, in closed form; or the outputs of sampled networks."""
+"""The distribution of outputs: of f + J δ, in closed form; or of the outputs of sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayersAccumulator(Accumulator):
-    """Sums up the curvature in the weights of several layers; inputs enter the network.
+    """Sums up the curvature in the weights of several layers, from the inputs of a network.
 
     Attributes:
-        network: the network, which stays as it is.
-        head: path of the layer that gives its outputs.
+        network: the network, which is not changed.
+        head: path of the layer that computes its outputs.
         layers: paths of the layers.
     """
 
@@ -69,7 +69,7 @@ class LayersAccumulator(Accumulator):
 
 @dataclass(frozen=True)
 class _Redrawn:
-    """Noise that is drawn layer by layer whenever it is read: S times the weights of a network may not fit twice."""
+    """Noise that each iteration draws again, layer by layer: S copies of all weights may not fit in memory twice."""
 
     draw: Callable[[], Iterator[Tensor]]
 
@@ -81,16 +81,16 @@ class _Redrawn:
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
-    `linearised` has outputs f + J (θ − θ*), the model behind the curvature; their covariance is J Σ Jᵀ. `sampled` runs
-    S networks with sampled weights.
+    `linearised` has outputs f + J (θ − θ*), the model that the curvature assumes; their covariance is J Σ Jᵀ, with J
+    the Jacobian of the outputs. `sampled` runs S networks with sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 
     Attributes:
-        weight, bias: of the head, which gives the outputs; it need not be one of the layers.
-        network: its weights are the mean.
-        head: the head's path in it.
-        layers: the paths of the layers.
+        weight, bias: parameters of the head, which computes the outputs; it need not be one of the layers.
+        network: the network; its weights are the mean θ*.
+        head: path of the head in the network.
+        layers: paths of the layers.
         predictive: `linearised` or `sampled`.
     """
 
@@ -196,7 +196,7 @@ class LayersPosterior(Posterior):
         where: Any = {"network": network, "head": head, "layers": layers, "predictive": predictive}
         posterior = super().restored(tensors, settings, **where, **further)
         if posterior.curvature.shapes != (shapes := tuple(shape_of(*layer) for layer in posterior._modules.values())):
-            raise ValueError(f"the curvature is of layers of shapes {posterior.curvature.shapes}, these have {shapes}")
+            raise ValueError(f"the curvature has layers of shapes {posterior.curvature.shapes}, the network {shapes}")
         return posterior
 
     @property
@@ -216,7 +216,7 @@ class LayersPosterior(Posterior):
         return self._draw(noise, self._output_noise(n_samples), keep=keep)
 
     def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"], *, keep: bool = True) -> Sampler:
-        """Samples of the networks that `noise` gives; without it, marginal ones from the output's noise."""
+        """Samples under the networks that `noise` determines; without it, marginal samples from `output_noise`."""
         if noise is not None and self.predictive == "sampled":
             return self._of_networks(self.layers_from(noise), output_noise)
         deviations = None if noise is None else list(self._deviations(noise))
@@ -245,7 +245,7 @@ class LayersPosterior(Posterior):
     def _linearised(
         self, inputs: Any, variances: list[Tensor], deviations: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N D D"], Any]:
-        """f, J diag(v) Jᵀ, and J δ of each deviation."""
+        """f, J diag(v) Jᵀ, and J δ for each deviation δ."""
         covariance: Any = 0
         along: Any = 0
         with evaluating(self.network):

@@ -18,10 +18,10 @@ from lam.posteriors.spread import AxisSpread, Spread, share_of
 class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
 
-    AxisSpread eigenvector i of h, of eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
-    d_i = s b_i δ + α, so that Woodbury's identity needs (J, J) matrices only. With the eigenvectors Q and
-    eigenvalues σ of s b_i Lᵀ diag(1/d_i) L the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k),
-    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). In float64.
+    Along eigenvector i of h, with eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
+    d_i = s b_i δ + α. So Woodbury's identity needs only (J, J) matrices. With the eigenvectors Q and eigenvalues σ of
+    s b_i Lᵀ diag(1/d_i) L, the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where
+    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). All is computed in float64.
     """
 
     structure = LowRank
@@ -31,7 +31,7 @@ class LowRankPosterior(Posterior):
         return 2 * self.theta.shape[1]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Along the eigenvectors of h: a symmetric root, as in `KronPosterior.noise`."""
+        """Noise along the eigenvectors of h, for a symmetric root as in `KronPosterior.noise`."""
         (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
         return [self.curvature.output_eigen[1].T @ noise]
 
@@ -89,7 +89,7 @@ class LowRankPosterior(Posterior):
 
     @cached_property
     def _inner(self) -> tuple[Float[Tensor, "D J J"], Float[Tensor, "D J"]]:
-        """√(s b_i) Q and σ of each output."""
+        """√(s b_i) Q and σ for each eigenvector i of h."""
         factor, parts = self.curvature.factor, []
         for scaled, diagonal in zip(self._scaled, self._diagonal, strict=True):
             sigma, Q = torch.linalg.eigh(scaled * (factor.T @ (factor / diagonal[:, None])))

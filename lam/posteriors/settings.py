@@ -5,16 +5,16 @@ from typing import Any
 from lam.utils.checks import check_at_least, check_positive
 
 LEAST_PRIOR = 1e-30
-"""Prior precision below which a variance, at most its inverse times squares of features, could overflow float32."""
+"""Least prior precision α. Variances are up to 1/α times squares of features, and could overflow float32 below it."""
 
 PRIOR_RATIO = 1e-4
-"""Default α, in units of the mean of s h; `benchmarks/real.py posteriors` compares it."""
+"""Default `prior_ratio`, α in units of the mean of s h; `benchmarks/real.py posteriors` compares values."""
 
 
 def check_settings(
     prior_precision: float | None, likelihood_scale: float | None, *, prior_ratio: Any = PRIOR_RATIO, seed: Any = 0
 ) -> None:
-    """Reject numbers that are not positive and finite, and a seed that is no integer."""
+    """Reject settings that are not positive and finite, and a seed that is no integer."""
     check_positive("prior_precision", prior_precision)
     if prior_precision is not None:
         check_at_least("prior_precision", prior_precision, LEAST_PRIOR)

@@ -35,12 +35,12 @@ class Spread(ABC):
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Deviations of each item from standard normal noise, with a least variance in any direction."""
+        """Deviations of each output from standard normal noise, with at least the variance `least` in any direction."""
 
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Outputs with their `deviations`, float64; unless they are kept, it may be their resultant on the sphere."""
+        """Samples of the outputs, float64. Without `keep`, a subclass may return only their resultant on the sphere."""
         return center.double() + self.deviations(noise, least)
 
 
@@ -87,7 +87,7 @@ class AxisSpread(Spread):
 
 @dataclass(frozen=True)
 class FullSpread(Spread):
-    """Any covariances."""
+    """Arbitrary covariances."""
 
     matrices: Float[Tensor, "N D D"]  # float64
 
@@ -108,7 +108,7 @@ class FullSpread(Spread):
 def sum_along(
     slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"], variance: Float[Tensor, "D F"]
 ) -> Float[Tensor, " N"]:
-    """Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
+    """Variance of Σ_k g_kᵀ θ φ_k for independent weights with variances v: Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
     slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
     total = inputs.new_zeros(inputs.shape[1])
     for k, m in itertools.product(range(len(slopes)), repeat=2):
@@ -117,12 +117,12 @@ def sum_along(
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """The share of the chosen ones in contributions ≥ 0; 0 if all are 0."""
+    """Share of the chosen contributions in the sum of all, which are ≥ 0; 0 if all are 0."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 
 
 def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """`LEAST_VARIANCE` of outputs: it moves only one of length zero, which has no direction otherwise."""
+    """`LEAST_VARIANCE` of each output; only an output of length zero, which has no direction, moves visibly by it."""
     square = f.double().square().sum(1, keepdim=True)
     return LEAST_VARIANCE * square.where(square > 0, 1)

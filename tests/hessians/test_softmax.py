@@ -303,5 +303,5 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):
     ):
         with pytest.raises(ValueError, match=message):
             diagonal_ggn(features, weight, bias, pairs, curvature)
-    with pytest.raises(ValueError, match="fix must be fixed for matrices.*got 'full'"):
+    with pytest.raises(ValueError, match="fix must be fixed.*got 'full'"):
         SupConCurvature(0.1, fix="full").matrices(F.normalize(features), torch.ones(7, 1), Pairs.by_label(labels))

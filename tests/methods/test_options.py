@@ -37,7 +37,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("laplace_posthoc", {"tune": "marginal_likelihood", "tune_step": 0.0}, "tune_step must be positive and finite"),
     ("laplace_posthoc", {"layers": "all", "structure": "ekfac"}, "^structure must be one of diag, kron, got 'ekfac'"),
     ("laplace_posthoc", {"predictive": "linearised"}, "^predictive needs several layers"),
-    ("laplace_posthoc", {"layers": "all", "fix": "full"}, "^layers other than the last have no place for cross terms"),
+    ("laplace_posthoc", {"layers": "all", "fix": "full"}, "^layers other than the last cannot hold cross terms"),
     ("laplace_posthoc", {"layers": ["head"], "pairs": "dataset"}, r"^layers=\['head'\] take pairs within batches"),
     ("loss_prediction", {"temperature": 0.0}, "temperature must be positive and finite, got 0"),
     ("mcinfonce", {"kappa_pos": 0.0}, "kappa_pos must be positive and finite, got 0"),

@@ -35,14 +35,14 @@ CURVATURES: dict[str, type[Curvature]] = {
 
 
 def register(name: str, cls: type[Curvature]) -> None:
-    """Enter the curvature of another loss under a name; encoders with it can then be saved and loaded.
+    """Register the curvature of another loss, so that encoders with it can be saved and loaded.
 
     Args:
         name: its name in files.
         cls: a frozen dataclass derived from `Curvature`, with numbers, strings or booleans as fields.
 
     Raises:
-        ValueError: if another class has the name, or for no dataclass of a curvature.
+        ValueError: if another class has the name, or for a class that is no dataclass derived from `Curvature`.
     """
     check_class("curvature", cls, Curvature, record=True)
     enter(CURVATURES, "curvature", name, cls)
@@ -62,7 +62,7 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Curvature:
-    """The curvature of a name and settings.
+    """The curvature from the result of `to_settings`.
 
     Raises:
         ValueError: for a name that is not registered, or a setting that the curvature does not have.

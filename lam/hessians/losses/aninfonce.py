@@ -14,16 +14,16 @@ from lam.utils.checks import check_positive
 
 @dataclass(frozen=True)
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
-    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
+    """Curvature of the mean over positive pairs of the loss of `AgainstNegatives`, with z_ab = −Σ_d Λ_d (n_ad − n_bd)².
 
-    z_ab = −Σ_d Λ_d (n_ad − n_bd)². The part that depends only on a cancels in the softmax, which leaves g_b = 2Λ n_b
-    and β_b = Σ_d Λ_d n_bd². With all Λ at 1/(2τ) it is the curvature of InfoNCE at temperature τ.
+    The part that depends only on a cancels in the softmax. The rest is n_a · g_b − β_b, with g_b = 2Λ n_b and
+    β_b = Σ_d Λ_d n_bd². If all Λ are 1/(2τ), it is the curvature of InfoNCE at temperature τ.
 
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0; for hard negatives, the difference Λ⁺ − Λ⁻. None in the options of a method: the
-            training loss's learned value.
+        concentration: (D,) Λ > 0; for hard negatives, the difference Λ⁺ − Λ⁻. In a method's options, None stands for
+            the loss's learned value.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

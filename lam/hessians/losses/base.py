@@ -1,4 +1,4 @@
-"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` takes it to the weights."""
+"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` turn it into curvature in weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Same = TypeVar("Same", bound="Curvature")
 
 
 class Curvature(ABC):
-    """The curvature of a loss in the outputs f = r n of a network, n on the unit sphere.
+    """The curvature of a loss in the outputs f = r n of a network, with r the length of f and n its direction.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
     that are not diagonal. By default it has one term, averaged over the items.
@@ -33,16 +33,12 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature; a mapping, such as a loss's settings, replaces settings of None."""
+        """The curvature with each setting of None replaced by the one in `settings`, such as a loss's settings."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
     def check_complete(self) -> None:
-        """Require every setting; `with_defaults` replaces settings of None.
-
-        Raises:
-            ValueError: naming the missing settings.
-        """
+        """Require that no setting is None; the error names the missing settings."""
         if self._unset:
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
 
@@ -54,17 +50,17 @@ class Curvature(ABC):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Each of the T terms: the name of its summands, in the singular, and its weight in h."""
+        """The weight in h of each of the T terms, by the name of its summands in the singular."""
         return {"item": 1.0}
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether there are second derivatives in the outputs of two items; `cross` sums them."""
+        """Whether second derivatives in the outputs of two items count; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
     @property
     def has_matrices(self) -> bool:
-        """Whether it has `matrices`, which all structures except `diag` need."""
+        """Whether the class implements `matrices`, which all structures except `diag` need."""
         return type(self).matrices is not Curvature.matrices
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
@@ -85,7 +81,7 @@ class Curvature(ABC):
         """
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
-        """H_a of each item: the symmetric matrices of second derivatives, with the diagonals of `diagonal`.
+        """H_a of each item and term: symmetric matrices of second derivatives. `diagonal` returns their diagonals.
 
         Raises:
             ValueError: for a curvature with only a `diagonal`.
@@ -104,15 +100,15 @@ class Curvature(ABC):
         Raises:
             ValueError: for a curvature without cross terms.
         """
-        raise ValueError(f"{type(self).__name__} has no cross terms: ask has_cross_terms first")
+        raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:
-        """Type of the computation. Cross terms cancel most of the other terms, so they need the digits of float64."""
+        """Type of the computation: float64 with cross terms, because they cancel most of the other terms."""
         return torch.float64 if self.has_cross_terms else torch.promote_types(features.dtype, torch.float32)
 
     @property
     def in_blocks(self) -> bool:
-        """Whether `over_dataset` can form it over all pairs of a data set, some at a time."""
+        """Whether `over_dataset` is implemented: the curvature over all pairs of a data set, in blocks."""
         return type(self).over_dataset is not Curvature.over_dataset
 
     def over_dataset(
@@ -123,8 +119,8 @@ class Curvature(ABC):
         Args:
             n: (N, D) unit outputs.
             r: (N, 1) their lengths before normalisation.
-            relation: the matching items.
-            block_size: items on a side of a block.
+            relation: the pairs of the data set.
+            block_size: rows and columns of a block of similarities.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -133,7 +129,7 @@ class Curvature(ABC):
         raise ValueError(f"{type(self).__name__} is formed only within batches: check in_blocks first")
 
     def check_scope(self, scope: Scope) -> None:
-        """Reject pairs over a whole data set for a curvature that is formed only within batches."""
+        """Reject pairs over a whole data set for a curvature without `in_blocks`."""
         if scope == "batch" or self.in_blocks:
             return
         fix = getattr(self, "fix", None)
@@ -143,7 +139,7 @@ class Curvature(ABC):
 
 
 class SummedByPartners(Curvature):
-    """A curvature that `of_batch` forms from sums over the partners of each item."""
+    """A curvature that `of_batch` computes from sums over the partners of each item."""
 
     @abstractmethod
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
@@ -157,7 +153,7 @@ class SummedByPartners(Curvature):
 
 
 def required(name: str, value: Any) -> Any:
-    """A setting after `Curvature.with_defaults`; None is rejected."""
+    """The value of a setting; None is rejected, because `Curvature.with_defaults` should have replaced it."""
     if value is None:
         raise ValueError(f"{name} must be given, got None")
     return value

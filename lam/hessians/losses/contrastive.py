@@ -42,16 +42,19 @@ GATHER_COST = 40
 class ContrastiveCurvature(SummedByPartners):
     """Curvature of L = Σ_ab ½ t_ab ‖n_a − n_b‖² over ordered pairs.
 
-    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0: h = S⁺/n⁺ − w S⁻/n⁻. n⁺ and n⁻
-    count all pairs, also outside the margin. `fixed` differentiates in each item with the other fixed. `full` keeps the
-    cross terms. `positive` keeps them too, but drops the negative pairs. `projected` is `fixed` with the positive part
-    of each item's curvature, so nothing is clipped later; it is one term, averaged over the positive pairs.
+    t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0. So h = S⁺/n⁺ − w S⁻/n⁻, with
+    sums S⁺ and S⁻ over the two kinds of pairs. n⁺ and n⁻ count all pairs, also outside the margin.
+
+    `fixed` differentiates in each item with the other fixed. `full` adds the cross terms. `positive` has them too, but
+    no negative pairs. `projected` is `fixed` with the positive part of each item's curvature, so that a precision clips
+    nothing; it is one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
-            down to about 0.01; smaller ones need float64 features. None in the options of a method: the loss's.
+            down to about 0.01; smaller ones need float64 features. In a method's options, None stands for the margin of
+            the loss.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
@@ -109,7 +112,7 @@ class ContrastiveCurvature(SummedByPartners):
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "PartnerItems":
-        """H_a of each item. Partners are summed by class or list if positive, in blocks of similarities if negative."""
+        """H_a of each item. Positive partners are summed by class or list, negative ones in blocks of similarities."""
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
@@ -125,7 +128,7 @@ class ContrastiveCurvature(SummedByPartners):
         return PartnerItems(self, n, r, count, partners)
 
     def _kinds(self, n: Tensor, pairs: Pairs) -> list[Tensor]:
-        """Weights of the ordered pairs with a curvature, positive and negative."""
+        """Weights of the ordered pairs with a curvature: the positive ones, and the negative ones inside the margin."""
         if self.fix == "positive":
             return [pairs.positive]
         return [pairs.positive, pairs.negative * (n @ n.T > self.least_cosine)]
@@ -160,7 +163,7 @@ class PartnerItems(SliceableItems):
 
     @property
     def _products(self) -> OuterProducts:
-        """Twice H11, summed over the partners: every item is first and second in ordered pairs.
+        """2 Σ_b t_ab H11: every item is the first of an ordered pair, and the second of its reverse.
 
         euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². Both are linear in
         the partner n2, so Σ_b t_ab and Σ_b t_ab n_b are enough.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ItemCurvature(ABC):
-    """H_a of N items and T terms of a loss: with features, it determines every structure."""
+    """H_a, the curvature in the output of item a, for N items and T terms. Features and H_a determine any structure."""
 
     @abstractmethod
     def diagonal(self) -> Float[Tensor, "N T D"]:
@@ -31,7 +31,7 @@ class ItemCurvature(ABC):
 
 @dataclass(frozen=True)
 class BatchItems(ItemCurvature):
-    """H_a from a curvature with only `diagonal` and `matrices`."""
+    """H_a from a curvature that implements only `diagonal` and `matrices`."""
 
     curvature: Any
     n: Float[Tensor, "N D"]  # unit outputs
@@ -52,7 +52,7 @@ class BatchItems(ItemCurvature):
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
     def _checked(self, method: str, h: Any) -> Tensor:
-        """Require the shape of a method's result, and as many terms as the curvature names."""
+        """The result `h` of a method, if it has the right shape and a row for each of the curvature's terms."""
         (N, D), name = self.n.shape, type(self.curvature).__name__
         rest = (D,) if method == "diagonal" else (D, D)
         if not isinstance(h, Tensor) or h.ndim != 2 + len(rest) or (len(h), *h.shape[2:]) != (N, *rest):
@@ -67,7 +67,7 @@ class BatchItems(ItemCurvature):
 
 
 class SliceableItems(ItemCurvature):
-    """H_a of items, also of some at a time."""
+    """H_a of items that can be sliced."""
 
     n: Float[Tensor, "N D"]  # unit outputs of all items
     cost: str | None = None  # description of its cost, if it takes long

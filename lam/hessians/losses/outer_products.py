@@ -1,7 +1,7 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-Clipping the diagonal of a sum loses more than taking positive parts first: negative directions reduce every positive
-direction that is not orthogonal. So H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
+In a sum over items, a negative direction of one item reduces every positive direction that is not orthogonal to it.
+Clipping the sum's diagonal comes too late. So H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -39,12 +39,12 @@ class OuterProducts(NamedTuple):
 
 
 def tangent(n: Float[Tensor, "N D"], weights: Float[Tensor, "*B N 1"]) -> OuterProducts:
-    """w_a (I − n_a n_aᵀ), positive or negative semi-definite by the sign of w_a."""
+    """w_a (I − n_a n_aᵀ): positive or negative semi-definite, depending on the sign of w_a."""
     return OuterProducts(weights, n[:, None], -(weights * n)[..., None, :] / 2)
 
 
 def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: the second derivative of −r² c in f = r n."""
+    """c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ, with c = n · m: r² times the second derivative of −c in f = r n."""
     c = (n * m).sum(-1, keepdim=True)
     return OuterProducts(c, n[:, None], torch.addcmul(m, c, n, value=-1.5)[..., None, :])
 
@@ -52,8 +52,9 @@ def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts
 def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
     """Positive part of `arccos`, in closed form: no eigenvalues of (D, D) matrices are computed.
 
-    With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Outside the plane
-    of n and e its eigenvalue is c. In the plane one is negative, the other is λ = (c + √(c² + 4q²))/2 along q n + λ e.
+    With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Orthogonal to n
+    and e its eigenvalues are c. In their plane one eigenvalue is at most 0, and the other is λ = (c + √(c² + 4q²))/2
+    along q n + λ e.
     """
     c = (n * m).sum(-1, keepdim=True)
     across = m - c * n

@@ -1,13 +1,15 @@
-"""Curvature of cross-entropies under a softmax of similarities, the base of SupCon, InfoNCE and their kin.
+"""Curvature of cross-entropies under a softmax of similarities, the base of SupCon, InfoNCE, VarCon and AnInfoNCE.
 
-The logits of an anchor a are z_ab = n_a · g_b − β_b over its candidates b, with g_b = n_b/τ for cosines over a
-temperature. In the output f_a they have the derivatives u_ab = (I − n_a n_aᵀ) g_b/r_a. A loss that is convex in z has
-the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ in z_a and the gradient −t_a, and so, in f_a, the curvature
+The logits of an anchor a over its candidates b are z_ab = n_a · g_b − β_b. For cosines over a temperature τ,
+g_b = n_b/τ and β_b = 0. The derivatives of z_ab in the output f_a are u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is
+convex in z_a, with the gradient −t_a and the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this defines t, ω, ε
+and η. The curvature in f_a is, for a split of loss∘network
 
-    split at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
-                            positive semi-definite
-    split at the outputs    the same and [c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ]/r_a², with m_a = Σ_b t_ab g_b
-                            and c_a = n_a · m_a: all of the second derivative
+
+    at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
+                      positive semi-definite
+    at the outputs    the same plus [c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ]/r_a², with m_a = Σ_b t_ab g_b
+                      and c_a = n_a · m_a: the whole second derivative
 
 One cross-entropy with probabilities p and targets y that sum to 1 has ω = p, η = p, ε = p/2 and t = y − p. Diagonals
 are matmuls of (N, O) by (O, D): no (N, O, D) or (N, D, D) array is formed.
@@ -41,7 +43,7 @@ SOFTMAX_FIXES: tuple[str, ...] = get_args(SoftmaxFix)
 
 
 class Block(NamedTuple):
-    """Some candidates of N items."""
+    """A block of the candidates of N items."""
 
     columns: slice  # of all candidates
     along: Float[Tensor, "N O"]  # n_a · g_b
@@ -51,7 +53,7 @@ class Block(NamedTuple):
 
 
 class Derivatives(NamedTuple):
-    """The second derivative diag(ω) − ε ηᵀ − η εᵀ of each anchor's loss in its logits, and minus the first, t."""
+    """The second derivative diag(ω) − ε ηᵀ − η εᵀ of each anchor's loss in its logits, and minus the gradient, t."""
 
     weights: Float[Tensor, "N O"]  # ω
     first: Float[Tensor, "N O"]  # ε
@@ -76,12 +78,12 @@ class SoftmaxCurvature(SummedByPartners):
     A subclass implements `normaliser`, `sums` and `derivatives` of its loss in the logits, and `similarity` unless it
     is the cosine over its temperature.
 
-    `fixed` differentiates the loss of each anchor in its own output, with the candidates fixed. `full`, if a loss has
-    it, differentiates also in the outputs of the candidates. `projected` is `fixed` with the positive part of each
-    anchor's curvature. With a split at the logits, no curvature is negative, and `projected` equals `fixed`.
+    `fixed` differentiates the loss of each anchor in the anchor's output, with the candidates fixed. `full`, if a loss
+    offers it, differentiates also in the outputs of the candidates. `projected` is `fixed` with the positive part of
+    each anchor's curvature. With a split at the logits no curvature is negative, so `projected` equals `fixed`.
 
     Attributes:
-        split: place of the split of loss∘network: `logits`; or `outputs`, for the whole second derivative.
+        split: where loss∘network is split: at its `logits`; or at its `outputs`, for the whole second derivative.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
         average: whether h is an average, like the loss, instead of a plain sum.
 
@@ -120,15 +122,15 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        """Logarithm of the sum of exponentials over some candidates of each anchor, for its probabilities."""
+        """Log-sum-exp over a block of each anchor's candidates; over all blocks it normalises the probabilities."""
 
     @abstractmethod
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """J sums over the candidates of each anchor, for the derivatives."""
+        """J sums over a block of each anchor's candidates; `derivatives` takes them over all blocks."""
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of each anchor's loss in some of its logits, from `normaliser` and `sums` over all logits."""
+        """Derivatives of each anchor's loss in a block of its logits, from `normaliser` and `sums` over all blocks."""
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs | Candidates) -> "Softmaxes":
         """Softmaxes over the other items of a batch, or over fixed candidates."""
@@ -168,12 +170,12 @@ class SoftmaxCurvature(SummedByPartners):
 
 @dataclass(frozen=True)
 class Softmaxes(SliceableItems):
-    """The curvature in each item's output, by blocks of the items and their candidates."""
+    """The curvature in each item's output, computed in blocks of items and candidates."""
 
     curvature: SoftmaxCurvature
     n: Float[Tensor, "N D"]  # unit outputs, in the type of similarities
     r: Float[Tensor, "N 1"]  # their lengths before normalisation, in the type of sums
-    start: int  # number of the first item
+    start: int  # index of the first item
     gradients: Float[Tensor, "O D"]  # g_b
     offsets: Float[Tensor, " O"]  # β_b
     block: Callable[[slice, slice], tuple[Tensor, Tensor]]  # weights of positive and negative pairs, by slices
@@ -198,7 +200,7 @@ class Softmaxes(SliceableItems):
 
     def matrices(self) -> Float[Tensor, "N T D D"]:
         if self.curvature.has_cross_terms:
-            raise ValueError("fix must be fixed for matrices of the outputs of single items, got 'full': it joins them")
+            raise ValueError("fix must be fixed or projected for matrices of each item, got 'full': it couples items")
         return torch.cat([part._matrices() for part in self._parts(self._rows_of_matrices)])[:, None]
 
     def total(self) -> Float[Tensor, "T D D"]:
@@ -209,10 +211,10 @@ class Softmaxes(SliceableItems):
         return torch.stack(parts).sum(0, keepdim=True)
 
     def derivatives(self) -> Iterator[tuple[Block, Derivatives]]:
-        """Derivatives of each anchor's loss in all of its logits, some candidates at a time.
+        """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
 
         A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
-        derivatives. A single block is kept between passes; several blocks are formed again, since all are (N, O).
+        derivatives. A single block is cached between passes; several are formed again, as together they take (N, O).
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)
@@ -232,7 +234,7 @@ class Softmaxes(SliceableItems):
 
     @property
     def _rows_of_matrices(self) -> int:
-        """Number of items at once if each has a (D, D) matrix, or gradients of a block of candidates."""
+        """Number of items at once if each takes a (D, D) matrix, and (D, block) for the candidates."""
         D = self.n.shape[1]
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
@@ -296,9 +298,9 @@ class Softmaxes(SliceableItems):
         return total + arccos(n, moments.residual * scale).total()
 
     def _as_candidates(self) -> Float[Tensor, "N D"]:
-        """Second derivatives of the losses of other anchors in the outputs of their candidates, of one block."""
+        """Second derivatives of the anchors' losses in the outputs of their candidates; a batch is one block."""
         ((block, (weights, _, _, residual)),) = self.derivatives()
-        g, along = self.gradients, block.along  # of the items themselves, so `along` is symmetric
+        g, along = self.gradients, block.along  # the items are the candidates, so `along` is symmetric
         diagonal = projected_squares(self.n, weights.T @ g.square(), (weights * along).T @ g) / self.r.square()
         if self.curvature.split == "logits":
             return diagonal

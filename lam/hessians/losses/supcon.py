@@ -17,14 +17,14 @@ from lam.pairs.pairs import Pairs
 class SupConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items a with positive pairs of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ).
 
-    Candidates are the other items of the batch, or, with `fixed`, `lam.pairs.Candidates`: a memory bank, a second view.
-    A repeated candidate counts twice; a candidate that is neither positive nor negative does not count. With the second
-    view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
+    Candidates are the other items of the batch or, unless `fix` is `full`, `lam.pairs.Candidates`: a memory bank, or a
+    second view. A repeated candidate counts twice; a candidate that is neither positive nor negative does not count.
+    With the second view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
 
     Source: Khosla et al. (2020), equation 2.
 
     Attributes:
-        temperature: τ > 0. None in the options of a method: the loss's.
+        temperature: τ > 0. In a method's options, None stands for the temperature of the loss.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:
@@ -52,11 +52,11 @@ class SupConCurvature(SoftmaxCurvature):
         return (block.z + (block.positive + block.negative).log()).logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """Number of positive pairs."""
+        """Number of the anchor's positive pairs."""
         return block.positive.sum(1, keepdim=True)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of one cross-entropy with the shares of the positive pairs as targets."""
+        """Derivatives of one cross-entropy; its targets are equal shares for the positive pairs."""
         matched = (sums > 0).to(normaliser)  # an item without a positive pair has no loss
         p = matched * exponential(block.z - normaliser, block.positive + block.negative)
         return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
@@ -66,8 +66,9 @@ class SupConCurvature(SoftmaxCurvature):
     ) -> Float[Tensor, "T D F"]:
         """Second derivatives in an anchor and its candidate, and in two candidates of one anchor.
 
-        With x_ab = ∂z_ab/∂f_a,i, w_ab = ∂z_ab/∂f_b,i, e = Σ_b ε x, h = Σ_b η x, E = Σ_b ε w φ_b and H = Σ_b η w φ_b it
-        is, for each output i, Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
+        ω, ε and η are defined in `lam.hessians.losses.softmax`. For output i let x_ab = ∂z_ab/∂f_a,i and
+        w_ab = ∂z_ab/∂f_b,i. With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum is
+        Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
         items = self.of_batch(n, r, pairs)
         ((block, (weights, first, second, residual)),) = items.derivatives()
@@ -83,11 +84,11 @@ class SupConCurvature(SoftmaxCurvature):
 
 
 class AgainstNegatives:
-    """A softmax for each positive pair (a, p), −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives of a.
+    """The loss −log e^z_ap/(e^z_ap + Σ_n e^z_an) of each positive pair (a, p), with n the negatives of a.
 
-    It does not contain other positive pairs. π_p is the probability of p, q the probabilities of the negatives among
-    themselves. With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
-    ε = α + γq/2 and t = (1 − π) − βq.
+    Its softmax has no other positive pair. Let π_p be the probability of p, and q the softmax over the negatives alone.
+    With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
+    ε = α + γq/2 and t = (1 − π) − βq; `lam.hessians.losses.softmax` defines these.
     """
 
     @property
@@ -115,7 +116,7 @@ class AgainstNegatives:
 
 @dataclass(frozen=True)
 class InfoNCECurvature(AgainstNegatives, SupConCurvature):
-    """Curvature of the mean over positive pairs (a, p) of −log e^z_ap/(e^z_ap + Σ_n e^z_an), n negatives, z = cos/τ.
+    """Curvature of the mean over positive pairs of the loss of `AgainstNegatives`, with z = cosine/τ.
 
     With one positive pair for each item, it equals the curvature of SupCon.
 

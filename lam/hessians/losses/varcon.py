@@ -18,15 +18,16 @@ from lam.pairs.pairs import Pairs, class_centroids
 class VarConCurvature(SoftmaxCurvature):
     """Curvature of the mean over items of KL(q ‖ p) − log p_r, with p the softmax over classes c of n · w_c/τ.
 
-    w_c is the centroid of class c. The target q has odds e^(1/τ₂) in favour of the item's class r, with
-    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. Both terms have a softmax's second derivative: ω = 2p,
-    ε = η = p and t = y + q − 2p.
+    w_c is the centroid of class c, and r the class of the item. The target q has odds e^(1/τ₂) in favour of r, with
+    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. Each of the two terms is a cross-entropy, with targets q and
+    one-hot y. Together their `Derivatives` are 2p, p, p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
-        temperature: τ > 0. None in the options of a method: the loss's.
-        epsilon: ε, within ±τ; only for `outputs`. None in the options of a method: the loss's learned value.
+        temperature: τ > 0. In a method's options, None stands for the temperature of the loss.
+        epsilon: ε, within ±τ; it changes only a split at the `outputs`. In a method's options, None stands for the
+            loss's learned value.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

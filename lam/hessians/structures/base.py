@@ -18,7 +18,7 @@ MAX_MEMORY = 4 << 30
 """Default limit in bytes on the sums of a structure."""
 
 ROUNDING = 1e-6
-"""A negative value smaller than this share of the largest counts as zero, rounded in float32."""
+"""A negative value below this share of the largest absolute value counts as a rounding error of float32."""
 
 Same = TypeVar("Same", bound="SummedCurvature")  # the type checks of test runs reject typing.Self
 Shapes = Mapping[str, tuple[int, ...]]
@@ -28,17 +28,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 class SummedCurvature(ABC):
     """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums over batches.
 
-    The T terms stay unnormalised and signed: sums of batches add and subtract exactly, and h is computed last. Without
-    the average, h is the plain sum Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs. Their sums stay unnormalised and signed: batches add and
+    subtract exactly, and h is computed last. Without the average, h is the plain sum Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
-        counts: divisors n_t of the terms. None for a running mean of h, which can neither be added nor forgotten.
+        counts: divisors n_t of the terms. None for a running mean of h, to or from which no batch can be added or
+            subtracted.
         curvature: curvature of the loss, with the weights w_t.
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
         shared_fields: names of the fields that must be equal in two summands.
-        shared_hint: advice for errors, how two fits get equal `shared_fields`.
+        shared_hint: how two fits get equal `shared_fields`; part of an error.
         setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums can hold cross terms.
     """
@@ -57,7 +58,7 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """The share of h that is negative; a precision sets it to zero."""
+        """Share of h's entries or eigenvalues that are negative; a precision sets them to zero."""
 
     @property
     @abstractmethod
@@ -79,7 +80,7 @@ class SummedCurvature(ABC):
         return cls(counts=(0,) * len(curvature.terms), curvature=curvature, **fields, **zeros)
 
     def empty(self: Same) -> Same:
-        """The sums over no batch, float64, with the settings of this structure."""
+        """Zero sums, float64, with the settings of this structure."""
         counts = (0,) * len(self.curvature.terms)
         return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=counts)
 
@@ -100,11 +101,7 @@ class SummedCurvature(ABC):
         return weighted_by_term(self.sums, self.curvature, self.counts)
 
     def check_finite(self) -> None:
-        """Reject sums that are not finite.
-
-        Raises:
-            ValueError: with possible causes.
-        """
+        """Reject sums that are not finite; the error names possible causes."""
         if not all(getattr(self, name).sum().isfinite() for name in self.sum_fields):
             raise ValueError(
                 f"the curvature of {self.curvature} is not finite: features are too large, outputs or a temperature "
@@ -116,7 +113,7 @@ class SummedCurvature(ABC):
         return {"share_clipped": self.clipped}
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """The curvature on a device; the same one if it is there, with all that it has computed."""
+        """The curvature on a device; the same object, with its cached results, if it is there already."""
         if self.sums.device == torch.device(device):
             return self
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
@@ -192,15 +189,16 @@ class SummedCurvature(ABC):
     @property
     def _counts(self) -> tuple[int, ...]:
         if self.counts is None:
-            raise ValueError("a running mean is no sum over batches: nothing can be added to it or taken out")
+            raise ValueError("a running mean is no sum over batches: batches cannot be added to it or subtracted")
         return self.counts
 
 
 @dataclass(frozen=True)
 class Structure(SummedCurvature):
-    """Curvature in the weights of one linear layer, Σ_a H_a ⊗ φ_a φ_aᵀ or a part of it; see `SummedCurvature`.
+    """Curvature in the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation of it.
 
-    A bias is another column, for a feature of 1. A subclass implements `shapes`, `of_items` and `clipped`.
+    φ_a are the features of item a, and H_a is the curvature of the loss in its output. A bias is the last of F columns,
+    for a feature of 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
 
     Attributes:
         has_bias: whether the last column belongs to the bias.
@@ -229,11 +227,7 @@ class Structure(SummedCurvature):
         has_bias: bool,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """The sums over no batch, float64.
-
-        Raises:
-            ValueError: as `check`.
-        """
+        """Zero sums, float64, for a layer with this weight; errors as `check`."""
         structure: Any = cls
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         structure.check(curvature, (D, F), structure.n_bytes(T, D, F), max_memory)
@@ -241,20 +235,17 @@ class Structure(SummedCurvature):
 
     @abstractmethod
     def of_items(self: Same, features: Float[Tensor, "N P"], items: ItemCurvature) -> Same:
-        """The same structure for only N items; the caller sets the counts."""
+        """The structure with the sums of N items; the caller sets the counts."""
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject sums that take too much memory, and cross terms that they cannot hold.
+        """Reject sums that take too much memory, and cross terms that they cannot hold; errors name what fits.
 
         Args:
             curvature: curvature of the loss.
             shape: (D, F) shape of the layer's weights with its bias.
-            n_bytes: size of the sums.
+            n_bytes: size of the sums in bytes.
             max_memory: limit on this size.
-
-        Raises:
-            ValueError: with the structures that fit.
         """
         cls.check_cross_terms(curvature)
         if n_bytes > max_memory:
@@ -311,6 +302,6 @@ def share_negative(values: Float[Tensor, "*B"]) -> float:
 
 
 def eigen(matrix: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
-    """Eigenvalues and eigenvectors, as columns, of a symmetric matrix, in float64 and row by row in memory."""
+    """Eigenvalues and eigenvectors, as columns, of a symmetric matrix, in float64 and contiguous in memory."""
     values, vectors = torch.linalg.eigh(matrix.double())
     return values, vectors.contiguous()

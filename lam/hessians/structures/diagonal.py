@@ -15,7 +15,7 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², and the cross terms of the loss, if any; see `Structure`."""
+    """The diagonal GGN: sums (T, D, F) of H_a,ii φ_aj², plus the cross terms of the loss, if any; see `Structure`."""
 
     name = "diag"
     takes_cross_terms = True
@@ -28,7 +28,7 @@ class Diagonal(Structure):
 
     @torch.no_grad()
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Diagonal":
-        """Σ_a H_a,ii φ_aj²: one matmul, or one over some features at a time if their squares outnumber the result."""
+        """Σ_a H_a,ii φ_aj² by one matmul, or by blocks of features if there are more squares than results."""
         (N, P), own = features.shape, items.diagonal().flatten(1).to(features).T
         sums = features.new_empty(len(own), P + self.has_bias)
         size = max(1, BLOCK // N if len(own) < N else P)

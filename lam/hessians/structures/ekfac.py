@@ -14,8 +14,8 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
-    It takes two passes: for the basis, and for the diagonal in it. Sums in one basis can be added and subtracted:
-    batches, too. Two fits have different bases, and cannot be added. Negative entries are set to zero.
+    It takes two passes over the data: one for the basis, one for the diagonal in it. Sums in the same basis, such as
+    those over batches, add and subtract; two fits have different bases. A precision sets negative entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 
@@ -35,7 +35,7 @@ class Ekfac(Structure):
 
     @classmethod
     def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
-        """The sums over no batch, float64, in the eigenvectors of Kronecker factors."""
+        """Zero sums, float64, in the eigenvectors of Kronecker factors."""
         U_B, U_A = kron.eigenbasis
         T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
         cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)
@@ -51,7 +51,6 @@ class Ekfac(Structure):
         return super().n_bytes(T, D, F) + 8 * (D * D + F * F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Ekfac":
-        """Two matmuls, after the diagonals of the rotated H_a."""
         inputs = with_ones(features, self.has_bias)
         rotated = (inputs @ self.input_basis.to(inputs)).square_()
         sums = items.in_basis(self.output_basis).flatten(1).to(inputs).T @ rotated

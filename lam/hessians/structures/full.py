@@ -12,9 +12,9 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 
 @dataclass(frozen=True)
 class Full(Structure):
-    """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer is row i F + j. A term takes (D F)² numbers.
+    """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer has the index i F + j. A term takes (D F)² numbers.
 
-    Negative eigenvalues are set to zero.
+    A precision sets negative eigenvalues to zero.
 
     Attributes:
         sums: (T, D F, D F) sums of the terms.
@@ -29,7 +29,6 @@ class Full(Structure):
         return {"sums": (T, D * F, D * F)}
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Full":
-        """One matmul for every term and pair of outputs."""
         inputs = with_ones(features, self.has_bias)
         matrices, F = items.matrices().to(inputs), inputs.shape[1]
         n_terms, D = matrices.shape[1:3]

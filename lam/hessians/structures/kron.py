@@ -10,23 +10,23 @@ from torch import Tensor
 from lam.hessians.losses.items import ItemCurvature
 from lam.hessians.structures.base import Shapes, Structure, eigen, share_negative, with_ones
 
-_SAME = 1e-5  # of the size of A: above the error of eigenvectors that were rounded to float32
+_SAME = 1e-5  # relative to A: above the error of eigenvectors that were rounded to float32
 
 
 @dataclass(frozen=True)
 class Kron(Structure):
-    """h ⊗ A: h = Σ_t w_t S_t/n_t of the outputs' S_t = Σ_a H_a, and A the mean of φφᵀ, for Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
-    It is exact if all features are equal, or all H_a. Its eigenvectors are products of eigenvectors of h and A;
-    negative eigenvalues of h are set to zero. The eigenvectors of A take F³ steps, once: a saved posterior keeps them.
-    NNGeometry's `PMatKFAC` and `PMatEKFAC` have no loss over pairs, but agree with it for square roots of each H_a
-    (tests/hessians/test_nngeometry.py).
+    It is exact if all items have the same features, or the same H_a. Its eigenvectors are products of eigenvectors of h
+    and A. A precision sets negative eigenvalues of h to zero. The eigenvectors of A take F³ steps, so a saved posterior
+    includes them. NNGeometry's `PMatKFAC` and `PMatEKFAC` take no loss over pairs, but agree with this class if they
+    get square roots of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
     Attributes:
         sums: (T, D, D) S_t.
-        inputs: (F, F) the sum of φφᵀ.
+        inputs: (F, F) sum of φφᵀ over the items.
         n_items: number of items in this sum.
     """
 
@@ -54,14 +54,14 @@ class Kron(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The signed eigenvalues of the products of those vectors."""
+        """The signed eigenvalues of h ⊗ A, for the products of these eigenvectors."""
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
-        """The curvature with a known `input_eigen`, so that it need not be computed.
+        """The curvature with an `input_eigen` from a file, which then need not be computed.
 
         Raises:
-            ValueError: if they do not decompose A.
+            ValueError: for eigenvectors of another matrix than A.
         """
         A = self.inputs.double() / self.n_items
         if values.shape != A.shape[:1] or vectors.shape != A.shape:

@@ -1,7 +1,8 @@
 """Curvatures in the weights of several layers, without terms between two layers: `LayersDiagonal`, `LayersKron`.
 
-The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of an item's outputs and H_a their curvature. Its
-diagonal is computed, or two factors for each layer. Sums of all layers are concatenated.
+The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of item a's outputs in the weights, and H_a the curvature
+of the loss in these outputs. A structure holds its diagonal, or two factors for each layer. The sums of all layers are
+concatenated.
 """
 
 import math
@@ -46,19 +47,18 @@ class LayersCurvature(SummedCurvature):
         *,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """The sums over no batch, float64, of layers by path: each a module and its weights.
+        """Zero sums, float64, for layers by path: each a module and its weights.
 
         Raises:
-            ValueError: for cross terms, layers without such a curvature, and sums beyond `max_memory`.
+            ValueError: for cross terms, layers that the structure does not take, and sums beyond `max_memory`.
         """
         cls.check_cross_terms(curvature)
         unsupported = [path for path, (module, _) in layers.items() if not cls.takes(module)]
         if unsupported:
             kind = type(layers[unsupported[0]][0]).__name__
             raise ValueError(
-                f'structure="{cls.name}" has no factors of layer {unsupported[0]!r} ({kind}), but of linear layers and '
-                f"convolutions of images without groups: {layers_without(unsupported, layers)}, or use "
-                'structure="diag"'
+                f'structure="{cls.name}" takes only linear layers and convolutions of images without groups, got layer '
+                f'{unsupported[0]!r} ({kind}): {layers_without(unsupported, layers)}, or use structure="diag"'
             )
         shapes = tuple(shape_of(*layer) for layer in layers.values())
         n_bytes = 8 * sum(math.prod(shape) for shape in cls.sum_shapes(len(curvature.terms), shapes).values() if shape)
@@ -76,7 +76,7 @@ class LayersCurvature(SummedCurvature):
     def check_cross_terms(cls, curvature: Curvature) -> None:
         if curvature.has_cross_terms:
             raise ValueError(
-                f"layers other than the last have no place for cross terms of two items, which {curvature} has: use "
+                f"layers other than the last cannot hold cross terms of two items, which {curvature} has: use "
                 'fix="fixed", or layers="last" with structure="diag"'
             )
 
@@ -97,11 +97,11 @@ class LayersCurvature(SummedCurvature):
 
     @abstractmethod
     def of_passes(self: Same, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> Same:
-        """The same structure for only N items; the caller sets the counts.
+        """The structure with the sums of N items; the caller sets the counts.
 
         Args:
-            passes: a pass for each layer, from `lam.models.layers.linearised`.
-            matrices: H_a of each term in the outputs of each item.
+            passes: a `LayerPass` for each layer, from `lam.models.layers.linearised`.
+            matrices: H_a of each item and term.
         """
 
     @property
@@ -112,7 +112,7 @@ class LayersCurvature(SummedCurvature):
     @property
     @abstractmethod
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """The signed diagonal of h in this basis, for each layer."""
+        """The signed diagonal of h in `bases`, for each layer."""
 
     @property
     def level(self) -> float:
@@ -129,7 +129,7 @@ class LayersDiagonal(LayersCurvature):
     """The diagonal of Σ_a J_aᵀ H_a J_a, exactly.
 
     BackPACK's `DiagGGNExact` computes the same from symmetric factors of H_a (tests/hessians/test_layers.py). This
-    class takes any layer in any network, and D backward passes instead of one for each factor of each term.
+    class works for any layer in any network, by D backward passes instead of one for each factor of each term.
 
     Attributes:
         sums: (T, n) sums for all weights.
@@ -153,8 +153,8 @@ class LayersDiagonal(LayersCurvature):
                 problem = str(error).partition("\n")[0].partition(". ")[0]
                 instead = layers_without([of.path], [each.path for each in passes])
                 raise ValueError(
-                    f"layer {of.path!r} ({type(of.module).__name__}) has no derivative of each item, as torch.func "
-                    f"cannot go through it ({problem}): {instead}"
+                    f"layer {of.path!r} ({type(of.module).__name__}) has no derivative for single items, because "
+                    f"torch.func cannot differentiate it ({problem}): {instead}"
                 ) from error
             parts.append(J.quadratic(matrices))
         return replace(self, sums=torch.cat(parts, 1))
@@ -166,16 +166,17 @@ class LayersDiagonal(LayersCurvature):
 
 @dataclass(frozen=True)
 class LayersKron(LayersCurvature):
-    """B ⊗ A of each layer, a matrix at Z places: A the mean over items of Σ_z φφᵀ, B = Σ_t w_t S_t/n_t.
+    """B ⊗ A for each layer, which applies a matrix at Z places z of its input.
 
-    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, with g the slopes of the network's outputs in the layer's. At one place it is
-    `Kron`; for convolutions it assumes that places are uncorrelated and alike.
+    A is the mean over items of Σ_z φ_az φ_azᵀ, with φ_az the matrix's input. B = Σ_t w_t S_t/n_t with
+    S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, where g_az are the derivatives of the network's outputs in the layer's output at z.
+    With one place it equals `Kron`. For convolutions it assumes that places are uncorrelated and alike.
 
     Source: Martens and Grosse (2015), KFAC; Grosse and Martens (2016), KFC, for convolutions.
 
     Attributes:
-        sums: (T, ΣO²) S_t of all layers.
-        inputs: (ΣF²,) sums of Σ_z φφᵀ.
+        sums: (T, ΣU²) S_t of all layers.
+        inputs: (ΣF²,) sums of Σ_z φφᵀ over the items.
         n_items: number of items in these sums.
     """
 
@@ -197,7 +198,6 @@ class LayersKron(LayersCurvature):
         return {"sums": (T, rows), "inputs": (columns,), "n_items": ()}
 
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersKron":
-        """Both factors of each layer."""
         outputs, inputs = [], []
         for of in passes:
             at, slopes = places(of.module, of.inputs, of.slopes)

@@ -1,4 +1,4 @@
-"""`LowRank`: Kronecker factors for wide layers; the input factor is of low rank plus a diagonal, in one pass."""
+"""`LowRank`: Kronecker factors for wide layers, with an input factor of low rank plus a diagonal, from one pass."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,17 +20,18 @@ RANK = 256
 class LowRank(Structure):
     """h ⊗ (V diag(λ) Vᵀ + diag(δ)): `Kron` with the mean A of φφᵀ approximated by a sketch A Ω and its diagonal.
 
-    V and λ belong to the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds A; δ is the rest of the
-    diagonal. Sketches are linear in A: with the same Ω they can be added and subtracted. They take F J numbers, not F².
+    V and λ are the eigenvectors and eigenvalues of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds
+    A; δ is the rest of A's diagonal. Sketches are linear in A: with the same Ω they add and subtract. They take F J
+    numbers instead of F².
 
     Source: Tropp, Yurtsever, Udell and Cevher (2017), algorithm 3.
 
     Attributes:
-        sums: (T, D, D) S_t of the outputs.
-        sketch: (F, J) the sum of φφᵀ Ω.
-        squares: (F,) the sum of φ².
+        sums: (T, D, D) S_t = Σ_a H_a.
+        sketch: (F, J) sum of φφᵀ Ω over the items.
+        squares: (F,) sum of φ² over the items.
         n_items: number of items in these sums.
-        probes: (F, J) Ω, orthonormal columns, from a fixed seed.
+        probes: (F, J) Ω, random orthonormal columns from a fixed seed.
     """
 
     name = "low_rank"
@@ -54,7 +55,7 @@ class LowRank(Structure):
         max_memory: int = MAX_MEMORY,
         rank: int = RANK,
     ) -> "LowRank":
-        """The sums over no batch, float64, with at most `rank` columns J of the sketch."""
+        """Zero sums, float64, with a sketch of at most `rank` columns."""
         check_at_least("rank", rank, 1)
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         J = min(rank, F)
@@ -89,7 +90,7 @@ class LowRank(Structure):
 
     @cached_property
     def factor(self) -> Float[Tensor, "F J"]:
-        """V diag(λ)^½, with λ the eigenvalues of A in the sketch."""
+        """V diag(λ)^½, a root of the Nyström approximation."""
         # The shift keeps the core positive definite under rounding; λ subtracts it (algorithm 3 of the source).
         probes, sketch = self.probes.double(), self.sketch.double() / self.n_items
         shift = torch.finfo(self.probes.dtype).eps * torch.linalg.matrix_norm(sketch)
@@ -106,7 +107,7 @@ class LowRank(Structure):
         return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
 
     def diagnostics(self) -> dict[str, float]:
-        """Metrics of `SummedCurvature`, and the share of the trace of A in the diagonal δ."""
+        """Metrics of `SummedCurvature`, and the share of A's trace that δ holds."""
         left = float(self.rest.sum() / (self.squares.double().sum() / self.n_items))
         return {**super().diagnostics(), "share_left": left}
 

@@ -99,7 +99,7 @@ def fit(
             f"network must be a torch.nn.Module, got {type(network).__name__}: call lam.fit(network, loader, ...)"
         )
     while type(network).__name__ in _WRAPPERS:
-        network = network.module  # a wrapper may cast outputs, so that no layer gives them
+        network = network.get_submodule("module")  # a wrapper may cast outputs, so that no layer gives them
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation

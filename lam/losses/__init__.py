@@ -1,6 +1,6 @@
 """Training losses by name; each loss has its own file.
 
-`build` makes losses of embeddings. A `DistributionLoss` also takes concentrations; methods make these losses. A
+`build` creates losses of embeddings. A `DistributionLoss` also takes concentrations; methods create these losses. A
 method's option `curvature` chooses the posterior's curvature, independently of the loss.
 """
 
@@ -103,10 +103,10 @@ def build(
 
 
 def register(name: str, loss: type[Loss]) -> None:
-    """Enter a loss under a name for configurations; `Loss.configured` makes it from their settings.
+    """Register a loss for configurations; `Loss.configured` creates it from their settings.
 
     Raises:
-        ValueError: if another class has the name, or for no class of a loss.
+        ValueError: if another class has the name, or for a class that is not derived from `Loss`.
     """
     check_class("loss", loss, Loss)
     enter(LOSSES, "loss", name, loss)

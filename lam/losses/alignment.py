@@ -48,7 +48,7 @@ class Explicit:
     def __call__(
         self, kappa: Float[Tensor, " N"], other: Float[Tensor, " N"], cosine: Float[Tensor, " N"], dimension: int
     ) -> Float[Tensor, " N"]:
-        """The term of N pairs with these concentrations and cosines."""
+        """The term of each of N pairs, from its concentrations and its cosine."""
         regular = self._regular(kappa, dimension) + self._regular(other, dimension)
         return -self.weight * (kappa + other) * cosine + regular
 
@@ -84,7 +84,7 @@ class ConcentrationAlignment(DistributionLoss):
         self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE's: the alignment is linear in cosines."""
+        """The curvature of InfoNCE alone, because the alignment is linear in the cosines."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -17,10 +17,10 @@ from lam.utils.checks import check_at_least, check_positive
 class AnInfoNCE(TrainableLoss):
     """InfoNCE of the similarity −Σ_d Λ_d (x_d − y_d)², with a learned diagonal Λ > 0.
 
-    If rows are a rotation of the latents, Λ_d is the concentration of positive pairs along d. On the sphere, with all Λ
-    at 1/(2τ), it is InfoNCE at temperature τ; rows may also have any length. For negatives drawn near the anchor, with
-    concentration Λ⁻ instead of 0, the best similarity has Λ⁺ − Λ⁻: Λ⁻ is fixed and Λ⁺ is learned. An ensemble has a Λ
-    for each of M ways to pair the same items, and sums.
+    If the embeddings are a rotation of the latents, Λ_d is the concentration of positive pairs along d. For unit
+    embeddings, with all Λ at 1/(2τ), it is InfoNCE at temperature τ; other lengths are allowed, too. Negatives may be
+    drawn near the anchor, with a concentration Λ⁻ > 0. The best similarity then has Λ = Λ⁺ − Λ⁻, with Λ⁻ fixed and Λ⁺
+    learned. An ensemble sums the losses of M members; each has its own Λ and its own pairs of the same items.
 
     Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", equation 3, corollaries B.1
     and B.2.
@@ -82,7 +82,7 @@ class AnInfoNCE(TrainableLoss):
         return cls(dimension, 1 / (2 * temperature), margin=margin)
 
     def learned(self) -> dict[str, list[float]]:
-        """Λ⁺ − Λ⁻ of the similarity, member after member."""
+        """Λ⁺ − Λ⁻, member after member."""
         return {"concentration": (self.concentration - self.get_buffer("negatives")).flatten().tolist()}
 
     def extra_repr(self) -> str:
@@ -97,7 +97,8 @@ class AnInfoNCE(TrainableLoss):
         """Sum over the members of an ensemble, each with its own pairs of the same items.
 
         Raises:
-            ValueError: for another number of members, a member without a positive pair, and as `of_member`.
+            ValueError: for another number of members or items, a member without a positive pair, or rows of another
+                dimension.
         """
         n_members = len(self.log_concentration)
         if len(pairs) != n_members:
@@ -109,11 +110,7 @@ class AnInfoNCE(TrainableLoss):
 
     @without_autocast()
     def of_member(self, embeddings: Float[Tensor, "N D"], pairs: Pairs, number: int) -> Float[Tensor, ""]:
-        """Loss of one member, counted from 0, for its own pairs (and items); 0 without a positive pair.
-
-        Raises:
-            ValueError: for pairs of another number of items, or rows of another dimension.
-        """
+        """Loss of the member `number`, counted from 0, for pairs of these items; 0 without a positive pair."""
         embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         dimension = self.log_concentration.shape[1]
         if embeddings.shape[1] != dimension:

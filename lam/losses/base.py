@@ -19,8 +19,8 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: name of its own or the nearest curvature in `lam.hessians.CURVATURES`.
-        needs_classes: whether it takes only pairs of classes, not of places.
+        curvature: name, in `lam.hessians.CURVATURES`, of the loss's curvature or of the nearest one.
+        needs_classes: whether the loss takes only pairs of classes, not of places.
     """
 
     curvature: ClassVar[str] = "contrastive"
@@ -28,7 +28,7 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better, and zero without a pair or if a miner chose none.
+        """Loss of a batch; lower is better. It is zero without a pair, or if a miner chose none.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
@@ -56,7 +56,7 @@ class Loss(ABC):
 
     @classmethod
     def configured(cls, *, margin: float, temperature: float, dimension: int | None) -> "Loss":
-        """The loss with those settings of a configuration that its constructor takes.
+        """The loss with the settings of a configuration; its constructor need not take all of them.
 
         Args:
             margin: in (0, 2].
@@ -99,7 +99,7 @@ class MarginLoss(Loss):
 class TrainableLoss(Loss, nn.Module):
     """A loss with parameters, which are trained together with the network.
 
-    Training works on a copy: a second training starts from the same values. The history holds the learned values.
+    Training uses a copy of the loss, so a second training starts from the same values. `History` has the results.
 
     Args:
         margin: margin for miners and a contrastive curvature; the loss itself does not use it.

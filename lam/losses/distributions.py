@@ -41,7 +41,7 @@ class DistributionLoss(nn.Module, ABC):
             mean: (N, D) unit rows, the mean directions; half precision is widened to float32, as for κ.
             kappa: (N,) concentrations ≥ 0; outside `KAPPA_RANGE` they are clamped and have no gradient.
             pairs: the pairs among these N items.
-            generator: draws the samples, on the device of the rows; by default torch's global generator.
+            generator: generator of the samples, on the device of `mean`; by default torch's global generator.
 
         Raises:
             ValueError: for pairs or κ of another number of items, means of another dimension, no positive pair, or a κ
@@ -87,7 +87,7 @@ def samples_of(
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
     """The pairs with at most `n_negatives` random negatives of each anchor, without replacement; None for all.
 
-    The positives stay. The negatives are no longer symmetric.
+    The positive pairs stay the same. `negative` is no longer symmetric.
     """
     if n_negatives is None or n_negatives >= pairs.size:
         return pairs
@@ -98,10 +98,10 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
 
 
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
-    """Mean over positive pairs of the log of the mean, over samples, of the ratio in `log_ratios`.
+    """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s as in `log_ratios`.
 
-    The logits are cosines of the s-th samples times the scale. If few items are negatives, only the cosines of these to
-    anchors, and of positive pairs, are computed.
+    Its logits are the scale times the cosines of the items' s-th samples. If few items are negatives, only the cosines
+    of these to the anchors are computed, besides the positive pairs.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

@@ -37,7 +37,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE of cosines: the similarity is κ κ_pos/2 times the cosine of a close pair at large κ."""
+        """The curvature of InfoNCE: at large κ, the similarity of a close pair is κ κ_pos/2 times its cosine."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
@@ -55,7 +55,8 @@ def log_expected_likelihood(
 ) -> Float[Tensor, "*B"]:
     """log ∫ vMF(z; μ₁, κ₁) vMF(z; μ₂, κ₂) dz = log C(κ₁) + log C(κ₂) − log C(‖κ₁μ₁ + κ₂μ₂‖), computed in float64.
 
-    With L = log C + κ it is L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃): nothing large cancels.
+    With κ₃ = ‖κ₁μ₁ + κ₂μ₂‖ and L = log C + κ, it is L₁ + L₂ − L₃ − κ₁κ₂‖μ₁ − μ₂‖² / (κ₁ + κ₂ + κ₃), in which nothing
+    large cancels.
     """
     dimension, dtype = mean.shape[-1], torch.promote_types(mean.dtype, kappa.dtype)
     first, second = kappa.double(), other_kappa.double()

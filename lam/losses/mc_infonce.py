@@ -14,9 +14,9 @@ from lam.vmf.bessel import bessel_ratio, kappa_from_resultant
 class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
-    z_s are samples of the items' distributions; all is computed from logarithms. The source has 1/M before both terms
-    of the denominator, which subtracts log M from the loss; without it, the limit of large κ is InfoNCE at temperature
-    1/κ_pos. The mean of few samples within the logarithm is biased: κ becomes too large, most for large κ.
+    z_s are samples of the items' distributions; the code computes with logarithms. The source has 1/M before both terms
+    of the denominator, which subtracts log M from the loss. Without it, the limit of large κ is InfoNCE at temperature
+    1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, most of all where it is large.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,
@@ -62,9 +62,10 @@ class MCInfoNCE(DistributionLoss):
         return {"kappa_pos": [self.log_kappa_pos.exp().item()]} if self.log_kappa_pos.requires_grad else {}
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """InfoNCE at the concentration of a positive pair's means, a convolution of three distributions.
+        """The curvature of InfoNCE, with 1/τ the concentration of one mean of a positive pair around the other.
 
-        The latents lie around the means, and around each other; the mean resultant lengths multiply.
+        Each latent lies around its mean, and the two latents around each other. In this convolution of three
+        distributions the mean resultant lengths multiply.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """

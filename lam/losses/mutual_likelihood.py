@@ -14,7 +14,7 @@ def mutual_likelihood(
     """Minus the mean log likelihood that the two embeddings of a positive pair are the same point.
 
     ½ Σ_d [(μ₁ − μ₂)² / (σ₁² + σ₂²) + log(σ₁² + σ₂²)], without the constant ½ D log 2π: minus the log of
-    ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Variances are logarithms, which do not underflow. Negative pairs do not count.
+    ∫ N(z; μ₁, σ₁²) N(z; μ₂, σ₂²) dz. Logarithms of variances do not underflow. Negative pairs do not count.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings", section 3.2.
 

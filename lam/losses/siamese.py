@@ -17,10 +17,11 @@ from lam.utils.random import seeded
 
 
 class Siamese(DistributionLoss):
-    """A function of the cosines of predictions h(μ) with the targets of their matches, which have no gradient.
+    """A function of the cosine between the prediction h(μ₁) from one item and the target of its match.
 
-    The predictor h has one hidden layer with batch norm. An explicit concentration takes the same cosines, in both
-    directions of a pair: with cosines of the means and gradients in both, all means would collapse into one.
+    Targets have no gradient. The predictor h has one hidden layer with batch norm. An explicit concentration uses the
+    same cosines, in both directions of a pair. Cosines of the means, with gradients in both, would collapse all means
+    into one.
 
     Args:
         dimension: D.
@@ -66,12 +67,12 @@ class Siamese(DistributionLoss):
         return weighted_mean(values, pairs.positive[first, second])
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The contrastive curvature of only positive pairs."""
+        """The contrastive curvature of positive pairs only."""
         return {"name": "contrastive", "margin": 2.0, "negative_weight": 0.0}
 
     @abstractmethod
     def _base(self, cosine: Float[Tensor, " pairs"]) -> Float[Tensor, " pairs"]:
-        """Loss of a prediction and its target."""
+        """Loss of each pair, from the cosine of its prediction and target."""
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
         return self(mean, kappa, pairs)

@@ -1,4 +1,4 @@
-"""The log posterior's loss with its negatives averaged over those inside the margin only."""
+"""Twice the loss of `log_posterior`, with the mean over negative pairs taken inside the margin only."""
 
 from torch import Tensor
 

@@ -10,7 +10,9 @@ from lam.pairs.pairs import Pairs
 
 
 class SupCon(TemperatureLoss):
-    """Mean over anchors a, those with a positive pair, of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ) over all other items.
+    """Mean over anchors a of −1/|P(a)| Σ_p log softmax_p(n_a·n / τ), with the softmax over all other items.
+
+    P(a) are the positive pairs of a; an item without one is not an anchor.
 
     Source: Khosla et al. (2020), equation 2.
 
@@ -29,7 +31,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and whether it has a positive pair; other items do not count."""
+        """The loss of each item, and whether it has a positive pair; items without one have no loss."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

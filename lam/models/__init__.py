@@ -161,7 +161,7 @@ def why_missing(name: str) -> str | None:
 
 
 def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
-    """Enter a network under a new name, for `build` and configurations.
+    """Register a network under a new name, for `build` and configurations.
 
     Args:
         name: the new name.
@@ -169,7 +169,7 @@ def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
             an `EmbeddingNetwork`.
 
     Raises:
-        ValueError: If another network has the name.
+        ValueError: if another network has the name.
     """
     enter(_NETWORKS, "network", name, constructor)
 

@@ -1,6 +1,6 @@
 """Networks with frozen weights and a head of lam; the features of an input are computed once.
 
-A network's state does not hold its frozen weights: its recipe names their source and their hash.
+A network's state_dict omits its frozen weights; its recipe has their source and their hash.
 """
 
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ from lam.utils.checks import check_choice
 Head = Literal["train", "identity"]
 Layers = Literal["last", "all"]
 KEPT_BYTES = 2**30
-"""Greatest size of one network's cached features; features of further inputs are computed anew."""
+"""Greatest size in bytes of a network's cached features; features of further inputs are computed each time."""
 
 
 class Frozen(nn.Module, ABC):
     """Map inputs to the features (N, P) of a network that is never trained.
 
-    From the first training on, features are cached, because every epoch needs them. Inputs that are already features
-    pass unchanged.
+    Features are cached from the first training on, because every epoch needs them. Inputs that are features already
+    are returned unchanged.
 
     Attributes:
         width: number of features P.
@@ -120,8 +120,7 @@ def with_head(
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
 
-    Name and layers go into the recipe. Frozen weights with a hash other than `sha256` raise a `ValueError`; None allows
-    any.
+    Name and layers go into the recipe. Frozen weights with another hash than `sha256` raise a `ValueError`, if given.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")

@@ -1,8 +1,8 @@
 """The head: the linear layer that computes a network's output, and the features that enter it.
 
-The last linear layer is not always right: in a classifier it computes logits, and many sentence encoders do not use it
-for their output. So the head is found on a probe batch. A network without a head gets a layer after it (`ADDED`); the
-posterior holds its weights.
+The last linear layer is not always the head: in a classifier it computes logits, and many sentence encoders do not use
+it for their output. So a probe batch shows which layer is the head. A network without one gets a layer after its output
+(`ADDED`); the posterior stores the weights of this layer.
 """
 
 import inspect
@@ -29,7 +29,7 @@ ADDED = "(added)"
 network_lock = threading.RLock()
 """Guards passes that change hooks, modes or weights of a network: networks may share modules."""
 
-# A fork waits for the pass in another thread. The child has only the forking thread: it could never get the lock.
+# A fork waits until no other thread holds the lock. Otherwise the child, without that thread, could never acquire it.
 os.register_at_fork(
     before=network_lock.acquire, after_in_parent=network_lock.release, after_in_child=network_lock.release
 )
@@ -66,7 +66,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
-        _check_by_item(network, probe, output)  # with hooks, which torch.compile may otherwise drop for good
+        _check_by_item(network, probe, output)  # in this context: without hooks, torch.compile may drop them for good
     matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]
@@ -118,7 +118,7 @@ def features_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Flo
 
 
 def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[Any, Any]:
-    """Inputs of the head and the network's output for a batch, in the network's own mode, with gradients."""
+    """Inputs of the head and the network's output for a batch, in the network's current mode, with gradients."""
     with record_head_inputs(network, head) as head_inputs:
         output = network(inputs)
     return head_inputs[-1], output
@@ -149,7 +149,8 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
     """Inputs and outputs of layers by path, recorded while the network runs, in the order of the calls.
 
-    With gradients, a graph starts at each output. Later layers get a copy, so they cannot change a record in place.
+    With gradients enabled, the autograd graph starts at each output. Later layers get a copy of the output, so they
+    cannot change the record in place.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
     own = threading.get_ident()
@@ -172,9 +173,9 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
 
 
 def run(network: nn.Module, inputs: Any) -> Any:
-    """Output of a network on a batch, on the network's own device.
+    """Output of a network on a batch, on the network's device.
 
-    Named inputs are passed by name; a single one is passed by position if the network names it differently.
+    Named inputs are passed by name; a single input is passed by position if the network has another name for it.
 
     Raises:
         ValueError: for weights or inputs on the meta device, a batch that is neither tensor nor dictionary, or names,
@@ -268,9 +269,9 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def _runs_in(thread: int) -> bool:
-    """Whether this is the given thread; hooks ignore other threads that call the network.
+    """Whether the current thread is `thread`; hooks ignore other threads that call the network.
 
-    Always true while torch compiles: a compiled program cannot ask, and `network_lock` guards the compilation.
+    True while torch compiles: a compiled program cannot check it, and `network_lock` guards the compilation.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 

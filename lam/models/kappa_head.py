@@ -13,7 +13,7 @@ from lam.utils.random import seeded
 
 Form = Literal["exp", "softplus", "inverse"]
 _MOST = math.log(1e8)  # the losses clip κ at 1e8
-_LEAST = 1e-8
+_LEAST = 1e-8  # so that 1 / softplus(r) is at most 1e8
 
 
 class KappaHead(nn.Module):
@@ -23,7 +23,7 @@ class KappaHead(nn.Module):
     small, so κ starts near `start` for every input.
 
     Args:
-        features: P, inputs of the embedding's own head.
+        features: number P of inputs of the embedding's head.
         hidden: units of the hidden layer.
         start: initial κ; above 1 for "exp".
         form: function from r to κ.

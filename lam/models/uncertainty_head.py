@@ -13,13 +13,13 @@ class UncertaintyHead(nn.Module):
 
     log σ² = γ BN₂(W₂ relu(BN₁(W₁ φ + b₁)) + b₂) + β. BN₁ has a scale and a shift for each dimension; BN₂ has one scale
     γ and one shift β for all, initially 10⁻⁴ and −7. The hidden layer has D units. The variance starts near e^β for
-    every input. Hidden width, γ and β follow PFE's code; the loss applies its floor of 10⁻⁶ under the variance.
+    every input. Hidden width, γ and β follow PFE's code.
 
     Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, who found the
     shared scale and shift to work slightly better than the standard batch norm.
 
     Args:
-        features: P, inputs of the embedding's own head.
+        features: number P of inputs of the embedding's head.
         dimension: embedding dimensions D.
         shared: whether γ and β are shared by all dimensions; else each dimension has its own, with the same start.
         seed: seed of the random weights; torch's global random state does not change.

@@ -26,14 +26,14 @@ def load_weights(
 ) -> None:
     """Fill a network with the weights of a file.
 
-    Names in the file may have a prefix, such as `model.`. Averaged weights (EMA, or a teacher) win over others. A
-    warning names the tensors that are left out.
+    Names in the file may have a prefix, such as `model.`. Averaged weights (EMA, or a teacher) are preferred. A warning
+    names the tensors that are left out.
 
     Args:
-        network: its weights are replaced.
-        path: a .safetensors file, or a state_dict saved by torch, itself or in a dictionary under a usual key.
+        network: the network; its weights are replaced.
+        path: a .safetensors file, or a file of torch with a state_dict, possibly in a dictionary under a usual key.
         classifier: paths of layers that the file may hold, but the network does not have.
-        source: name of the file's kind in errors.
+        source: what errors call the file.
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
@@ -69,7 +69,7 @@ def load_weights(
 
 
 def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
-    """Prefix of a network's names in a file; averaged weights win over other complete networks."""
+    """Prefix of a network's names in a file; averaged weights are preferred to other complete networks."""
     names, needed = set(state), set(needed)
     if not needed:
         return ""
@@ -127,7 +127,7 @@ def _is_state(value: Any) -> bool:
 def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
     """Fill a network with saved tensors; names are compared without wrappers, see `plain_names`.
 
-    `with_types` gives the network's tensors the types of the saved ones.
+    With `with_types`, the network's tensors get the types of the saved tensors.
 
     Raises:
         ValueError: naming, after `source`, the first tensors that are missing, left over, or of another shape or type.
@@ -199,6 +199,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Path of a linear layer in a network, wrapped or not, from its plain path, else the plain path."""
+    """Path, with wrappers, of the linear layer with this plain path; the plain path if there is no such layer."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -14,7 +14,7 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O fixed directions; the N items of a batch are compared with them instead of with each other.
+    """O fixed directions, with which the N items of a batch are compared instead of with each other.
 
     Attributes:
         directions: (O, D) unit vectors.

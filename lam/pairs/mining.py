@@ -1,10 +1,10 @@
 """`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
 
-A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ have the same unit: the number of
-pairs before the choice, times the mean weight of the chosen pairs, rounded. So S⁺/n⁺ of the curvature is the weighted
-mean over the chosen positive pairs times their share of the batch's positive pairs, and likewise S⁻/n⁻. A miner biases
-this average by its choice, not by repetition. The loss `log_posterior` divides by n⁺ and n⁻; other losses divide by the
-weights of the chosen pairs (negatives inside the margin; `pml`: non-zero terms).
+A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled alike: each is the
+number of pairs before the choice, times the mean weight of the chosen pairs, rounded. So S⁺/n⁺ of the curvature is the
+weighted mean over the chosen positive pairs, times their share of the batch's positive pairs; S⁻/n⁻ is analogous. The
+choice biases this average, but repeated pairs do not. The loss `log_posterior` divides by n⁺ and n⁻. Others divide by
+the weights of the chosen pairs (of negatives inside the margin; `pml`: of non-zero terms).
 """
 
 import inspect
@@ -38,14 +38,14 @@ class Mining:
     and contains the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
 
     Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
-    is `violating` here, and the loss's margin replaces its 0.2. Warburg et al. (2023) mine so, and draw at most
-    `max_pairs` triplets for the curvature.
+    is `violating` here, and the loss's margin replaces its 0.2. Warburg et al. (2023) mine the same way, and draw at
+    most `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
-        max_pairs: greatest number of random triplets of the kind, each with a positive and a negative pair; for `all`
-            and other miners, of (unordered) positive pairs, and of negative pairs. None for no limit.
+        max_pairs: greatest number of triplets of the kind, drawn at random. For `all` and other miners, greatest number
+            of unordered positive pairs, and of negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -125,11 +125,11 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Count the triplets of a kind for each pair in O(N² log N), without forming them; or draw some.
+    """Pairs weighted by their number of triplets of a kind, in O(N² log N) without forming these; or by drawn triplets.
 
-    Rank the negatives of each anchor by distance. Those in triplets of one kind with a positive have a range of ranks,
-    from `first` up to `last`. The counts of negatives are sums of such ranges: +1 at each start, −1 at each end, then a
-    cumulative sum.
+    The negatives of each anchor are ranked by distance. For one positive, the negatives in triplets of a kind have
+    consecutive ranks, from `first` up to `last`. So the number of triplets of each negative is a cumulative sum of +1
+    at every `first` and −1 at every `last`.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
@@ -174,7 +174,7 @@ def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor
 
 
 def _count_by_weight(pairs: Pairs) -> Pairs:
-    """The same pairs with n⁺ and n⁻ in the unit of the weights."""
+    """The same pairs, with n⁺ and n⁻ times the mean weight of the chosen pairs."""
     return replace(
         pairs,
         n_positives=_times_mean_weight(pairs.n_positives, pairs.positive),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lam.pairs.pairs import check_angles, directions_match, negative_distance, squared_distance
 
-_MARGIN = 1e-9  # a k-d tree rounds differently, so it searches a little farther
+_MARGIN = 1e-9  # relative; a k-d tree rounds differently, so the search reaches a little farther
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Neighbours:
 
     Attributes:
         positive: (n, 2) indices of the positive pairs.
-        neither: (n, 2) indices of the pairs that count as neither.
+        neither: (n, 2) indices of the near pairs that are neither positive nor negative.
         size: number of places N.
 
     Raises:

@@ -18,15 +18,15 @@ from lam.utils.checks import check_finite, check_tensor
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    Every ordered pair (a, b) has a weight, the number of times that it counts; an item is never its own pair. Pairs by
-    label form the two matrices only when one is read, so a loss of classes stays linear in the batch.
+    The weight of an ordered pair (a, b) says how often it counts; no item is paired with itself. Pairs by label compute
+    the two matrices when one is first read, so that a loss of classes stays linear in the batch.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
-        negative: (N, N) weights of the negative pairs, likewise, also beyond the margin.
-        n_positives: number of ordered positive pairs before a choice (n⁺ of the loss).
-        n_negatives: number of ordered negative pairs before a choice (n⁻ of the loss).
-        labels: (N,) classes of the items, also if only some of their pairs were chosen; None for pairs by distance.
+        negative: (N, N) weights of the negative pairs, likewise, inside and outside a margin.
+        n_positives: number of ordered positive pairs before a miner's choice (n⁺ of the loss).
+        n_negatives: number of ordered negative pairs before a miner's choice (n⁻ of the loss).
+        labels: (N,) classes of the items, also if a miner chose only some pairs; None for pairs by distance.
     """
 
     positive: Shaped[Tensor, "N N"]
@@ -42,7 +42,7 @@ class Pairs:
 
     @property
     def paired(self) -> Bool[Tensor, " N"]:
-        """Whether items are in a pair: by label all are, after a miner possibly fewer."""
+        """Whether each item is in a pair; a miner may leave items out."""
         if self.labels is not None and "positive" not in vars(self):
             return torch.full_like(self.labels, self.size > 1, dtype=torch.bool)
         return self.positive.any(1) | self.negative.any(1)
@@ -58,7 +58,7 @@ class Pairs:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
     def check_positives(self) -> None:
-        """Require a positive pair to choose from; a miner may have chosen none."""
+        """Require n⁺ > 0; a miner may still have chosen no positive pair."""
         if self.n_positives == 0:
             raise ValueError(f"no pair of {self.size} items is positive: raise the batch size, or per_class")
 
@@ -110,7 +110,7 @@ class Pairs:
             positions: (N, X) coordinates of each item, in metres.
             positive_within: greatest distance of a positive pair, in metres.
             negative_beyond: distance above which pairs are negative, in metres; `positive_within` by default.
-            angles: (N,) compass angles in degrees; NaN, unknown, fits any other.
+            angles: (N,) compass angles in degrees; NaN is unknown, and matches any angle.
             angle_within: greatest difference of the angles of a positive pair, in (0, 180] degrees.
 
         Raises:
@@ -143,8 +143,8 @@ class Pairs:
     ) -> "Pairs":
         """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The tuples are directed and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2: the same
-        loss, over a symmetric matrix.
+        The tuples are directed and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2. This
+        symmetric matrix gives the same loss.
 
         Args:
             tuples: (anchors, positives, negatives), or (anchors, positives, anchors, negatives), of item indices.
@@ -175,7 +175,7 @@ class Pairs:
 
 
 def as_targets(targets: Any) -> Tensor:
-    """Labels as int64 or positions as floats, from any form of a loader; names of classes raise a `ValueError`."""
+    """Targets of a data loader as a tensor: labels as int64, positions as floats. Class names raise a `ValueError`."""
     try:
         tensor = torch.as_tensor(as_native(targets) if isinstance(targets, np.ndarray) else targets)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -189,11 +189,7 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def targets_of(items: Tensor, targets: Any) -> Tensor:
-    """Targets of N items, as a tensor on their device; see `as_targets`.
-
-    Raises:
-        ValueError: for missing targets, or another number of targets than items.
-    """
+    """Targets of N items, as a tensor on their device; see `as_targets`. Their number must be N."""
     if targets is None:
         raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
     targets = as_targets(targets).to(items.device)
@@ -217,12 +213,9 @@ def check_label_vector(labels: Tensor) -> None:
 def class_centroids(
     embeddings: Float[Tensor, "N D"], labels: Shaped[Tensor, " N"] | None
 ) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
-    """Directions of the mean of each class, and the number of each item's class.
+    """Direction of the mean of each class, and the index of each item's class.
 
-    A mean shorter than 1e-4 has no reliable direction, and its centroid is shorter than 1.
-
-    Raises:
-        ValueError: for pairs without labels.
+    A mean shorter than 1e-4 has no reliable direction; the centroid of such a class is shorter than 1.
     """
     if labels is None:
         raise ValueError("varcon needs classes, got pairs by distance or indices: use labels")
@@ -246,9 +239,9 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 
 
 def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
-    """Squared distance of places, by coordinates in float64: equal to the bit in any batch.
+    """Squared distances of places in float64, summed by coordinate, so that they are equal to the bit in any batch.
 
-    Places match at a square of at most d². A root would round some distances slightly above d to d.
+    Compare them with d²: a root would round some distances slightly above d to d.
     """
     squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
     return sum(squares[1:], start=squares[0])

@@ -1,4 +1,4 @@
-"""`Relation`: the definition of positive and negative pairs, and the items among which they are formed."""
+"""`Relation`: which items form positive and negative pairs, within batches or over a data set."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -23,8 +23,8 @@ class Relation:
         positive_within: for places: greatest distance of a positive pair, in metres. None: targets are labels.
         negative_beyond: for places: distance above which pairs are negative, in metres.
         angle_within: for places: greatest difference of the compass angles of a positive pair, in degrees; near pairs
-            with a greater difference are neither. The last column of the targets is then the angle; NaN, unknown, fits
-            any other. None: all columns are coordinates.
+            with a greater difference are neither. The last column of the targets is then the angle; NaN is unknown, and
+            matches any angle. None: all columns are coordinates.
         miner: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
         max_pairs: greatest number of triplets of the kind, or, for all pairs, of pairs of each type.
         triplet_margin: margin of the miner's triplets; by default `lam.fit` uses the loss's margin.
@@ -61,15 +61,11 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a curvature is a sum over batches: then batches can be added and forgotten."""
+        """Whether a curvature is a sum over batches, so that batches can be added and forgotten."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:
-        """Pairs of a batch, from labels (N,) or positions (N, X), with angles or without.
-
-        Raises:
-            ValueError: for labels that are no vector of integers, or a negative label.
-        """
+        """Pairs of a batch, from integer labels (N,) ≥ 0 or positions (N, X), with angles or without."""
         if self.positive_within is None:
             pairs = Pairs.by_label(targets)
             check_not_missing(targets)

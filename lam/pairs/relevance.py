@@ -14,11 +14,11 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 class Relevance(ABC):
-    """Relevance among N items, some of them queries.
+    """The matches between queries and a gallery, among N items.
 
     Attributes:
-        queries: (Q,) positions of the queries.
-        gallery: (G,) positions of the gallery; None if each query's gallery is all other items.
+        queries: (Q,) indices of the queries.
+        gallery: (G,) indices of the gallery's items; None if each query's gallery is all other items.
 
     Args:
         n_items: number of items N.
@@ -46,7 +46,7 @@ class Relevance(ABC):
 
     @property
     def candidates(self) -> Int[Tensor, " G"]:
-        """Positions of the gallery's items."""
+        """Indices of the gallery's items."""
         return self.queries if self.gallery is None else self.gallery
 
     def of_hits(self, hits: Int[Tensor, "Q K"]) -> Bool[Tensor, "Q K"]:
@@ -63,19 +63,19 @@ class Relevance(ABC):
         return self._match(self.candidates[one.cpu()], self.candidates[other.cpu()].expand_as(one))
 
     def of_rows(self, rows: Int[Tensor, " R"]) -> Bool[Tensor, "R G"]:
-        """Whether items of the gallery match the queries at these rows; an item matches itself."""
+        """Whether the gallery's items match the queries in these rows of `queries`; an item matches itself."""
         shape = len(rows), len(self.candidates)
         return self._match(self.queries[rows.cpu()][:, None].expand(shape), self.candidates[None].expand(shape))
 
     def count(self) -> Int[Tensor, " Q"]:
-        """Number of items in the gallery that match each query, without itself."""
+        """Number of items in the gallery that match each query, without the query itself."""
         blocks = row_blocks(len(self.queries), len(self.candidates), elements=_BLOCK_ELEMENTS)
         parts = [self.of_rows(torch.arange(block.start, block.stop)).sum(1) for block in blocks]
         return torch.cat(parts) - int(self.gallery is None)
 
     @abstractmethod
     def _match(self, one: Tensor, other: Tensor) -> Tensor:
-        """Whether pairs of items match, from index arrays of one shape."""
+        """Whether pairs of items match, from two tensors of indices with one shape."""
 
 
 class LabelRelevance(Relevance):
@@ -146,10 +146,10 @@ def relevance_of(
     """Relevance by label, or, for a relation of places, by position.
 
     Args:
-        relation: relation of matching items.
+        relation: definition of matching items.
         targets: (N,) labels or (N, X) positions in metres.
         is_query: (N,) True for queries, False for the gallery.
-        relevant_within: greatest distance of matching places, in metres; by default the one of a positive pair.
+        relevant_within: greatest distance of matching places, in metres; by default `relation.positive_within`.
 
     Raises:
         ValueError: for positions with a relation of labels.

@@ -48,11 +48,7 @@ class LayersAccumulator(Accumulator):
 
     @without_autocast()
     def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
-        """The sum after one more batch; see `Accumulator.add`.
-
-        Raises:
-            ValueError: for outputs that are not finite or have length zero, and as `Accumulator.add`.
-        """
+        """The sum after one more batch, see `Accumulator.add`; outputs must be finite and not of length zero."""
         curvature, where = self.empty.curvature, (self.network, self.head, self.layers)
         f = head_output(self.network, self.head, inputs)
         f = f.to(torch.promote_types(f.dtype, torch.float32))

@@ -23,18 +23,18 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may have grown. On
-    the CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
+    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be larger. On the
+    CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
-    Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
-    each batch, with pairs over the whole batch; a batch of fewer than two items a process goes to every process. The
-    first process validates and writes checkpoints.
+    Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes split
+    each batch, and form pairs over the whole batch. With fewer than two items for each process, every process takes the
+    whole batch. The first process validates and writes checkpoints.
 
     Args:
         network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
-        dataset: of (input, label), with a length; may have `__getitems__` and `labels`.
+        dataset: data set of (input, label), with a length; it may have `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
-        step: computes the gradient of a batch; by default at the network's own weights.
+        step: computes the gradient of a batch; by default at the network's current weights.
         method: name of the method; checkpoints of another method are rejected.
 
     Returns:
@@ -80,7 +80,7 @@ def device_of(accelerator: Accelerator) -> torch.device:
 
 
 def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Any:
-    from lightning_fabric import Fabric  # its import takes a second, which `lam.fit` saves
+    from lightning_fabric import Fabric  # imported here: it takes a second, which `lam.fit` need not wait
 
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be 1 or a list of one index, such as [1], got {devices}")
@@ -127,7 +127,7 @@ def check_items(dataset: Any) -> None:
 
 
 def check_data(dataset: Any, training: Training) -> None:
-    """Reject unusable data as `train` does, as far as their length and labels tell."""
+    """Reject data with a length or labels that `train` cannot use."""
     check_items(dataset)
     if training.loss.needs_classes and not training.by_label:
         raise ValueError(

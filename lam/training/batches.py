@@ -1,7 +1,7 @@
 """The batches of an epoch, each with its own random state.
 
-The state follows from the run's seed, the epoch and the batch. Any number of processes, from any batch on, read the
-same.
+The state depends only on the run's seed, the epoch and the batch. So any number of worker processes, from any batch on,
+read the same batches.
 """
 
 import math
@@ -18,15 +18,15 @@ class Batches(Dataset):
     """One epoch of a data set in random order, batch by batch, read through `__getitems__` if the data have it.
 
     Args:
-        dataset: of (input, label), with a length.
+        dataset: data set of (input, label), with a length.
         batch_size: items in a batch; the last one may be smaller.
-        seed: of the run.
+        seed: seed of the run.
         epoch: counted from 0.
-        process: rank of the process and number of processes. Each reads its part of every batch; the parts in order
-            are the batch of one process. Random numbers of the data set itself agree in the first part only.
-        per_class: items of each class in a batch; `groups` of the data, or else `labels`, are the classes. Each batch
-            draws classes, and items of them, without replacement. Smaller classes give all their items, classes of one
-            item none. A full batch cuts its last class. For large classes this is pytorch-metric-learning's
+        process: rank of the process and number of processes. Each process reads its part of every batch; the parts in
+            order are the batch of a single process. Random numbers of the data set agree in the first part only.
+        per_class: items of each class in a batch; the classes are the data set's `groups`, or else its `labels`. Each
+            batch draws classes, and items of them, without replacement. A smaller class gives all its items, a class of
+            one item none. The last class of a full batch is cut. For large classes this is pytorch-metric-learning's
             `MPerClassSampler`, with other random numbers.
     """
 
@@ -54,7 +54,7 @@ class Batches(Dataset):
     def sizes(self, batch: int) -> tuple[int, ...]:
         """Number of items of a batch that each process reads, larger parts first.
 
-        Empty if each process reads them all: for one process, or fewer than two items a process.
+        Empty if each process reads all items: for one process, or with fewer than two items for each process.
         """
         n, processes = len(self.indices(batch)), self.process[1]
         if processes == 1 or n < 2 * processes:
@@ -89,7 +89,7 @@ class Batches(Dataset):
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """The items of each class with at least two; `groups` of the data, or else `labels`, are the classes."""
+    """The items of each class with at least two; the classes are the data set's `groups`, or else its `labels`."""
     groups = getattr(dataset, "groups", None)
     groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

@@ -1,7 +1,7 @@
 """Checkpoints: numbered folders of tensors and JSON; the last good one can always be read.
 
 A checkpoint is written under a hidden name and renamed after its manifest is written, so a process may die at any
-moment. The checkpoint before it is kept, in case the disk damages the newest.
+moment. The checkpoint before the newest is kept, in case the disk damages the newest.
 """
 
 import re
@@ -29,13 +29,13 @@ class Checkpoint:
 
 
 def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write a checkpoint, then discard all but it and the one before it; the checkpoint's folder.
+    """Write a checkpoint, and remove all others except the one before it; returns the checkpoint's folder.
 
     Args:
-        folder: of the checkpoints; created if missing.
-        number: ≥ 0, rises with time; checkpoints of this and of larger numbers are removed.
-        tensors: by name; two names may share memory.
-        state: JSON, without NaN or infinities.
+        folder: folder of the checkpoints; created if missing.
+        number: ≥ 0, rising with time; other checkpoints with this or a larger number are removed.
+        tensors: tensors by name; two may share memory.
+        state: the other state as JSON, without NaN or infinities.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The undamaged checkpoint of the largest number; None without checkpoints. A warning names each damaged one.
+    """The undamaged checkpoint with the largest number; None without checkpoints. A warning names each damaged one.
 
     Raises:
         CorruptFileError: if every checkpoint is damaged.
@@ -84,7 +84,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint; the rename ensures that a half-removed one is never found under its name."""
+    """Rename a checkpoint, then remove it, so that a half-removed checkpoint is never loaded."""
     hidden = path.with_name(f".{path.name}.old")
     path.rename(hidden)
     shutil.rmtree(hidden)

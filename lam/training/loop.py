@@ -3,10 +3,11 @@
 `lam.training.train` checks the arguments and runs it. Every random number follows from the seed, the epoch and the
 batch, so a resumed run needs no random state.
 
-With several processes, each runs its part of a batch and gathers all outputs with their gradients. Each computes the
-loss of all pairs, and DistributedDataParallel averages the gradients. One process gives the same result, up to the
-order of summation and two exceptions. Random numbers of network and data (dropout, augmentation) agree only in the
-first part of a batch. Batch norm uses the statistics of each part, and the first process's running statistics.
+With several processes, each runs the network on its part of a batch, and gathers all outputs with their gradients. Each
+computes the loss of all pairs, and DistributedDataParallel averages the gradients. A single process gives the same
+result up to the order of summation, with two exceptions. Random numbers of network and data (dropout, augmentation)
+agree only in the first part of a batch. Batch norm uses the statistics of each part, and the first process's running
+statistics.
 """
 
 import copy
@@ -90,7 +91,7 @@ class Loop:
         self.folder = None if training.folder is None else Path(training.folder)
         self.loss, parameters = training.loss, list(network.parameters())
         self.stateful: dict[str, Any] = {"network": network, "step": step}  # a checkpoint holds their states
-        if isinstance(training.loss, TrainableLoss):  # every process has the gradient of the whole batch
+        if isinstance(training.loss, TrainableLoss):  # needs no DDP: each process has the whole batch's gradient
             self.loss = self.stateful["loss"] = copy.deepcopy(training.loss).to(fabric.device)
             parameters += self.loss.parameters()
         self.plain_optimizer = OPTIMIZERS[training.optimizer](
@@ -293,7 +294,7 @@ class Loop:
             )
 
     def _resume_key(self) -> dict[str, Any]:
-        """Everything that determines the weights, as JSON; a checkpoint must have the same."""
+        """All settings that determine the weights, as JSON; a checkpoint is resumed only with the same ones."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         resume_key = {
             "method": self.method,
@@ -311,7 +312,7 @@ class Loop:
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
-    """Tensors of groups, named group/name, without the None states of an optimizer before its first step."""
+    """Tensors of all groups by "group/name", without the states that are None before an optimizer's first step."""
     named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 

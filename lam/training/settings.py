@@ -18,7 +18,7 @@ Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Function from the name of a stage to a context around it, in which a caller times and announces it."""
+"""Function from the name of a stage to a context manager around the stage, such as one that times and announces it."""
 
 _LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0.0, "checkpoint_every": 1}
 
@@ -39,9 +39,9 @@ class TrainingOptions:
         learning_rate: positive.
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
-        weight_decay: of the optimizer, ≥ 0.
+        weight_decay: weight decay of the optimizer, ≥ 0.
         precision: "32-true", "bf16-mixed" or "16-mixed"; weights are always float32.
-        checkpoint_every: number of batches between two checkpoints within an epoch.
+        checkpoint_every: number of batches between two checkpoints; None for checkpoints after epochs only.
 
     Raises:
         ValueError: for an option outside its limits; the message begins with its name.
@@ -86,17 +86,17 @@ class Training(TrainingOptions):
     """All settings of a training except the network, the data and the method.
 
     Attributes:
-        loss: of `lam.losses`.
-        relation: what makes two items a positive or a negative pair; by default their labels.
-        seed: of the order of the data and all random numbers; at least 0.
-        pretrained: the network is trained already; a method does only its later steps.
+        loss: a loss of `lam.losses`.
+        relation: definition of positive and negative pairs; by default by label.
+        seed: seed of the order of the data and of all random numbers; at least 0.
+        pretrained: whether the network is trained already; a method then skips its training.
         trained_by: for a pretrained network, the name and settings of its loss's curvature; see
             `lam.methods.Method.trained_by`.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
-        validate: called after each epoch with the network in evaluation mode; higher is better. The first best epoch is
-            kept; without `validate`, the last one.
-        folder: of the checkpoints, written after every epoch; None to write none.
+        validate: score of the network in evaluation mode, computed after each epoch; higher is better. Training ends
+            with the weights of the first best epoch; without `validate`, of the last epoch.
+        folder: folder of the checkpoints, which are written after every epoch; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.
         devices: one device: 1, or its index in a list. Under torchrun each process has its own.
@@ -130,7 +130,7 @@ class Training(TrainingOptions):
 
     @property
     def by_label(self) -> bool:
-        """Whether labels, not distances, make the pairs of a batch."""
+        """Whether labels, not distances, define the pairs of a batch."""
         return self.relation.positive_within is None
 
     def resume_key(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Training(TrainingOptions):
 def resolve_accelerator(accelerator: str) -> str:
     """The accelerator, "cpu" or "cuda"; "auto" is CUDA if available.
 
-    Apple's mps is never chosen: curvatures are summed in float64, which it does not have.
+    Apple's mps is never chosen, because it lacks float64, in which curvatures are summed.
     """
     check_choice("accelerator", accelerator, get_args(Accelerator))
     if accelerator == "cuda" and not torch.cuda.is_available():

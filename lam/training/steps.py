@@ -23,14 +23,14 @@ class Minibatch:
     """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs of the network, on its device. With several processes, each has its own part; pairs,
-            targets and generator are the same in all.
+        inputs: (N, ...) inputs of the network, on its device. With several processes, each has only its part of the
+            inputs; pairs, targets and generator are the same in all.
         pairs: pairs of the N items, at least one of them positive.
         epoch: counted from 0.
-        generator: on the CPU, seeded for this batch alone.
-        targets: (N,) labels, or (N, X) positions, of the pairs.
-        mining: which of the pairs the loss takes; see `choose_pairs`.
-        sizes: number of items in each process; empty if each has all N, as in one process.
+        generator: generator on the CPU, seeded for this batch alone.
+        targets: (N,) labels, or (N, X) positions, that define the pairs.
+        mining: choice of the pairs for the loss; see `choose_pairs`.
+        sizes: number of items in each process; empty if each process has all N.
     """
 
     inputs: Tensor
@@ -44,7 +44,7 @@ class Minibatch:
     def gather(self, rows: Tensor) -> Tensor:
         """The N rows of all processes, from this process's rows; in one process, the same tensor.
 
-        A step's network gathers its own output; this is for values from inside the network.
+        The loop gathers the outputs of the network; a step uses this for values from inside the network.
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
@@ -57,7 +57,7 @@ class Minibatch:
 
 
 class Step:
-    """The gradient of the loss at the network's own weights; a method with another loss overrides `value`.
+    """The gradient of the loss at the network's current weights; a method with another loss overrides `value`.
 
     Attributes:
         settings: options as JSON; a resumed run must have the same.
@@ -74,11 +74,11 @@ class Step:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:
-            network: in training mode, gradients zeroed; the loop updates it afterwards. With several processes, it
-                returns the outputs of all, each computes the loss of the whole batch, and gradients are averaged.
-            loss: of the embeddings and the pairs.
+            network: network in training mode, with zero gradients; the loop updates it afterwards. With several
+                processes, it returns the outputs of all processes. Each computes the loss of the whole batch.
+            loss: loss of embeddings and pairs.
             batch: inputs and pairs.
-            backward: replaces `Tensor.backward`, as the precision may scale the loss.
+            backward: function to call instead of `Tensor.backward`, because the precision may scale the loss.
 
         Returns:
             The loss, a detached scalar; training stops if it is not finite.

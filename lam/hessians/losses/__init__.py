@@ -49,11 +49,7 @@ def register(name: str, cls: type[Curvature]) -> None:
 
 
 def to_settings(curvature: Curvature) -> dict[str, Any]:
-    """Name and settings of a curvature, as JSON.
-
-    Raises:
-        ValueError: for a class that is not registered.
-    """
+    """Name and settings of a curvature, as JSON; a class that is not registered raises a `ValueError`."""
     record: Any = curvature
     for name, cls in CURVATURES.items():
         if cls is type(curvature):
@@ -62,11 +58,7 @@ def to_settings(curvature: Curvature) -> dict[str, Any]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Curvature:
-    """The curvature from the result of `to_settings`.
-
-    Raises:
-        ValueError: for a name that is not registered, or a setting that the curvature does not have.
-    """
+    """The curvature from the result of `to_settings`; an unknown name or setting raises a `ValueError`."""
     name, options = settings.get("name"), {key: value for key, value in settings.items() if key != "name"}
     if name not in CURVATURES:
         known = ", ".join(CURVATURES)

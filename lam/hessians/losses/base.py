@@ -81,11 +81,7 @@ class Curvature(ABC):
         """
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
-        """H_a of each item and term: symmetric matrices of second derivatives. `diagonal` returns their diagonals.
-
-        Raises:
-            ValueError: for a curvature with only a `diagonal`.
-        """
+        """H_a of each item and term: symmetric matrices of second derivatives. `diagonal` returns their diagonals."""
         raise ValueError(f'{type(self).__name__} has a diagonal, but no matrices: use structure="diag"')
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
@@ -95,11 +91,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Sum over all pairs of second derivatives in two outputs, as a curvature in the weights of a layer.
-
-        Raises:
-            ValueError: for a curvature without cross terms.
-        """
+        """Sum over all pairs of second derivatives in two outputs, as a curvature in the weights of a layer."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:

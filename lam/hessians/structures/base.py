@@ -91,11 +91,7 @@ class SummedCurvature(ABC):
 
     @property
     def h(self) -> Tensor:
-        """The signed Σ_t w_t S_t/n_t.
-
-        Raises:
-            ValueError: if the first term has a count of zero.
-        """
+        """The signed Σ_t w_t S_t/n_t; errors as `weighted_by_term`."""
         if self.counts is None:
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)
@@ -132,11 +128,7 @@ class SummedCurvature(ABC):
         return {name: getattr(self, name) for name in (*self.sum_fields, *self.shared_fields)}
 
     def settings(self) -> dict[str, Any]:
-        """All fields that are no tensors, as JSON.
-
-        Raises:
-            ValueError: if the loss's curvature is not registered.
-        """
+        """All fields that are no tensors, as JSON; errors as `lam.hessians.losses.to_settings`."""
         counts = None if self.counts is None else list(self.counts)
         own = {name: getattr(self, name) for name in self.setting_fields}
         return {"counts": counts, **own, "loss": to_settings(self.curvature)}
@@ -270,8 +262,7 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
     """Σ_t w_t S_t/n_t, or Σ_t w_t S_t without the average, over the terms with a positive count.
 
-    Raises:
-        ValueError: if the first term has a count of zero.
+    A `ValueError` is raised if the first term has a count of zero.
     """
     if counts[0] < 1:
         _, *others = counted(curvature, counts)

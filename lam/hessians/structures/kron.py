@@ -58,11 +58,7 @@ class Kron(Structure):
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
-        """The curvature with an `input_eigen` from a file, which then need not be computed.
-
-        Raises:
-            ValueError: for eigenvectors of another matrix than A.
-        """
+        """The curvature with an `input_eigen` from a file; a `ValueError` if this is not the eigenbasis of A."""
         A = self.inputs.double() / self.n_items
         if values.shape != A.shape[:1] or vectors.shape != A.shape:
             shapes = tuple(values.shape), tuple(vectors.shape)

@@ -278,7 +278,6 @@ class _Tuner:
         return list(self.evaluated)
 
     def score(self, exponent: float) -> float:
-        """The mean log score."""
         if exponent not in self.evaluated:
             draw = self._posterior(exponent).joint_predictor(self.noise)
             samples = torch.cat([draw(batch) for batch in self.batches], 1)

@@ -21,12 +21,12 @@ class Decisions:
 
     Attributes:
         codes: (Q,) positions in `DECISIONS`.
-        probability: (Q,) that the first hit is right, or that a pair matches; 0 without a hit.
+        probability: (Q,) P(the first hit is right), or P(the pair matches); 0 without a hit.
         score: (Q,) cosine of the first hit; −∞ without a hit.
         ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
         p_value: (Q,) share of the calibration data with an OOD score at least as high.
-        flagged_by: Q names of the OOD score: the flag in force, or its substitute if evidence is missing.
-        stale: whether the gallery's size has left the range of the calibration.
+        flagged_by: Q names of the OOD score: the calibration's flag, or its substitute if evidence is missing.
+        stale: whether the gallery's size has left the range that the calibration holds for.
     """
 
     codes: Int64[Tensor, " Q"]
@@ -72,8 +72,8 @@ class SearchDecisions(Decisions):
     """The answers to Q searches. Their probability is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) P(known): the gallery holds a match; at the expected share of queries without a match.
-        right_if_known: (Q,) P(right | known): the first hit is right if the gallery holds a match.
+        p_known: (Q,) P(known), that the gallery holds a match, given the expected share of queries without a match.
+        right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
         false_accept: (Q,) share of calibration queries without a match that have a statistic at least as high.
         accept: Q names of the statistic: `probability`, or a score.

@@ -1,13 +1,14 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
 A single score, such as the cosine of the first hit, does not depend on the calibration data: a threshold by counting is
-exact (`lam.retrieval.decisions.conformal`). A learnt probability depends on them. So each calibration query is
-scored by a probability learnt on the other folds, and new queries by one learnt on all. This is cross-conformal
-prediction: all data are used, and the promised rate is about scores that learning did not see. Twice the target holds
-for any distribution, if each fold's own function is applied to a new query and the counts are added (Vovk 2015; Barber,
-Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for new queries, as here, the target holds as far as
-leaving out a fold changes no decision. Over 2,000 simulated calibration sets in
-`tests/retrieval/decisions/test_acceptance`, no mean rate is above it.
+exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. So a function learnt on the other
+folds scores each calibration query, and a function learnt on all folds scores new queries. This is cross-conformal
+prediction: it uses all data, and each calibration score is of a query that its function did not see.
+
+If the functions of all folds scored a new query, and their counts were added, the rate would be at most twice the
+target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for
+new queries, as here, the rate is at most the target if leaving out a fold changes no decision. Over 2,000 simulated
+calibration sets in `tests/retrieval/decisions/test_acceptance`, no mean rate exceeds the target.
 """
 
 import math
@@ -39,7 +40,7 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: name of the statistic: `probability`, or a score, for minus that score.
+        accept: name of the statistic: `probability`, or a score, for minus this score.
         match_probability: the two factors of the probability.
         false_accepts: the statistic of queries without a match.
         right_hits: (R,) the statistic of queries with a match, −∞ for a wrong first hit, rising.
@@ -70,12 +71,12 @@ class Acceptance:
         Args:
             evidence: of the calibration.
             fit: learns a probability from a part of the evidence.
-            accept: the statistic; by default the probability. A single score replaces it if its AUROC, of right hits
-                against queries without a match and strangers, is greater by more than a standard error. It also does
-                with fewer than 10 right first hits.
+            accept: name of the statistic. By default it is `probability`, or the best single score if its AUROC is
+                greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC is of right
+                first hits against queries without a match and strangers.
             of_strangers: promise the rate for strangers instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
-            classes: (O,) of the strangers, to promise the rate for classes.
+            classes: (O,) classes of the strangers, to promise the rate for a random item of a new class.
         """
         scores = evidence.queries.scores
         if accept is not None:
@@ -121,11 +122,6 @@ class Acceptance:
         if wrong is None:
             return above
         return max(above, control_selective_risk(self.statistics, ~self.is_right, target=wrong))
-
-    @property
-    def share_without_match(self) -> float:
-        """Share of the calibration queries and separate strangers without a match in the gallery."""
-        return 1 - len(self.right_hits) / len(self.statistics)
 
     @cached_property
     def evidence(self) -> frozenset[str]:

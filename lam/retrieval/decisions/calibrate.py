@@ -48,18 +48,18 @@ class OtherQueries:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """Searches of held-out queries that fitted nothing, in an order that carries no information.
+    """Searches of held-out queries, which nothing was fitted to, in an order that carries no information.
 
     Attributes:
-        searches: of Q queries of known classes.
+        searches: searches of Q queries of known classes.
         queries: their embeddings.
         features: (Q, P) of the queries.
-        classes: (Q,) of the queries, numbered as in the reference. Queries that simulate strangers are then compared
-            with the reference without their class.
+        classes: (Q,) of the queries, numbered as in the reference. The comparison of a simulated stranger with the
+            reference then leaves out its class.
         gallery_labels: (G,) of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
-        mixture: unlabelled queries, known ones and strangers, from which P(known) is learnt if they hold both.
+        mixture: unlabelled queries, known ones and strangers. If it holds both, P(known) is learnt from it.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.
@@ -150,7 +150,7 @@ class CalibrationData:
     def scores_of(
         self, queries: OtherQueries, *, nearest: dict[str, int], reference: Reference | None, labelled: bool
     ) -> dict[str, Float[Tensor, " O"]]:
-        """All scores of queries."""
+        """All scores of queries, by name."""
         return query_scores(
             queries.embeddings,
             queries.cosines,
@@ -171,8 +171,8 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: bound false accepts of strangers: of a random item of a new class, if the strangers have classes.
-            If False, bound false accepts of calibration queries without their matches.
+        of_strangers: whether to bound false accepts of strangers (with classes, of a random item of a new class), or
+            of calibration queries without their matches.
         share: expected share of strangers among future queries, unless a mixture gives it.
     """
 
@@ -207,9 +207,9 @@ def calibrate(
         data: searches of held-out queries, and of strangers if any.
         choices: targets and scores; by default `Choices()`.
         key: of the run; see `Calibration`.
-        verifier: tells whether two images match.
+        verifier: decides whether two images match.
         unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise.
-        unmatched: queries without a match, to bound false accepts in a part of the gallery.
+        unmatched: queries that bound false accepts in a part of the gallery.
         intervals: of the cosines of hits; see `Calibration`.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 

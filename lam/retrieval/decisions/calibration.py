@@ -62,7 +62,7 @@ class Histogram:
     """Counts of κ between rising edges, on a logarithmic scale.
 
     Attributes:
-        counts: B numbers of values between two edges.
+        counts: B numbers of values between neighbouring edges.
         edges: B + 1 values of κ.
     """
 
@@ -79,12 +79,12 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class UnmatchedQueries:
-    """Queries whose false accepts are bounded, in parts of the gallery too; see `lam.retrieval.decisions.gallery_part`.
+    """Queries that bound false accepts in a part of the gallery too; see `lam.retrieval.decisions.gallery_part`.
 
     Attributes:
-        mean: (R, D) their directions.
-        labels: (R,) the `label_key` of their matches; −1 if no item can match.
-        classes: (R,) of strangers, if the units of the promise are classes.
+        mean: (R, D) directions.
+        labels: (R,) the `label_key` of their matches, which are left out; −1 if no item can match.
+        classes: (R,) classes of strangers, if the promise is about new classes.
     """
 
     mean: Float[Tensor, "R D"]
@@ -102,17 +102,18 @@ class Calibration:
         targets: the error rates in force.
         flag: the score that flags queries.
         detector: the OOD scores of in-distribution queries.
-        acceptances: by all scores; by mean, κ and hits; and by these without labels. The first with evidence decides.
+        acceptances: by all scores; by scores of mean, κ and hits; and by these without labels. The first one that has
+            its scores decides on a query.
         reliability: of the first acceptance's P(right | known), by cross-validation.
-        depth: the least k whose hits hold a match with probability 1 − `conformal_miss`; None for too few queries.
+        depth: least k with a match among k hits with probability 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries.
         dimension: of the embeddings.
         nearest: number of neighbours of each score, if it is not the default.
         reference: features of known items, if any.
-        verifier: of pairs of images; None without pairs.
-        unseen: p-values of new classes by the gallery itself, with rising labels by `label_key`; None if impossible.
-        unmatched: the queries behind `false_accepts`; None if the gallery has no labels to tell their matches.
-        intervals: of the cosine of another image of a query's class with a hit; None for too few pairs of one class.
+        verifier: decides on pairs of images; None without pairs.
+        unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise. None if unknown.
+        unmatched: the queries behind `false_accepts`; None if the gallery has no labels to find their matches.
+        intervals: for the cosine of a hit with another image of the query's class; None for too few pairs of one class.
         facts: further facts, as JSON.
     """
 
@@ -156,13 +157,11 @@ class Calibration:
 
     @cached_property
     def _accepts_above(self) -> tuple[float, ...]:
-        """The threshold of each acceptance."""
         far, wrong = self.targets.far, self.targets.wrong
         return tuple(acceptance.threshold(far=far, wrong=wrong) for acceptance in self.acceptances)
 
     @cached_property
     def _flags_above(self) -> dict[str, float]:
-        """The threshold of each flag: P(an in-distribution query exceeds it) ≤ `targets.ood`."""
         return {flag: scores.threshold(self.targets.ood) for flag, scores in self.detector.calibrated.items()}
 
     @property
@@ -183,7 +182,7 @@ class Calibration:
         return flag
 
     def recall(self, threshold: float) -> float:
-        """Recall@1 at an accept threshold: share, among queries with a match, of right first hits above it."""
+        """Recall@1 at an accept threshold: share of queries with a match that have a right first hit above it."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -213,10 +212,10 @@ class Calibration:
                 an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
             gallery_size: of the index now; None if it has not changed since the calibration.
             accept_above: another accept threshold, such as one from a slider.
-            flag_above: another flag threshold, −κ for κ; ignored if another flag replaces `flag`.
+            flag_above: another flag threshold, −κ for κ; ignored if a substitute replaces `flag`.
 
         Raises:
-            ValueError: as `scores`, for a threshold that is NaN, or too few hits a query.
+            ValueError: as for `scores`; for a threshold that is NaN, or too few hits a query.
         """
         for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
             if threshold is not None and math.isnan(threshold):
@@ -275,7 +274,7 @@ class Calibration:
         """Every available score of the queries and their hits, by name, on the CPU; arguments as in `decide`.
 
         Raises:
-            ValueError: for another number, dimension or width of queries and their evidence.
+            ValueError: if queries and evidence differ in number, or a dimension is not the calibration's.
         """
         for name, rows in (("hits", hits), ("features", features)):
             if rows is not None and len(rows) != len(queries):
@@ -286,7 +285,7 @@ class Calibration:
             )
         if queries.dimension != self.dimension:
             raise ValueError(f"queries must have dimension {self.dimension}, got {queries.dimension}")
-        cosines = hits.scores[:, :N_HITS]  # as many as in the calibration: shares of hits depend on their number
+        cosines = hits.scores[:, :N_HITS]  # as many as in the calibration, because shares depend on the number of hits
         labels = None if labels is None else labels[:, :N_HITS]
         if cosines.shape[1] == 0:
             cosines = labels = None
@@ -315,7 +314,7 @@ class Calibration:
         """
         if self.unseen is None:
             return [None] * len(labels)
-        classes = self.unseen.labels  # rising: the place of a class of one item is the place of the nearest item
+        classes = self.unseen.labels  # rising; a class of one item has the position of its item
         keys = torch.tensor([label_key(label) if label else -1 for label in labels], dtype=torch.int64)
         nearest = torch.searchsorted(classes, keys).clamp(max=len(classes) - 1)
         known, scores = classes[nearest] == keys, first.detach().cpu().double().clamp(min=-1)
@@ -330,7 +329,7 @@ class Calibration:
 
         Args:
             first: R embeddings.
-            second: R embeddings, each compared with the first of its row.
+            second: R embeddings, compared with `first` row by row.
 
         Raises:
             ValueError: for a calibration without pairs, or with too few for the target, or two different shapes.
@@ -368,7 +367,7 @@ def query_scores(
     """Every available score of queries and their hits, by name, float64 on the CPU.
 
     Args:
-        queries: their embeddings; without features only the mean and κ count.
+        queries: their embeddings; without features only mean and κ have an effect.
         cosines: (Q, K) of the hits; None without hits.
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.

@@ -24,8 +24,8 @@ _RESAMPLES = 2000  # bootstrap draws of classes
 class ConformalScores:
     """Rates at which a score exceeds thresholds, learnt from N calibration scores.
 
-    Scores of one class are not independent. With `classes`, the units are C classes, each the distribution of its
-    scores, instead of N scores. The promise is then about a random item of a new class; see `threshold`.
+    Scores of one class are not independent. With `classes`, the exchangeable units are C classes instead of N scores.
+    The promise is then about a random item of a new class; see `threshold`.
 
     Attributes:
         scores: (N,) calibration scores, rising, float64; high ones are flagged or accepted.
@@ -63,7 +63,7 @@ class ConformalScores:
 
     @cached_property
     def _units(self) -> tuple[Int64[Tensor, " N"], Int64[Tensor, "..."]]:
-        """The number of each score's unit, and the number of scores of each unit."""
+        """Index of each score's unit, and number of scores in each unit."""
         units = torch.arange(len(self)) if self.classes is None else self.classes
         return units.unique(return_inverse=True, return_counts=True)[1:]
 
@@ -74,24 +74,24 @@ class ConformalScores:
 
     @cached_property
     def _weights(self) -> Float[Tensor, " N"]:
-        """Share of each score in its unit."""
+        """Weight of each score: 1 / number of scores in its unit."""
         position, counts = self._units
         return 1 / counts[position].double()
 
     def threshold(self, target: float) -> float:
         """The least threshold that a new score exceeds with a probability of at most `target`.
 
-        t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. A new
-        score that is exchangeable with them has each of N + 1 ranks with equal probability, so that
-        P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target, for any N and any distribution; ties only lower it. The promise
-        holds in the mean over calibration sets; `law` is the spread over them.
+        t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. An
+        exchangeable new score has each of N + 1 ranks with equal probability. So P(score > t) ≤ (N + 1 − r)/(N + 1) ≤
+        target for any N and any distribution; ties lower it. The promise holds in the mean over calibration sets; `law`
+        is the spread over them.
 
-        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target. F_c(t) is the share of the scores of
-        class c above t. Let a new class C + 1 be exchangeable with the others, and G(t) = Σ_c F_c(t)/(C + 1) over all
-        C + 1. The least t* with G(t*) ≤ target does not depend on their order, so that a random item of the new class
-        exceeds it with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as F_(C+1) ≤ 1. Items of a class may
-        depend on each other in any way, and classes may have any sizes. Classes of one score each give the case without
-        classes. The promise holds in the mean over new classes: some exceed t far more often than others.
+        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share of class
+        c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of F_c(t)
+        over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of the classes. So a
+        random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as
+        F_(C+1) ≤ 1. Items of a class may depend on each other, and classes may have any sizes, 1 included. The promise
+        holds in the mean over new classes: some classes exceed t far more often than others.
 
         Source: Lee, Barber and Willett (2023), hierarchical conformal prediction, for classes; Dunn, Wasserman and
             Ramdas (2023) pool distribution functions likewise, with a promise in the limit of many classes. Vovk,
@@ -142,10 +142,10 @@ class ConformalScores:
     def interval(self, threshold: float, *, level: float = LEVEL) -> tuple[float, float]:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
-        It holds for a threshold fixed beforehand or learnt by `threshold`. With classes it is a percentile interval of
-        the mean of F_c over resampled classes. It includes the Clopper-Pearson interval at the nearest whole numbers of
-        classes, as resampling tells nothing if all or no scores exceed. At least a share `level` of such intervals
-        cover the rate.
+        The threshold may be fixed beforehand or learnt by `threshold`. At least a share `level` of such intervals cover
+        the rate. With classes, it is a percentile interval of the mean of F_c (see `threshold`) over resampled classes.
+        It includes the Clopper-Pearson interval at the nearest whole numbers of classes, because resampling carries no
+        information if all or no scores exceed.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -161,7 +161,7 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) shares of the calibration scores, with the new one, that are at least as high: small means unusual.
+        """(Q,) shares of the calibration scores and the new score that are at least as high; small means unusual.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, the count is in shares, as in `rate`. For
         exchangeable scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). float64, on the device of the scores.
@@ -172,7 +172,7 @@ class ConformalScores:
 
     @cached_property
     def _cumulative(self) -> Float[Tensor, "..."]:
-        """N + 1 sums of weights, from 0 on."""
+        """(N + 1,) cumulative sums of the weights, beginning with 0."""
         return torch.cat([torch.zeros(1, dtype=torch.float64), self._weights.cumsum(0)])
 
     @property

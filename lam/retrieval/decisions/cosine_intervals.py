@@ -19,9 +19,9 @@ _PAIRS = 2000  # more would move the ends by less than they differ between sampl
 class CosineIntervals:
     """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
 
-    Another image of the query's class has a cosine in the interval with probability `LEVEL`, in the mean over queries
-    of known classes and their first ten hits. A query with a small κ gets a wide interval. Intervals of one width
-    would hold the cosine too rarely for uncertain queries.
+    The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`, in
+    the mean over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: one
+    width for all would hold the cosine too rarely for uncertain queries.
 
     Attributes:
         below: offset of the lower end for κ = 1.
@@ -39,8 +39,8 @@ class CosineIntervals:
     ) -> "CosineIntervals | None":
         """Intervals by split conformal prediction; None for fewer pairs than the level needs.
 
-        The units are disjoint pairs of queries of one class. Each image of a pair has hits, and the other image has
-        cosines with them. A quantile of the differences bounds each end, see `ConformalScores.threshold`.
+        The units are disjoint pairs of queries of one class. Both images of a pair are compared with the hits of each.
+        Quantiles of the differences between the two cosines bound the ends, see `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2
@@ -66,11 +66,11 @@ def _width(kappa: Tensor) -> Tensor:
 
 
 def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Tensor, " P"]]:
-    """Rows of disjoint random pairs of one label; neighbours in a list may be more alike than others."""
+    """Rows of disjoint pairs of one label; random pairs, as neighbours in a list may be more alike than others."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = shuffled[labels[shuffled].argsort(stable=True)]
     rising = labels[order]
-    place = torch.arange(len(labels)) - torch.searchsorted(rising, rising)  # among the rows of a label
+    place = torch.arange(len(labels)) - torch.searchsorted(rising, rising)  # index among the rows of a label
     first = ((place[:-1] % 2 == 0) & (rising[:-1] == rising[1:])).nonzero().flatten()
     first = first[torch.randperm(len(first), generator=torch.Generator().manual_seed(1))]
     return order[first], order[first + 1]

@@ -1,8 +1,8 @@
-"""P(known) from the ratio of two densities: of known queries and of strangers, or of an unlabelled mixture of both.
+"""P(known) from the ratio of two densities: of known queries, and of strangers or of an unlabelled mixture of both.
 
-The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores the directions in which strangers
-lie; examples of strangers show them. An unlabelled mixture, such as the queries of a service, suffices: its density
-over the density of known queries has the same order.
+The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores in which directions strangers lie;
+examples of strangers show these directions. An unlabelled mixture, such as the queries of a service, suffices: a ratio
+with its density orders queries alike.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -26,9 +26,9 @@ SHARE = 0.5
 """Default share of queries without a match."""
 
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
-"""Scores that a stranger raises. Chosen on validation data of photographs, faces, characters and texts."""
+"""Scores that are higher for strangers, chosen on validation data of photographs, faces, characters and texts."""
 
-_TOPS = (0.25, 0.5, 0.75)  # shares of known queries, those that look most known, in the sets A of `from_mixture`
+_TOPS = (0.25, 0.5, 0.75)  # shares of known queries, the most known by their scores, in the sets A of `from_mixture`
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DensityRatio:
 
     Attributes:
         regression: P(known | scores) among the training queries.
-        odds: weight of the others over the weight of the known among them.
+        odds: weight of the others over the weight of the known ones among the training queries.
         share: π.
         is_mixture: whether the others are unlabelled, with known queries among them.
         interval: of π at 0.95, if it was estimated.
@@ -62,10 +62,10 @@ class DensityRatio:
     def from_mixture(cls, known: Scores, mixture: OtherScores) -> "DensityRatio":
         """Learn from known queries and O unlabelled ones, and estimate the share of strangers among these.
 
-        For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π is at least one minus the ratio, with
-        equality if A holds no stranger. The sets A are shares 0.25, 0.5 and 0.75 of the queries: those that look most
-        known to a regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level
-        divided among the sets; its upper end holds if one of the sets is free of strangers.
+        For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
+        equality if A holds no stranger. The three sets A hold 0.25, 0.5 and 0.75 of the known queries, the most known
+        by a regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level
+        divided among the sets; its upper end holds if one of the sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -82,7 +82,7 @@ class DensityRatio:
 
     @property
     def holds_both(self) -> bool:
-        """Whether the others certainly hold strangers, and a mixture certainly holds known queries too."""
+        """Whether a mixture holds strangers and known queries, by the interval of π; true without a mixture."""
         return self.interval is None or (self.interval[0] > 0 and self.interval[1] < 1)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
@@ -93,9 +93,9 @@ class DensityRatio:
 
 
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
-    """P(known) by `MONOTONE_SCORES`; all others together weigh as much as the known, and each kind weighs the same.
+    """P(known) by `MONOTONE_SCORES`; all kinds of others weigh the same, and together as much as the known queries.
 
-    The margin needs labels: without them, an item that is stored twice has a margin of zero.
+    The margin enters only with labels: without labels, an item that is stored twice has a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:
@@ -109,11 +109,11 @@ def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> Monoton
 
 
 def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, tuple[float, float]]:
-    """π and its interval, from how known each query looks."""
+    """π and its interval, from the out-of-fold P(known) of each query."""
     level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
     least = looks_known[is_known].quantile(1 - torch.tensor(_TOPS, dtype=torch.float64))
     known, mixture = (_shares_above(least, looks_known[side], level) for side in (is_known, ~is_known))
-    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # the upper end over the lower one
+    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # the upper end over the other's lower end
     share, high, low = strangers.tolist()
     return share, (low, high)
 

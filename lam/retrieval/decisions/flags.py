@@ -1,4 +1,4 @@
-"""Flags for queries that cannot be judged: a threshold on one or several scores at a promised false-flag rate."""
+"""Flags for queries that cannot be judged: a threshold on one or several scores, at a promised rate of false flags."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ _LEAST_GAIN = 0.005  # a single score must beat the combined one by this much AU
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """Scores of in-distribution data; higher means more out of distribution.
+    """OOD scores of the calibration queries by flag; higher means more out of distribution.
 
-    The combined score of each calibration query is learnt on the other folds, so that all queries calibrate; see
-    `lam.retrieval.decisions.acceptance` for its rate.
+    A regression learnt on the other folds gives each calibration query its combined score, so that all queries
+    calibrate; `lam.retrieval.decisions.acceptance` explains the rate.
 
     Attributes:
-        calibrated: scores of the calibration items by flag, `kappa` included.
-        combined: regression of known queries against strangers; its `doubt` is the combined score. None without it.
+        calibrated: scores of the calibration queries by flag, `kappa` included.
+        combined: regression of known queries against strangers; its `doubt` is the combined score. None if not learnt.
         ranking: AUROC of strangers against known queries by flag, falling; empty without strangers.
     """
 
@@ -42,7 +42,7 @@ class OodDetector:
 
     @classmethod
     def of(cls, scores: Scores) -> "OodDetector":
-        """A detector from the scores of N in-distribution items, by name, without a combination."""
+        """A detector without a combined score, from scores of N in-distribution items by name."""
         if "kappa" not in scores:
             raise ValueError(f"scores must hold 'kappa', got {', '.join(scores) or 'none'}")
         columns = {name: values.detach().cpu().double() for name, values in scores.items()}
@@ -52,7 +52,7 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """A detector with a combined score, which separates strangers from queries with a match."""
+        """A detector; strangers, if any, add a combined score that separates them from queries with a match."""
         single = cls.of(evidence.queries.scores)
         if not len(evidence.strangers):
             return single
@@ -75,7 +75,7 @@ class OodDetector:
 
     @property
     def best(self) -> str:
-        """The flag of greatest AUROC, or `combined` if it is within 0.005 of it; κ without strangers."""
+        """The flag of greatest AUROC, or `combined` if its AUROC is at most 0.005 lower; κ without strangers."""
         if COMBINED not in self.ranking:
             return "kappa"
         first = next(iter(self.ranking))
@@ -95,11 +95,11 @@ class OodDetector:
         return self.calibrated[flag]
 
     def components(self, flag: str) -> tuple[str, ...]:
-        """The scores of a flag in this detector."""
+        """Names of the scores that enter a flag of this detector."""
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
-        """(Q,) a flag's score of new items, float64, on their device, for a threshold of `conformal_scores(flag)`.
+        """(Q,) OOD scores of new items by a flag, float64, on their device; `conformal_scores(flag)` has thresholds.
 
         Raises:
             ValueError: as `conformal_scores`; for a missing score; or NaN.
@@ -126,15 +126,15 @@ def needs_input(flag: str) -> bool:
 
 
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
-    """The flag, or another one if queries lack its evidence.
+    """The flag, or its substitute if the flag needs the missing evidence.
 
-    The mean cosine of the hits replaces a flag that needs features or labels. κ replaces a flag that needs hits; the
-    k-NN distance, if calibrated, replaces `combined`.
+    Without features or labels, the substitute is the mean cosine of the hits. Without hits, it is κ; for `combined`, it
+    is the k-NN distance, if calibrated.
 
     Args:
-        flag: in force.
-        missing: the missing evidence: `input` (all except a mean and a κ), `hits`, or `labels` of the hits.
-        components: the scores of the flag; by default all possible ones.
+        flag: the flag of the calibration.
+        missing: the missing evidence: `input` (all except mean and κ), `hits`, or `labels` of the hits.
+        components: the scores that enter the flag; by default all possible ones.
         known: the flags of the calibration.
     """
     names = components or components_of(flag)
@@ -149,7 +149,7 @@ def substitute(flag: str, missing: Missing, components: Sequence[str] = (), know
 
 
 def components_of(flag: str) -> tuple[str, ...]:
-    """All scores that a flag may have."""
+    """All scores that may enter a flag."""
     return MONOTONE_SCORES if flag == COMBINED else (flag,)
 
 

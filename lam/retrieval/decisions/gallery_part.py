@@ -1,10 +1,10 @@
-"""The calibration for a part of the gallery, such as a filter leaves: false accepts are bounded there anew.
+"""Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
-The statistic of a query without a match has another distribution in a part than in the whole gallery, and a learnt
-probability was learnt for the whole. So a filtered search accepts by the cosine of the first hit alone, which depends
-on no calibration data. The calibration's queries without a match (`UnmatchedQueries`) search the part, each without
-its matches. Their cosines and a new query's are exchangeable, so the threshold by counting keeps the target exactly
-(`lam.retrieval.decisions.conformal`), in any part that was chosen without regard to these queries.
+In a part, the statistic of queries without a match has another distribution than in the whole gallery, where the
+probability was learnt. So a filtered search accepts by the cosine of the first hit alone, which is not learnt. The
+calibration's `UnmatchedQueries` search the part, each without its matches. Their cosines are exchangeable with a new
+query's. So the threshold by counting keeps the target exactly (`lam.retrieval.decisions.conformal`), in any part that
+was chosen without regard to these queries.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings
 
 _BLOCK = 16  # queries at once, so that other searches run in between
-_HITS = 64  # of each query at first; more if all of them match
+_HITS = 64  # first hits of each query; more are searched if all of them match
 
 
 def false_accepts(
@@ -30,12 +30,12 @@ def false_accepts(
     labels_of: Callable[[Int64[Tensor, "Q K"]], Int64[Tensor, "Q K"]],
     size: int,
 ) -> ConformalScores | None:
-    """Cosines of the best hit that does not match, of each unmatched query, −∞ without such a hit.
+    """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
 
-    If an index returns only matches, the cosine of its last hit is an upper bound, which lowers the rate.
+    If an index returns only matches, the cosine of the last hit counts; as an upper bound, it lowers the rate.
 
     Args:
-        calibration: with unmatched queries, or None is returned.
+        calibration: its unmatched queries search the part; None is returned without such queries.
         search: the k nearest items of the part.
         labels_of: the `label_key` of items by id, −1 for an item without label, which counts as no match.
         size: number of items in the part.
@@ -67,10 +67,10 @@ def false_accepts(
 
 
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
-    """The calibration for a part of the gallery: accept by the cosine above these scores, flag without hits.
+    """The calibration for a part of the gallery: it accepts by cosine, at thresholds of `scores`; flags need no hits.
 
-    The flag's promise stays, as it does not see the gallery. Probabilities, conformal sets and the share of wrong
-    answers were learnt for the whole gallery: they are not promised.
+    The flag's promise stays, because the flag does not use the gallery. Probabilities, conformal sets and the share of
+    wrong answers were learnt for the whole gallery, so they are not promised.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

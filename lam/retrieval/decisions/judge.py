@@ -1,6 +1,6 @@
 """`judge` decides on hits of any vector store; `calibrate_vectors` learns the calibration from the store's vectors.
 
-The hits must satisfy a contract, as thresholds and probabilities are learnt from cosines of exact searches:
+The hits must satisfy a contract, because thresholds and probabilities are learnt from cosines of exact searches:
 
 - Vectors are `mean` of the encoder that embeds the queries. Mean directions of samples need the same number of samples.
 - Scores are cosines, best first. Convert what a store returns: pgvector (`<=>`) and Chroma (space `cosine`) give
@@ -30,7 +30,7 @@ from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BEYOND_ONE = 1e-3  # rounding of half precision
-_RISE = 1e-5  # scores of neighbours may be rounded apart
+_RISE = 1e-5  # rounding may let scores rise by so much
 
 Queries = Embeddings | tuple[Any, Any]
 """Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays or lists."""
@@ -48,7 +48,7 @@ def judge(
     """Decisions on Q queries from the hits of any vector store.
 
     Args:
-        calibration: learnt with the same encoder and the same gallery; its size may differ by a fifth.
+        calibration: learnt with the same encoder and gallery; the gallery's size may have changed by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
         labels: Q lists of K labels of the hits, empty for a hit without label; None for a store without labels.
@@ -56,8 +56,8 @@ def judge(
         features: (Q, P) of the queries, for more scores.
 
     Raises:
-        ValueError: for scores that are no cosines in falling order, queries that are no unit vectors, lists of
-            different lengths, or too few hits; and as `Calibration.decide`.
+        ValueError: for scores that are not sorted cosines, queries that are not unit vectors, lists of different
+            lengths, or too few hits; and as `Calibration.decide`.
 
     Example:
         >>> from lam.retrieval import Targets
@@ -96,10 +96,10 @@ def calibrate_vectors(
         vectors: (G, D) of all items in the store.
         labels: G labels of the items.
         choices: error rates and scores; a false-accept rate of r needs 1/r - 1 queries.
-        key: name of the encoder, which `load_calibration` asks for.
+        key: name of the encoder; `load_calibration` requires the same.
 
     Raises:
-        ValueError: for a missing label, other lengths, vectors that are no unit vectors, or too few queries.
+        ValueError: for a missing label, different lengths, vectors that are not unit vectors, or too few queries.
     """
     embeddings, items = _embeddings(queries), _rows("vectors", vectors)
     for name, values, n_items in (("query_labels", query_labels, len(embeddings)), ("labels", labels, len(items))):
@@ -167,7 +167,7 @@ def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
 
 
 def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
-    """Scores that may be cosines in falling order, clamped to [-1, 1]."""
+    """Scores clamped to [-1, 1], after requiring that they can be sorted cosines."""
     cosines = _rows("scores", scores)
     if len(cosines) != n_queries:
         raise ValueError(f"scores must have a row for each of {n_queries} queries, got {len(cosines)}")
@@ -187,7 +187,6 @@ def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
 
 
 def _numbers(labels: Sequence[Sequence[str]], shape: tuple[int, ...]) -> Tensor:
-    """Labels of hits as numbers."""
     for row in labels:
         _check_words("labels", row)
     lengths = [len(row) for row in labels]

@@ -21,10 +21,10 @@ _SCALE = 100.0  # queries in which most early accounts wake
 
 
 def asleep(n: int) -> float:
-    """Share of the wealth that has not bet in the first n rounds: 1/(2 + 2 log(1 + n/100)), and 1 before the first.
+    """Share of the wealth that still sleeps (has not bet) after n rounds: 1/(2 + 2 log(1 + n/100)), and 1 at first.
 
-    Half wakes at the first round, for a change before it. The share falls so slowly that a change after n rounds costs
-    log n + 2 log log n in log wealth, less than any constant rate of waking for late changes.
+    Half of the wealth wakes at the first round, in case the data changed before. The share falls so slowly that a
+    change after n rounds costs log n + 2 log log n in log wealth, less than at any constant rate for late changes.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
 
@@ -32,10 +32,11 @@ def asleep(n: int) -> float:
 class Martingale:
     """Wealth of accounts that wake one after another and then bet in every round.
 
-    M_n = asleep(n) + Σ_j W_nj with W_nj = (W_(n−1)j + (asleep(n−1) − asleep(n))/J) · b_nj, for J bets b_nj. Under the
-    hypothesis each bet has a mean of at most 1, given the past, and so has M_n/M_(n−1). An account that wakes late has
-    not lost in the rounds before: a long good past does not hide a change. The sum over waking times is the
-    Shiryaev-Roberts statistic with weights that sum to 1. Without them it bounds only the mean time to a false alarm.
+    In round n, J bets pay b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj = (W_(n−1)j + (asleep(n−1) −
+    asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis b_nj has a mean of at most 1 given the past,
+    and so has M_n/M_(n−1). An account that wakes late has not lost before: a long good past does not hide a change. The
+    wealth is the Shiryaev-Roberts statistic, a sum over waking times, with weights of sum 1. Without weights the
+    statistic bounds only the mean time to a false alarm.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.
@@ -64,7 +65,7 @@ class Martingale:
         self._asleep = asleep
 
     def bet(self, log_bets: Float[np.ndarray, "... J"]) -> None:
-        """Play a round, from the logarithms of the factors that its bets paid."""
+        """Play a round in which the bets pay these factors, given as logarithms."""
         woken = (self._asleep(self.n) - self._asleep(self.n + 1)) / log_bets.shape[-1]
         self.n += 1
         self.log_accounts = np.logaddexp(self.log_accounts, np.log(woken)) + log_bets

@@ -67,6 +67,6 @@ class MatchProbability:
 
     @property
     def evidence(self) -> frozenset[str]:
-        """The scores that all parts need."""
+        """Names of the scores that both factors need."""
         contrast = () if self.contrast is None else self.contrast.regression.evidence
         return frozenset((*self.usual.ranks, *self.right.evidence, *contrast))

@@ -1,6 +1,6 @@
-"""Numbers of neighbours of scores, chosen on calibration data: at most the number of items of a class.
+"""Numbers of neighbours for scores, chosen on calibration data, up to the number of items in a class.
 
-If a person has four photos, a score that averages ten hits averages six of other people.
+If a person has four photos, a score that averages ten hits averages six hits of other people.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def nearest_of(labels: Int[Tensor, " N"]) -> int:
 def candidates_of(
     gallery: Int[Tensor, " N"] | None = None, reference: Int[Tensor, " O"] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Numbers of neighbours to choose from, by score: the greatest, and its halves down to 1.
+    """Numbers of neighbours to choose from, by score: the greatest, halved again and again down to 1.
 
     Example:
         >>> candidates_of(torch.arange(5).repeat(4))
@@ -58,10 +58,10 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    It maximises the AUROC of right first hits against wrong ones and `others` together. The choice depends on the
-    queries, so a promised threshold needs other queries, or cross-validation. A score that compares with a reference of
-    several classes needs no query: each reference item is compared with all others, and, as a stranger, with items of
-    other classes only.
+    The choice maximises the AUROC of right first hits against wrong ones and `others` together. It depends on the
+    queries, so a promised threshold needs other queries, or cross-validation. A score of distance to a reference with
+    several classes needs no queries. Instead, each reference item is compared with all other items and, as a simulated
+    stranger, with items of other classes only.
 
     Args:
         candidates: numbers of neighbours, by score. The first wins a tie, and is chosen with fewer than 10 items on

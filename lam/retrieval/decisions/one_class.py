@@ -1,7 +1,7 @@
 """P(known) from known queries alone: how usual a query is among the calibration queries, by many scores together.
 
-A one-sided score rates some strangers as better known than known queries: blur brings photographs near the mean of the
-training features. So a query is unusual if it is far from the calibration queries in either direction.
+A one-sided score takes some strangers for known: blur brings photographs near the mean of the training features. So a
+query is unusual if its scores are far from the scores of calibration queries in either direction.
 """
 
 import math
@@ -23,7 +23,7 @@ UNUSUAL = 0.02
 """P(known) is below 1 for this share of the calibration queries, the most unusual ones."""
 
 STRANGER_SCORES = "knn", "relative_mahalanobis", "cosine", "mean_cosine"
-"""Scores that strangers of some kind raise."""
+"""Scores that are higher for some kind of stranger."""
 _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 
 
@@ -45,12 +45,12 @@ class OneClassModel:
     Attributes:
         evidence: E scores of the Mahalanobis distance.
         together: scores of `joint_surprise`.
-        ranks: of all these scores.
-        mean: (E,) of the log odds of the evidence.
-        precision: (E, E) inverse of their covariance, shrunk.
-        of_distance: ranks of the distances of calibration queries, out of fold.
-        of_surprise: ranks of their joint surprise, out of fold.
-        unusual: greater log odds of the two, rising.
+        ranks: log odds of ranks of all these scores.
+        mean: (E,) mean log odds of the evidence.
+        precision: (E, E) inverse of the shrunk covariance of these log odds.
+        of_distance: log odds of ranks of the calibration queries' distances, out of fold.
+        of_surprise: log odds of ranks of their joint surprise, out of fold.
+        unusual: strangeness of the calibration queries, the greater log odds of the two, rising.
     """
 
     evidence: tuple[str, ...]
@@ -96,7 +96,7 @@ class OneClassModel:
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor, ConformalScores, ExtendedOdds, ExtendedOdds]:
-        """The model as tensors, made once, because a service asks for one query at a time."""
+        """The model as tensors, converted once, because a service scores one query at a time."""
         columns = self.mean, self.precision, self.unusual
         mean, precision, unusual = (torch.tensor(values, dtype=torch.float64) for values in columns)
         of_scores = ExtendedOdds(tuple(self.ranks[name] for name in (*self.evidence, *self.together)))
@@ -104,10 +104,10 @@ class OneClassModel:
 
 
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) of p over E scores, with p = 1 − F the share above.
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) over E scores; p is the share of calibration scores above each.
 
-    It lies between the geometric mean, where many scores of little doubt count, and the harmonic mean, where one score
-    of much doubt suffices. −log p = log(1 + e^x) for the extended log odds x of F.
+    The mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
+    for one small p. −log p = log(1 + e^x) for the extended log odds x of 1 − p.
 
     Source: Vovk and Wang (2020), "Combining p-values via averaging", for the family; the exponent by validation.
     """

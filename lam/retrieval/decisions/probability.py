@@ -36,14 +36,14 @@ _BINS = 10
 class MonotoneRegression:
     """P(known) from several scores, decreasing in each.
 
-    log(P/(1 − P)) = b − Σ_j w_j x_j with all w_j ≥ 0, x_j the scores on a `SoftScale`: logistic regression with a
-    ridge penalty, Σ w²/2 beside the weighted sum of log losses. A score is doubt, so a negative weight could only fit
-    noise; without negative weights a few dozen queries suffice.
+    log(P/(1 − P)) = b − Σ_j w_j x_j with all w_j ≥ 0, x_j the scores on a `SoftScale`. This is logistic regression: the
+    weighted sum of log losses plus the ridge penalty Σ w²/2 is minimal. A score measures doubt, so a negative weight
+    could only fit noise; without negative weights a few dozen queries suffice.
 
     Attributes:
         evidence: names of the E scores.
-        scales: of each.
-        weights: of each, not negative.
+        scales: scale of each score.
+        weights: w_j of each score, not negative.
         intercept: b.
     """
 
@@ -62,7 +62,7 @@ class MonotoneRegression:
     def fit(
         cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
     ) -> "MonotoneRegression":
-        """Learn from N queries, by scores of doubt; relative weights are equal by default."""
+        """Learn from scores of N queries and whether each is known; relative weights are equal by default."""
         if len(known) == 0 or not scores:
             raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
@@ -87,13 +87,13 @@ class MonotoneRegression:
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known) at the training queries' share of known ones, float64."""
+        """P(known), float64, given the same share of known queries as in training."""
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Σ_j w_j x_j / Σ_j w_j, float64, in the order of 1 − P; zero without a weight; errors as of a call.
+        """Σ_j w_j x_j / Σ_j w_j, float64, which orders queries by 1 − P; 0 if all weights are 0.
 
-        Unlike log odds, it is comparable between regressions on parts of the same data: with fewer queries, the penalty
+        Unlike log odds, doubts by regressions on parts of the same data are comparable: with fewer queries, the penalty
         shrinks weights more.
         """
         total = sum(self.weights)
@@ -117,16 +117,15 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    Each score becomes the log odds of its rank, x (see `RankOdds`); s = b + Σ_j w_j x_j is a logistic regression on
-    them. g is an isotonic regression on out-of-fold values of s, piecewise linear, so that log odds need not be linear
-    in the scores. The probability is (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression beats the logistic curve
-    only with hundreds of searches, and the order by s remains where g is level. No level is nearer to 0 or 1 than
-    1/(N + 2).
+    x_j is the log odds of the rank of a score (see `RankOdds`), and s = b + Σ_j w_j x_j a logistic regression on all.
+    g is a piecewise linear isotonic regression on out-of-fold values of s, so that log odds need not be linear in the
+    scores. The probability is (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression beats the logistic curve σ only
+    with hundreds of searches, and σ orders searches where g is level. Values of g stay 1/(N + 2) away from 0 and 1.
 
     Attributes:
         evidence: names of the E scores.
-        ranks: of each.
-        weights: of each.
+        ranks: log odds of ranks of each score.
+        weights: w_j of each score.
         intercept: b.
         knots: arguments of g, rising.
         levels: values of g, rising, from 0 to 1.

@@ -1,8 +1,8 @@
 """`Promise`: whether the promises of a calibration still hold for the queries of a service.
 
-Two kinds of evidence count against them. Queries that are less like the calibration queries than chance allows put the
-promises in doubt. Feedback with more errors than promised breaks them. Both are test martingales
-(`lam.retrieval.decisions.martingale`), so they can be read after every query, for ever.
+Two kinds of evidence count against the promises. Queries that are less like the calibration queries than chance allows
+put them in doubt. Feedback with more errors than promised breaks them. Both kinds are tested by martingales
+(`lam.retrieval.decisions.martingale`), which may be read after every query, for ever.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ class Reading:
     """The state of one test.
 
     Attributes:
-        name: `kappa` or `cosine`, of queries like those of the calibration; `far` or `wrong`, of feedback.
+        name: `kappa` or `cosine` for a test of the queries; `far` or `wrong` for a test of the feedback.
         evidence: wealth of the bets now, 1 at the beginning.
         peak: greatest wealth so far.
-        needed: wealth from which the test alarms, for good.
+        needed: wealth at which the test alarms; the alarm stays.
         n: queries, or judged answers.
         errors: errors among the judged answers; None for queries.
         limit: rate of errors that chance and the size of the calibration allow; None for queries.
@@ -115,16 +115,16 @@ class Promise:
     """The tests of a calibration's promises: `holds`, `in doubt` or `broken`. Not safe for threads.
 
     *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets an online
-    p-value among the calibration queries and all earlier queries; small ones win the bets. While queries are
-    exchangeable with the calibration queries, this happens with a probability of at most `DOUBT`, ever.
+    p-value among the calibration queries and all earlier queries; bets win on small p-values. While queries are
+    exchangeable with the calibration queries, this state is reached with a probability of at most `DOUBT`, ever.
 
-    *Broken*: of the judged answers to strangers, more are false accepts than `far` promises. The promise is about the
-    mean over calibration sets, and one set may miss it by chance. So the bets are against the upper end of the
-    Clopper-Pearson interval of the rate. This happens with a probability of at most `BROKEN` while the promise holds,
-    if answers are judged without regard to whether they are right.
+    *Broken*: among the judged answers to strangers, more are false accepts than `far` promises. The promise is about
+    the mean over calibration sets, and one set may miss it by chance. So the bets are against the upper end of the
+    Clopper-Pearson interval of the rate. While the promise holds, this state is reached with a probability of at most
+    `BROKEN`, if the choice of judged answers does not depend on whether they are right.
 
-    The share of wrong answers among the judged matches is tested likewise: against `wrong`, where that is promised,
-    else against the share in the calibration, which then puts the promises in doubt.
+    The share of wrong answers among the judged matches is tested too. If `wrong` is promised, a greater share breaks
+    the promises. Otherwise a greater share than in the calibration puts them in doubt.
 
     Args:
         calibration: the calibration.
@@ -143,7 +143,7 @@ class Promise:
         promised = targets.wrong is not None
         in_doubt, broken = DOUBT / (len(scores) + (not promised)), BROKEN / (1 + promised)
         self._queries = {name: _QueryTest(name, values, in_doubt) for name, values in scores.items()}
-        # half of each probability is for the luck of the calibration set, half for the bets
+        # half of each probability is for an unlucky calibration set, half for the bets
         far = max(targets.far, calibration.false_accepts.interval(above, level=1 - broken)[1])
         self._rates = {"far": _RateTest(far, broken / 2, breaks=True)} if far < 1 else {}
         answered = acceptance.statistics > above
@@ -189,12 +189,12 @@ class Promise:
         return [test.reading(name) for name, test in self._tests.items()]
 
     def arrays(self, *, only_feedback: bool = False) -> dict[str, np.ndarray]:
-        """What changes with each query and each feedback, or only with feedback, for `restore`."""
+        """State of all tests, or only of the tests of feedback, for `restore`."""
         tests = self._rates if only_feedback else self._tests
         return {f"{name}.{part}": values for name, test in tests.items() for part, values in test.arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from the `arrays` of a promise with the same key; tests without arrays stay as they are."""
+        """Continue from the `arrays` of a promise with the same key; tests without arrays stay as they are."""
         for name, test in self._tests.items():
             start = f"{name}."
             own = {key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)}
@@ -207,7 +207,7 @@ class Promise:
 
 
 def cells_of(name: str, values: Float[np.ndarray, "*N"]) -> Int64[np.ndarray, "*N"]:
-    """Cells of κ or of cosines, by rising doubt: even in log κ, or in log(1 − cosine)."""
+    """Cell of each κ or cosine, numbered by rising doubt; cells are equally wide in log κ, or in log(1 − cosine)."""
     low, high = np.log(_RANGES[name])
     gaps = np.log(np.clip(values if name == "kappa" else 1 - values, *_RANGES[name]))
     places = (high - gaps if name == "kappa" else gaps - low) / (high - low)

@@ -18,11 +18,11 @@ _BULK = 2.0  # spreads of a score from its median
 class RankOdds:
     """log(F/(1 − F)) of a score, F being the share of the calibration data below it; ties count half.
 
-    A common scale for all scores, without outliers; linear between the knots, constant beyond.
+    This is a common scale for all scores, without outliers; it is linear between knots and constant beyond.
 
     Attributes:
-        values: of the score, rising.
-        odds: log odds of each value, rising.
+        values: values of the score at the knots, rising.
+        odds: log odds at the knots, rising.
         spread: interquartile range of the score, or else its standard deviation.
     """
 
@@ -54,7 +54,7 @@ class RankOdds:
 
 @dataclass(frozen=True)
 class ExtendedOdds:
-    """`RankOdds` of E scores, with ± log(1 + d/spread) at a distance d beyond the greatest or least value."""
+    """`RankOdds` of E scores, plus log(1 + d/spread) at d above the greatest value, minus this at d below the least."""
 
     ranks: tuple[RankOdds, ...]
 
@@ -101,7 +101,7 @@ def check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[f
 
 
 def _median_and_spread(score: Tensor) -> tuple[float, float]:
-    """Median and interquartile range, or else standard deviation, or 1."""
+    """Median and spread: the interquartile range or, if it is 0, the standard deviation, or else 1."""
     low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
 

@@ -19,23 +19,24 @@ _SPARE = 2  # wrong answers that the first threshold allows, if there are enough
 def control_selective_risk(
     scores: Float[Tensor, " N"], wrong: Bool[Tensor, "..."], *, target: float, confidence: float = LEVEL
 ) -> float:
-    """The lowest threshold found above which at most a share `target` of the answers is wrong, at a confidence.
+    """The lowest tested threshold above which at most a share `target` of the answers is wrong, at a confidence.
 
-    R(t) = P(wrong | score > t). The thresholds tried answer m_1 < m_2 < … of the calibration queries: t_j is the
-    (m_j + 1)-th highest score, where N alone decides m_j, and the n_j queries above it hold W_j wrong answers. Given
-    t_j they are n_j independent draws of the answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of
-    R(t_j) > target. The p-values are tested in order, strictest threshold first, each at 1 − `confidence`, until the
-    first above it: fixed-sequence testing, which has no price for many thresholds. The last threshold before that is
-    the result. m_1 is the least number that allows two wrong answers if N is twice as large, else one, else zero; each
-    next m is a tenth larger, and the last is N. A threshold that answers fewer than `answers_needed`, because of ties,
+    R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that depend
+    on N alone. The n_j queries above t_j hold W_j wrong answers. Given t_j these queries are independent draws of the
+    answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of R(t_j) > target. The p-values are tested in
+    order, strictest threshold first, until one exceeds 1 − `confidence`; the threshold before it is the result. Such
+    fixed-sequence testing needs no correction for many thresholds.
+
+    m_1 is the least number of answers that allows two wrong ones, if N is twice as large; else one, else zero. Each
+    next m is a tenth larger, and the last is N. A threshold with fewer than `answers_needed` answers, because of ties,
     is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
-    scores, ties included. It has two assumptions. Calibration queries and new ones are independent draws of one source,
-    with the same share of strangers. And answers of a higher score are not wrong more often than answers of a lower
-    one; without ties it suffices that R exceeds the target below one threshold and nowhere above it. The second is
-    needed because the thresholds are themselves scores of calibration queries. 1,080 kinds of adversarial scores that
-    violate it broke the promise in at most 0.044 of 20,000 sets, for 0.05.
+    scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
+    source, with the same share of strangers. Second, answers of a higher score are not wrong more often than answers of
+    a lower one; without ties it suffices that R exceeds the target below one threshold and nowhere above it. The second
+    is needed because thresholds are scores of calibration queries. 1,080 kinds of adversarial scores that violate it
+    broke the promise in at most 0.044 of 20,000 sets, where 0.05 is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.

@@ -97,11 +97,11 @@ class UnseenClasses:
         return ((1 + as_near).double() / (1 + len(single))).to(scores.device)
 
     def p_in_gallery(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means of no class there.
+        """(Q,) p-values in (0, 1] of "this item is of a class in the gallery": small means that its class is new.
 
-        p = (1 + A + s)/(R + 1 + s). R items are in classes of two or more. Of them, A lie at least as far from any
-        other item as the new item lies from the gallery. The new item may be the second of a class of one; then the
-        first counts too: s = 1 if a single item lies as far, else 0. For exchangeable items
+        p = (1 + A + s)/(R + 1 + s). R items are in classes of two or more. Of these, A lie at least as far from all
+        other items as the new item lies from the gallery. The new item may be the second of its class; then the first,
+        a single item, counts too: s = 1 if a single item lies as far, else 0. For exchangeable items
         P(p ≤ α | its class is in the gallery) ≤ α.
         """
         check_no_nan("scores", scores)

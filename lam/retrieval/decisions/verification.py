@@ -1,7 +1,7 @@
-"""Whether two images show the same: a threshold at a promised false-match rate, and a probability.
+"""Whether two images match: a threshold at a promised false-match rate, and a probability.
 
-A pair is not a search. Its score is not the best of many, so a gallery's accept threshold is far too strict, and there
-is no second hit to compare with.
+A pair is not a search. The cosine of a pair is not the best of many, so a gallery's accept threshold is far too strict.
+And there is no second hit to compare with.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs, the κ of both images, and whether they match; both kinds count alike."""
+        """Learn from R pairs: cosines, the κ of both images, and whether they match; both kinds weigh the same."""
         check_length("same", same, "the pairs", len(cosine))
         n_same, n_other = int(same.sum()), int((~same).sum())
         if min(n_same, n_other) == 0:

@@ -43,7 +43,7 @@ class Index:
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16"; by default those of FAISS, wider for HNSW and IVF.
+        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's own, wider for HNSW and IVF.
         device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:

@@ -1,7 +1,7 @@
 """`Store`: the rows of an index, with vectors, κ and ids, without FAISS.
 
 Every row has a slot, a number that rises from row to row and is never reused. FAISS knows rows by their slots; the slot
-of a removed row that FAISS still holds is missing here. A place is the number of a row's chunk and position there.
+of a removed row that FAISS still holds is missing here. A place is one number for a row's chunk and its position there.
 
 Rows lie in chunks of some megabytes. New rows fill the last chunk, and a chunk with many removed rows is copied without
 them. So additions and removals take no longer in a larger index.
@@ -50,7 +50,7 @@ class Chunk:
         self.size = end
 
     def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
-        """Mask of the rows with κ ≥ `least_kappa` and, unless `among` is None, with one of these sorted ids."""
+        """Mask of the rows with κ ≥ `least_kappa` and, if sorted ids are given as `among`, with one of these ids."""
         is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
         if among is None or len(ids) == 0:
             return is_allowed
@@ -133,7 +133,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks, of which those with many removed rows are copied; a small copy joins the chunk before."""
+        """The chunks, after copying each with many removed rows; a small copy joins the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:

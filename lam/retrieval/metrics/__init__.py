@@ -1,3 +1,3 @@
-"""Quality of a ranking and of its uncertainty, in numbers and in pictures."""
+"""Metrics of rankings and of their uncertainty, and plots of both."""
 
 __all__ = ["open_set", "plots", "registry", "scores", "votes"]

@@ -1,4 +1,4 @@
-"""Agreement of κ with the ambiguity of inputs: with severities, crops and people's labels."""
+"""Agreement of κ with the ambiguity of inputs: severity of corruption, crops, and people's labels."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from lam.utils.checks import check_distributions, check_finite
 
 
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank; None if one of the two is constant.
+    """Spearman's rank correlation, ties at their mean rank; None if either input is constant.
 
-    At best −1 for κ against the severity of a corruption or the entropy of people's labels.
+    For κ against the severity of a corruption, or against the entropy of people's labels, −1 is best.
     """
     if len(one) < 2 or one.shape != other.shape:
         raise ValueError(f"one and other must hold at least two values, equally many, got {len(one)} and {len(other)}")

@@ -1,4 +1,4 @@
-"""The picture of the least and the most certain queries."""
+"""Plot of the least and the most certain queries."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _EXTREMES = 8
 _CHARACTERS, _TEXT_LINES = 19, 8  # of a text instead of a picture
-_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches, among the extremes: a picture's side, the step to the next, half a sheet
+_SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture's side, the step to the next picture, half the sheet's height
 
 
 def plot_extremes(
@@ -28,13 +28,13 @@ def plot_extremes(
 ) -> None:
     """Show the eight least and eight most certain queries, each with its κ, its first hit and the verdict on it.
 
-    With fewer than sixteen queries, each half is shown.
+    Fewer than sixteen queries are split into two halves.
 
     Args:
         kappa: (Q,) concentrations of the queries.
-        verdict: whether the first hit of a query, by its index, is right; for a stranger the name of its data set.
-        query_image: image of a query, (C, H, W) or (H, W) with C 1 or 3 and values in [0, 1], or its text.
-        hit_image: image or text of its first hit.
+        verdict: takes a query's index; returns whether its first hit is right, or the name of a stranger's data set.
+        query_image: takes a query's index; returns its text, or its image, (C, H, W) or (H, W) in [0, 1] with C 1 or 3.
+        hit_image: takes a query's index; returns text or image of its first hit.
     """
     check_finite("kappa", kappa)
     if len(kappa) == 0:
@@ -94,7 +94,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one axes in inches from its upper left corner; one axes a picture takes ten times as long."""
+    """A figure with one axes, in inches from the upper left corner; an axes for each picture takes ten times longer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")

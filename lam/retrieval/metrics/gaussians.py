@@ -11,20 +11,20 @@ from lam.utils.autocast import without_autocast
 
 COMPONENTS = 256
 """Number of principal components to which wider features are reduced before a covariance is inverted."""
-_RIDGE = 1e-7  # of the mean variance, for constant components
+_RIDGE = 1e-7  # share of the mean variance, added to every variance, as some components are constant
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of the classes with one covariance, and of all items together, in q principal components.
+    """A Gaussian of each class, all with one covariance, and a Gaussian of all items, in q principal components.
 
     Attributes:
         center: (P,) mean of all items.
         basis: (P, q) the components.
         classes: (C,) labels of the classes, rising.
-        means: (C, q) of the classes, whitened by `within`.
+        means: (C, q) class means, whitened by `within`.
         within: (q, q) W with WWᵀ the inverse covariance about the class means.
-        total: (q, q) likewise about the mean of all items.
+        total: (q, q) W with WWᵀ the inverse covariance about the mean of all items.
     """
 
     center: Float[Tensor, " P"]
@@ -36,7 +36,7 @@ class Gaussians:
 
     @classmethod
     def of(cls, unit: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Gaussians":
-        """Fit to items, with covariances shrunk by Ledoit and Wolf (2004); without labels all are one class."""
+        """Fit to items, with covariances shrunk by Ledoit and Wolf (2004); without labels there is one class."""
         x = unit.detach().cpu().double()
         center = x.mean(0)
         basis = _principal_components(x - center)
@@ -51,9 +51,9 @@ class Gaussians:
     def distances(
         self, unit: Float[Tensor, "N P"], excluded: Int[Tensor, " N"] | None = None
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """(N,) squared Mahalanobis distances to the nearest class not excluded, and (N,) to all items together.
+        """(N,) squared Mahalanobis distances to the nearest class, and (N,) to the Gaussian of all items.
 
-        A single class is never excluded.
+        `excluded` holds the class to leave out for each item; a single class is never left out.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)
@@ -63,7 +63,7 @@ class Gaussians:
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) directions of greatest variance: all of them up to 256, none below rounding."""
+    """(P, q) directions of greatest variance, at most 256 and above rounding error; the identity for P ≤ 256."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)
@@ -72,12 +72,12 @@ def _principal_components(centered: Tensor) -> Tensor:
     n_components = min(COMPONENTS, n_items)
     decompose: Any = randomized_svd
     _, sizes, rows = decompose(centered.float().numpy(), n_components, n_iter=2, random_state=0)
-    rank = int((sizes > sizes[0] * width * torch.finfo(torch.float32).eps).sum())  # n items about their mean: n - 1
+    rank = int((sizes > sizes[0] * width * torch.finfo(torch.float32).eps).sum())  # n centred rows: at most n - 1
     return torch.from_numpy(rows[: max(1, rank)].T.copy()).double()
 
 
 def _whitening(centered: Tensor) -> Tensor:
-    """W with WWᵀ the inverse of the shrunk covariance; the identity without spread."""
+    """W with WWᵀ the inverse of the shrunk covariance; the identity for rows without spread."""
     from sklearn.covariance import ledoit_wolf
 
     identity = torch.eye(centered.shape[1], dtype=centered.dtype)

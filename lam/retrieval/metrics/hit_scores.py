@@ -1,4 +1,4 @@
-"""Scores of doubt from the first hits of a search: from their cosines, and from their labels if any.
+"""Scores of doubt from the cosines and labels of a query's first hits.
 
 A higher value means more doubt. Distances from training features are in `lam.retrieval.metrics.reference`.
 """
@@ -10,13 +10,13 @@ from torch import Tensor
 NEAREST = 10
 """Default number of first hits that are averaged or counted."""
 N_HITS = 50
-"""Number of hits that all of these scores need; all hits of a smaller gallery."""
+"""Number of hits that these scores need; a smaller gallery gives all of its items."""
 
 
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
-    """−(cosine of the first hit − cosine of the first hit of another class); without labels, of the second hit.
+    """Cosine of the best hit of another class (without labels, of the second hit), minus the first hit's cosine.
 
-    If all hits are of one class, the last hit's cosine bounds the other class. A missing second hit counts as −1.
+    If all hits are of one class, the last hit's cosine bounds other classes. A missing second hit counts as −1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.8, 0.5]]), torch.tensor([[1, 1, 2]])
@@ -53,7 +53,7 @@ def weighted_disagreement(
 ) -> Float[Tensor, " N"]:
     """Share of the first k hits whose label differs from the first hit's, near hits counting more.
 
-    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k), c the cosines; equal weights if all
+    Σ_j w_j [label_j ≠ label_1] / Σ_j w_j with w_j = (c_j − c_k)/(c_1 − c_k) for cosines c_j; equal weights if all
     cosines are equal.
 
     Source: Dudani (1976), equation 1, with cosines instead of distances.

@@ -62,7 +62,7 @@ def prevalence(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[
 def roc_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """(T,) false positive rates, rising, and (T,) true positive rates, float64, over all thresholds that matter."""
+    """(T,) false positive rates, rising, and (T,) true positive rates, float64, without collinear points."""
     from sklearn.metrics import roc_curve as curve
 
     return _curve(curve, in_distribution, out_of_distribution)

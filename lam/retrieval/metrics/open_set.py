@@ -8,7 +8,7 @@ gallery, a non-mated search does not. Every metric depends on the gallery's size
 - non_mated: (O,) scores of the first hits of non-mated searches.
 - rate, fpir, far: in (0, 1).
 
-A rate outside (0, 1), NaN and another length are errors. A metric without a search of a kind is NaN.
+A rate outside (0, 1), NaN and different lengths are errors. A metric that lacks mated or non-mated searches is NaN.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from lam.utils.checks import check_length, check_no_nan, check_share
 
 @dataclass(frozen=True)
 class OpenSet:
-    """Open-set metrics at one false-positive rate, with the gallery's size that they hold for.
+    """Open-set metrics at one false-positive rate; they hold for galleries of this size.
 
     Attributes:
         gallery_size: number of items that were searched.
@@ -52,7 +52,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of every query as a mated search, if it has matches, and as a non-mated search without its matches."""
+    """Metrics with two searches a query: in the whole gallery, if it has a match, and without its matches."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -132,9 +132,9 @@ def dir_at_far(
 def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " O"]) -> float:
     """Area under the open-set classification rate curve; higher is better.
 
-    The curve is the share of mated searches with a right first hit of score > T over the share of non-mated searches
-    with a first hit of score > T. Its area is P(a mated search is right and scores above a non-mated one), equal scores
-    counting half; at most the accuracy.
+    The curve runs over thresholds T. It shows the share of mated searches with a right first hit of score > T against
+    the share of non-mated searches of score > T. Its area is P(a mated search is right and scores above a non-mated
+    one), ties counting half; it is at most the accuracy.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
@@ -158,8 +158,8 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
     """Area under the risk-coverage curve; lower is better.
 
     The risk at coverage n/Q is the share of wrong answers among the n most certain. A threshold keeps or drops a tie as
-    a whole, so the curve has a point for each distinct uncertainty. The area is of trapezoids between these; from
-    coverage 0 to the first point the risk is the first point's. It is the error rate for a constant uncertainty.
+    a whole, so the curve has a point for each distinct uncertainty. Trapezoids between the points give the area; before
+    the first point the risk is constant. A constant uncertainty gives the error rate.
 
     Source: El-Yaniv and Wiener (2010) for the curve; Geifman, Uziel and El-Yaniv (2019) for its area, as the code of
         Traub et al. (2024) computes it (`RiskCoverageStats.aurc` in fd-shifts, without its factor of 1000).

@@ -1,8 +1,8 @@
-"""Pictures of the metrics, as PNG files.
+"""Plots of the metrics, as PNG files.
 
-Every function writes the file at `path` and draws what the metric of that name computes, so that figure and number
-agree. A picture has from 1 to 24 entries by name; for another number, and where the metric is undefined, there is a
-`ValueError`. Matplotlib's global figure, backend and style stay as they are.
+Every function draws what the metric of that name computes, and writes the file at `path`. A plot has from 1 to 24
+entries by name. Another number, or an undefined metric, is a `ValueError`. Matplotlib's global figure, backend and
+style stay as they are.
 """
 
 import warnings
@@ -26,14 +26,14 @@ _BINS = 50  # of a histogram of κ
 _LEGEND = 3.0  # inches of a legend beside the axes
 _LINES = ("-", "--", "-.", ":")
 MOST = len(_LINES) * len(_PALETTE)
-"""Greatest number of curves in one picture: each colour in each kind of line."""
+"""Greatest number of curves in one plot: each colour in each line style."""
 Value = TypeVar("Value")
 
 
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    If all share the same answers, the best possible curve and the level of random dropping are drawn too.
+    If the answers are the same for all, the best possible curve and the level of random dropping are drawn too.
 
     Args:
         ranked: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties, by name.
@@ -105,7 +105,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several figures of several systems as bars, side by side.
 
     Args:
-        figures: values in [0, 1] or None, by name of the figure and by system, the same systems in each.
+        figures: values in [0, 1], None if undefined, by figure and by system; each figure has the same systems.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))
@@ -313,7 +313,7 @@ def save_figure(figure: Any, path: str | Path) -> None:
 
 
 def short_number(value: float) -> str:
-    """Three digits or so, without long rows of zeros."""
+    """A number as text, with about three digits and without long rows of zeros."""
     if 100 <= value < 1e4:
         return f"{value:,.0f}"
     if 1e-3 <= value < 100 or value == 0:

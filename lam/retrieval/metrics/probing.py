@@ -92,9 +92,9 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """Agreement of the classes with as many Ward clusters of unit vectors, in 4 N² bytes.
+    """Agreement of C classes with C clusters of the unit vectors by Ward's method; it takes 4 N² bytes.
 
-    None for fewer than two classes, or as many as items.
+    None for fewer than two classes, or if every item has a class of its own.
 
     Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
     """

@@ -43,7 +43,7 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
 def precision_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *, k: SupportsIndex) -> float:
     """Mean over queries of the share of relevant items among the first k hits; arguments and errors as `recall_at_k`.
 
-    The share is of k, so a query with fewer than k relevant items cannot reach 1.
+    The denominator is k, so a query with fewer than k relevant items cannot reach 1.
 
     Returns:
         A mean in [0, 1]; NaN if no query has a relevant item.
@@ -94,7 +94,7 @@ class RelevantRanks:
 def relevant_ranks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches
 ) -> RelevantRanks:
-    """Rank the whole gallery for every query, by cosine as `lam.retrieval.rank` does, ties by the lower index.
+    """Ranks of relevant items in the whole gallery, by cosine; ties by the lower index, as in `lam.retrieval.rank`.
 
     Args:
         queries: (Q, D) finite, non-zero.
@@ -117,7 +117,7 @@ def relevant_ranks(
 
 
 def r_precision(ranks: RelevantRanks) -> float:
-    """Mean over queries of the precision of the first R hits, R being the number of relevant items; NaN without one.
+    """Mean over queries of the precision of the first R hits, with R the number of relevant items; NaN if all R are 0.
 
     Source: Manning, Raghavan and Schütze (2008), Introduction to Information Retrieval, section 8.4.
     """
@@ -126,7 +126,7 @@ def r_precision(ranks: RelevantRanks) -> float:
 
 
 def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
-    """Mean over queries of 1/rank of the first relevant item; NaN without one.
+    """Mean over queries of 1/rank of the first relevant item; NaN if no query has a relevant item.
 
     Source: Voorhees (1999), The TREC-8 Question Answering Track Report.
     """

@@ -56,7 +56,7 @@ class Reference:
         *,
         embeddings: Float[Tensor, "_ D"] | None = None,
     ) -> "Reference":
-        """Directions and lengths of features, and directions of embeddings."""
+        """The reference of O items with these features, labels and embeddings."""
         if len(features) == 0:
             raise ValueError("a reference must hold features of at least one item, got none")
         check_finite("reference features", features)
@@ -73,10 +73,10 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The reference for comparison with N items, each as if its class had never been seen.
+        """The reference for comparison with N items, each as if its class were unseen.
 
-        Distances to the class and to its items are left out; means and covariances still include them. Classes are
-        numbered as `labels`; others leave nothing out.
+        An item is not compared with its class or the class's items; means and covariances still include them. A class
+        that is not in `labels` has no effect.
         """
         if self.labels is None:
             raise ValueError("to exclude classes, the reference must have labels, got none")
@@ -85,7 +85,7 @@ class Reference:
         return excluding
 
     def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
-        """Mask of the items to leave out for some rows of the compared items; None to leave out nothing."""
+        """Mask of the reference items to leave out for R compared items; None to leave out nothing."""
         if self.excluded is None or self.labels is None:
             return None
         return self.excluded[rows, None].to(self.labels.device) == self.labels
@@ -133,7 +133,7 @@ class Reference:
         return self.unit * lengths.to(self.unit)[:, None] ** (1 - exponent)
 
     def _misfit(self, exponent: float, is_first: Tensor) -> float:
-        """|log| of the relative variance of each half's distances to the other half's Gaussians, over 2/q of χ²_q."""
+        """|log r|: r is q/2 times the relative variance of squared distances between the halves; r = 1 for χ²_q."""
         x, ratios = self._scaled(exponent), []
         for half in (is_first, ~is_first):
             gaussians = Gaussians.of(x[half], None if self.labels is None else self.labels[half])
@@ -146,8 +146,8 @@ class Reference:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine to the k-th nearest reference feature.
 
-    ½ ‖u − v‖² in float64 for unit vectors u and v, as 1 − cosine has few digits for a cosine near 1. The
-    neighbour v is found in the type of the features.
+    It is computed as ½ ‖u − v‖² in float64 for unit vectors u and v, because 1 − cosine loses digits near cosine 1. The
+    search for the neighbour v is in the precision of the features.
 
     Source: Sun, Ming, Zhu and Li (2022).
     """
@@ -191,10 +191,10 @@ def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """`mahalanobis` of z = φ/‖φ‖^β: min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c), with β from 0 (raw features) to 1 (unit vectors).
 
-    β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, squared distances to
-    the own class follow χ²_q, whose variance is 2/q of the squared mean. Of 0, ¼, ½, ¾ and 1, β is the value for which
-    the distances of each half of the reference to the other half's classes come nearest to this unitless ratio. Without
-    reference lengths it is `mahalanobis`.
+    β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance
+    of an item to its class follows χ²_q, so that variance over squared mean is 2/q. Each half of the reference is
+    compared with the classes of the other half. Of 0, ¼, ½, ¾ and 1, the β that comes nearest to 2/q is chosen; it is 1
+    for unknown lengths.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
         spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
@@ -215,8 +215,8 @@ def layer_change(
 ) -> Float[Tensor, " N"]:
     """Change of an item's neighbours by the network's last layer.
 
-    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) with e the item's embedding, e_j the reference's, E the k
-    nearest items by embedding and F the k nearest by feature. 0 if both layers agree on the neighbours.
+    mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) for the item's embedding e and the embeddings e_j of the
+    reference. E are the k nearest items by embedding, F the k nearest by feature. 0 if both neighbourhoods agree.
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
@@ -261,7 +261,7 @@ def unit_knn_distance(
     k: int,
     is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
-    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 if fewer than k are left.
+    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 if exclusion leaves fewer than k.
 
     Matrix products are as fast as FAISS for one vector, and several times faster for many.
     """

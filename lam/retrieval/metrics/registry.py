@@ -4,7 +4,7 @@ A metric is one number of an evaluation. Metrics with a `by_score` are computed 
 `lam.retrieval.metrics.scores`. The laws of `tests/retrieval/metrics/test_common` hold for every entry.
 
 `metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
-Without `_SCORE` the metric's own score is meant, without `@SET` the first OOD set.
+A key without `_SCORE` uses the metric's default score (`by_score`), a key without `@SET` the first OOD set.
 """
 
 import re
@@ -41,11 +41,11 @@ class Metric:
         name: title in the report.
         direction: which values are better.
         meaning: one line for the reader.
-        function: of the evidence in `needs`, in that order; None for a number that an encoder or a run reports itself.
+        function: takes the evidence in `needs`, in that order; None for a number that an encoder or a run reports.
         needs: names of its evidence.
-        by_score: score of a key that names no score; None if the metric depends on no score.
-        shown: further places beside the report's tables: tiles of the report, table and bars of a comparison.
-        costly: whether it is measured on request only.
+        by_score: default score, of keys without a score; None if the metric depends on no score.
+        shown: where it is shown apart from the report's tables: tiles of the report, table and bars of a comparison.
+        costly: whether it is measured only on request.
     """
 
     name: str
@@ -260,7 +260,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Key(NamedTuple):
-    """Parts of a flat key; `score` is empty for the metric's own score, `ood_set` for the first set."""
+    """Parts of a flat key; `score` is empty for the metric's default score, `ood_set` for the first set."""
 
     metric: str
     score: str = ""
@@ -271,7 +271,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Key":
-        """The parts of a key; an unknown key is its own metric.
+        """The parts of a key; an unknown key is a metric of that name.
 
         Example:
             >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))

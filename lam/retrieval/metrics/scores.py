@@ -20,10 +20,10 @@ class Score:
     """Doubt about each of N items, or about the answer to it.
 
     Attributes:
-        name: in a table.
-        short: beside a curve.
+        name: title in tables.
+        short: label of a curve.
         meaning: one line for the reader.
-        function: of the evidence in `needs`, in that order; (N,) values, higher for more doubt.
+        function: takes the evidence in `needs`, in that order; returns (N,) values, higher for more doubt.
         needs: names of its evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
             `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
@@ -194,7 +194,7 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
     """Every score that the evidence suffices for, by its name; higher means more doubt.
 
     Args:
-        evidence: by the names in `Score.needs`; missing or None without that evidence.
+        evidence: values by the names in `Score.needs`; None counts as missing.
         nearest: number of neighbours by score, instead of `Score.k`; see `lam.retrieval.decisions.neighbours`.
 
     Raises:
@@ -230,6 +230,6 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe_score(name: str) -> Score:
-    """The score of a name; an unknown name is its own label."""
+    """The score of a name; for an unknown name, a score with this name as its title."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

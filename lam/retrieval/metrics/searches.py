@@ -1,6 +1,6 @@
-"""Searches with and without the matching items, the data of open-set metrics and of a calibration.
+"""Searches of a gallery with and without the matching items, for open-set metrics and calibration.
 
-A mated search has a match in the gallery, a non-mated search does not. One pass gives both.
+A mated search has a match in the gallery, a non-mated search does not. One pass searches with and without the matches.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Searches:
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
-        others: (Q, K) their cosines; −∞ beyond the last of them.
-        rank: (Q,) rank of the first match, counted from 1, after all other items of its score; 0 without a match.
+        others: (Q, K) cosines of `other_hits`; −∞ where fewer than K items do not match.
+        rank: (Q,) rank of the first match, counted from 1, behind tied items that do not match; 0 without a match.
         gallery_size: number of searched items, without the query itself.
     """
 
@@ -74,9 +74,9 @@ class Searches:
 
 
 def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
-    """Search exactly for the best match and the best of the rest; results are on the CPU.
+    """Exact search for each query's hits, best match and best items that do not match; results are on the CPU.
 
-    Vectors and cosines are rounded to float32 as `lam.retrieval.Index` stores them, so that thresholds mean the same.
+    Vectors and cosines are rounded to float32 as in `lam.retrieval.Index`, so that thresholds mean the same there.
 
     Args:
         queries: (Q, D) finite, non-zero.

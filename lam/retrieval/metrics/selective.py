@@ -1,6 +1,6 @@
-"""Value of an uncertainty for leaving queries unanswered: selective retrieval and abstention.
+"""Metrics of an uncertainty that decides which queries stay unanswered: selective retrieval and abstention.
 
-Each metric depends only on the order of the uncertainties; members of a tie count by expectation over its orders.
+Each metric depends only on the order of the uncertainties; a tie counts as the mean over all its orders.
 AUSC is in `lam.retrieval.metrics.uncertainty`, AURC in `lam.retrieval.metrics.open_set`.
 """
 
@@ -27,10 +27,10 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """P(an R-AUROC at least as far from 0.5) if right and wrong first hits did not differ.
+    """Probability of an R-AUROC at least as far from 0.5 if right and wrong first hits had the same distribution.
 
-    Two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties; NaN if all are right or all
-    are wrong.
+    This is the two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties. NaN if all are
+    right or all are wrong.
 
     Source: Mann and Whitney (1947).
     """
@@ -49,10 +49,10 @@ def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the generalized risk-coverage curve; lower is better.
 
-    With E(m) the number of wrong among the m most certain of Q queries, the generalized risk at coverage m/Q is E(m)/Q:
-    the share of all queries that are answered, and wrongly. The area is of trapezoids between coverage 0, of risk 0,
-    and a point for each distinct uncertainty. With accuracy a it equals a(1 − a)(1 − R-AUROC) + (1 − a)²/2: half the
-    error rate for a constant uncertainty. NaN for no query.
+    Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
+    is E(m)/Q, the share of all queries with a wrong answer. The curve begins at (0, 0) and has a point for each
+    distinct uncertainty; trapezoids give its area. At accuracy a, the area is a(1 − a)(1 − R-AUROC) + (1 − a)²/2. A
+    constant uncertainty gives half the error rate, no query gives NaN.
 
     Source: Traub, Bungert, Lueth, Baumgartner, Maier-Hein, Maier-Hein and Jaeger (2024), equation 6, as their code
         (`RiskCoverageStats.augrc` in fd-shifts) computes it, without its factor of 1000.
@@ -84,9 +84,9 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 
 
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Area under accuracy at abstention rates 0, 0.1 … 0.9: 0 for a useless uncertainty, 1 for the best one.
+    """Area under accuracy at abstention rates 0, 0.1 … 0.9, scaled to 0 for a useless uncertainty and 1 for the best.
 
-    Higher is better; an order worse than chance is negative. NaN if all are right or all are wrong.
+    Higher is better; an order worse than chance gives a negative value. NaN if all are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """
@@ -99,7 +99,7 @@ def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"
 
 
 def _is_one_sided(correct: Tensor) -> bool:
-    """Whether all answers are right or all are wrong, as for no answer."""
+    """Whether all answers are right or all are wrong; also true for no answer."""
     return bool(correct.all()) or not correct.any()
 
 

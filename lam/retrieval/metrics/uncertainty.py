@@ -22,9 +22,9 @@ def sparsification(
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     """Accuracy of the remaining queries when the share f of most uncertain ones is dropped.
 
-    With C(m) the number of correct among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
-    linear between queries, so a fraction of a query counts as that fraction; ties count by expectation. The gallery
-    stays as it is. A good uncertainty gives a rising curve, a useless one a level curve.
+    With C(m) the number of right hits among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
+    linear between whole m, and a tie counts as the mean over its orders. The gallery stays as it is. A good uncertainty
+    gives a rising curve, a useless one a level curve.
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
@@ -77,9 +77,9 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
 def count_at_thresholds(
     selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Number of queries that each threshold keeps, and of selected ones among them, rising from zero.
+    """Numbers of queries that each threshold keeps, and of selected queries among them, rising from zero.
 
-    A threshold keeps or drops a tie as a whole: for T distinct uncertainties (T + 1,) and (T + 1,) float64, on the CPU.
+    A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
     check_tensor("correct", selected)
     check_length("uncertainty", uncertainty, "the queries", len(selected))
@@ -109,7 +109,7 @@ class ReliabilityBins:
     def of(
         cls, in_bin: Int64[Tensor, " Q"], confidence: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, bins: int
     ) -> "ReliabilityBins":
-        """Sort Q queries into B bins, which are counted from 0."""
+        """Averages over B bins; `in_bin` numbers the bin of each query from 0."""
         count = torch.bincount(in_bin, minlength=bins)
         zeros = torch.zeros(bins, dtype=torch.float64, device=count.device)
         total, right = (zeros.index_add(0, in_bin, values.double()) for values in (confidence, correct))
@@ -126,11 +126,11 @@ class ReliabilityBins:
 
     @property
     def error_by_chance(self) -> float:
-        """Bound that the ECE of a perfect predictor keeps in 95 of 100 draws; NaN if all bins are empty.
+        """0.95 quantile of the ECE of a perfectly calibrated predictor; NaN if all bins are empty.
 
-        Each bin draws its number of right queries from a binomial at its mean confidence, 1,000 times from a fixed
-        seed. An ECE above the bound is not due to few queries. (If confidences differ within a bin, the true
-        bound is a little lower.)
+        It is estimated from 1,000 draws with a fixed seed. In each draw, a bin's number of right queries is binomial at
+        its mean confidence. An ECE above the quantile is hardly due to chance. (If confidences differ within a bin, the
+        true quantile is a little lower.)
 
         Example:
             >>> half = torch.zeros(100, dtype=torch.int64), torch.full((100,), 0.5), torch.ones(100, dtype=torch.bool)

@@ -17,7 +17,7 @@ Closed = Literal["right", "left"]
 
 @dataclass(frozen=True)
 class Votes:
-    """Number of S sampled networks that agree with the prediction of each of Q queries, and whether it is right.
+    """Agreement of S sampled networks with the prediction of each of Q queries, and whether the prediction is right.
 
     The confidence of a query is the share v/S of networks that agree.
 
@@ -48,10 +48,10 @@ class Votes:
         return -torch.where(self.correct, right, 1 - right).log()
 
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
-        """Sort the queries into B equal bins of confidence, in integers, so that no rounding moves one.
+        """Sort the queries into B equal bins of confidence, by integer arithmetic, so that rounding moves no query.
 
         Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
-            do not name the ends of their bins; their code has `closed="left"`.
+            do not say which end belongs to a bin; their code has `closed="left"`.
 
         Args:
             bins: number of bins B, at least 1.
@@ -78,12 +78,12 @@ class Votes:
 def majority_votes(
     predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
 ) -> Votes:
-    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common one is predicted.
+    """Votes of S sampled networks on the label of each query's nearest neighbour; the prediction is the most common.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. The first here wins a tie, else the lowest label.
+        ranked_labels: (Q, K) labels of the hits, best first. In a tie the first of these wins, else the lowest label.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
@@ -95,13 +95,13 @@ def majority_votes(
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The label with most votes and its votes, by comparing rows, so that the number of classes costs nothing."""
+    """The label with most votes, and its votes; comparing rows takes as long for any number of classes."""
     votes = torch.stack([(predictions == row).sum(0) for row in predictions])
     never = ranked_labels.shape[1]
     places = torch.full_like(votes, never)
     for k in reversed(range(never)):
         places = places.masked_fill(predictions == ranked_labels[:, k], k)
-    standing = votes * (never + 1) - places  # by votes, and among equal votes by place
+    standing = votes * (never + 1) - places  # by votes, and among equal votes by rank
     wins = standing == standing.amax(0)
     return predictions.masked_fill(~wins, torch.iinfo(predictions.dtype).max).amin(0), votes.amax(0)
 
@@ -123,7 +123,7 @@ class SampledAnswers:
     def votes(self) -> Votes:
         """Votes for the most common label; in a tie, the label of the nearest hit is predicted.
 
-        Places have no labels to vote for, so the prediction is the first hit.
+        Items with places instead of labels vote for the first hit.
         """
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
@@ -132,7 +132,7 @@ class SampledAnswers:
         return self.votes_for_first_hit()
 
     def votes_for_first_hit(self) -> Votes:
-        """Votes for the first hit, by its label or by a place near it.
+        """Votes for the first hit: networks agree by a neighbour of the same label, or of a near place.
 
         The first hit is the same for every posterior, so that votes of two posteriors can be compared.
         """
@@ -144,8 +144,8 @@ def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[
     """Search under S sampled networks.
 
     Args:
-        samples: (S, N, E) unit vectors under each of them.
-        relevance: among the N items.
+        samples: (S, N, E) unit vectors of the items under each network.
+        relevance: matches among the N items.
         hits: (Q, K) positions in the gallery, ranked by the mean direction.
     """
     queries, gallery = relevance.queries.to(samples.device), relevance.gallery

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -105,3 +107,36 @@ def test_a_replica_that_is_killed_loses_nothing(run_copy: Path, address: str) ->
             assert writer.ask("DELETE", "/v1/items/new", None, headers)[0] == 200
             assert other.ask("GET", "/v1/items/new")[0] == 404
         assert len(writer.ids()) == 61
+
+
+def test_a_replica_follows_patches_batches_and_filtered_deletions(run_copy: Path, address: str) -> None:
+    vectors, kept = embeddings(5).mean.tolist(), {"Content-Type": "application/json"}
+    items_of = [{"id": f"batch/{n}", "embedding": vector, "kappa": 9.0} for n, vector in enumerate(vectors)]
+    batch = json.dumps({"items": items_of}).encode()
+    patch = json.dumps({"label": "renamed", "metadata": {"shelf": 1}}).encode()
+    on_shelf = quote(json.dumps({"must": [{"key": "shelf", "match": {"value": 1}}]}))
+    query = json.dumps({"embedding": vectors[2], "kappa": 9.0}).encode()
+    serve = ("lam", "serve", "--index", address)
+    with served(run_copy, *serve) as writer, served(run_copy, *serve, "--replica") as replica:
+
+        def first(filter: str = "") -> dict[str, Any] | None:
+            status, answer = replica.ask("POST", f"/v1/search?k=1{filter}", query, kept)
+            assert status == 200
+            return next(iter(answer["hits"]), None)
+
+        changes = [
+            ("POST", "/v1/items/batch", batch),
+            ("PATCH", "/v1/items/batch/2", patch),
+            ("DELETE", f"/v1/items?filter={on_shelf}", None),
+        ]
+        for method, path, body in changes:
+            assert replica.ask(method, path, body, kept)[0] == 403
+        assert writer.ask(*changes[0], kept)[0] == 200
+        assert first()["id"] == "batch/2"
+        assert first(f"&filter={on_shelf}") is None
+        assert writer.ask(*changes[1], kept)[0] == 200
+        assert (first()["label"], first(f"&filter={on_shelf}")["id"]) == ("renamed", "batch/2")
+        assert writer.ask(*changes[2], kept)[0] == 200
+        assert first()["id"] != "batch/2"
+        assert first(f"&filter={on_shelf}") is None
+        assert replica.ask("GET", "/v1/items/batch/2")[0] == 404

@@ -179,8 +179,8 @@ def ggn_of_dataset(
     Similarities have the type of the features; sums over the data set are float64.
 
     Args:
-        empty: zero sums of the structure. Its curvature has `in_blocks`: `fix="full"` has not, nor a class of your own
-            without `over_dataset`.
+        empty: zero sums of the structure, with a curvature that has `over_dataset`. For a contrastive or softmax
+            curvature, `fix` must not be `full`.
         features: (N, P) inputs of the layer, on any device; the weight's device takes some rows at a time.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
@@ -192,7 +192,7 @@ def ggn_of_dataset(
         The structure with the sums of the data set, float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`; also for a curvature without `in_blocks`, another number of labels than items,
+        ValueError: as `ggn_of_batch`; also for a curvature without `over_dataset`, another number of labels than items,
             and no positive pair.
     """
     curvature = empty.curvature

@@ -79,11 +79,11 @@ def build(
     """A training loss by its name.
 
     Args:
-        name: "contrastive" (mean d², active mean (margin − d)²), "log_posterior" (mean ½d², mean over all negatives
-            ½(margin² − d²)), "squared" (mean d², active mean margin² − d²), "pml" (pytorch-metric-learning's
-            `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce" (the same, each positive
-            pair against only negatives), "varcon" (items against centroids of classes), "aninfonce" (infonce with a
-            learned weight for each dimension), or a registered name.
+        name: "contrastive" (d² for positive pairs, (margin − d)² for negative pairs inside the margin), "log_posterior"
+            (½d², and ½(margin² − d²) averaged over all negative pairs), "squared" (d² and margin² − d²), "pml"
+            (pytorch-metric-learning's `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce"
+            (the same for each positive pair against negatives only), "varcon" (items against centroids of classes),
+            "aninfonce" (infonce with a learned weight for each dimension), or a registered name.
         margin: in (0, 2]; negative pairs at this distance or beyond exert no force. For losses with a temperature, only
             miners and the contrastive curvature use it.
         temperature: temperature of "supcon", "infonce", "varcon" and "aninfonce", positive.

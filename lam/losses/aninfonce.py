@@ -26,11 +26,11 @@ class AnInfoNCE(TrainableLoss):
     and B.2.
 
     Args:
-        dimension: D.
+        dimension: embedding dimensions D.
         concentration: initial Λ⁺ of all dimensions.
-        n_members: M.
-        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, negatives drawn evenly from all items.
-        margin: of `TrainableLoss`.
+        n_members: number of members M.
+        negatives: (D,) Λ⁻ ≥ 0, below `concentration`; by default 0, for negatives drawn evenly from all items.
+        margin: as for `TrainableLoss`.
 
     Raises:
         ValueError: for a setting outside its range or of another length.

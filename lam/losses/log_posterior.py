@@ -12,7 +12,8 @@ class LogPosterior(MarginLoss):
     Up to a constant this is Σ ½ t d², with t = 1/n⁺ for positive pairs, −1/n⁻ for negative pairs inside the margin and
     0 beyond; n⁺ and n⁻ count all pairs, inside or outside the margin.
 
-    Source: Bayesian Metric Learning for Uncertainty Quantification in Image Retrieval (2023), equation 30.
+    Source: Warburg et al. (2023), "Bayesian metric learning for uncertainty quantification in image retrieval",
+    equation 30.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""MCInfoNCE: InfoNCE of samples of distributions, which become the posteriors of the latents."""
+"""MCInfoNCE: InfoNCE over samples of the items' distributions, which learn the posteriors of the latents."""
 
 from typing import Any
 

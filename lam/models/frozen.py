@@ -120,7 +120,7 @@ def with_head(
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
 
-    Name and layers go into the recipe. Frozen weights with another hash than `sha256` raise a `ValueError`, if given.
+    Name and layers go into the recipe. Another hash of the frozen weights than `sha256`, unless None, is an error.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")

@@ -49,7 +49,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     The network's output is a positive multiple of the layer's output: equal, normalised, or scaled as for ArcFace.
 
     Args:
-        network: any module; it runs once, in evaluation mode.
+        network: any module; it runs twice, in evaluation mode.
         probe: a batch of its inputs.
         head: path of the only layer to try; by default every linear layer is tried.
 

@@ -26,7 +26,7 @@ class SentenceFeatures(Frozen):
     """Map texts, as UTF-8 bytes, to features of a frozen network; see `lam.models.frozen.Frozen`.
 
     Args:
-        network: a `SentenceTransformer`, or an object with its `encode`, `tokenize` and `max_seq_length`.
+        network: a `SentenceTransformer`, or a module with the same methods and attributes.
     """
 
     def __init__(self, network: Any) -> None:

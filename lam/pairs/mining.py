@@ -194,7 +194,7 @@ def _draw_pairs(pairs: Pairs, max_pairs: int, generator: torch.Generator) -> Pai
 
 
 def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Random unordered pairs, without replacement, and n times their share."""
+    """At most `max_pairs` random unordered pairs, without replacement, and n times the share that is drawn."""
     candidates = weights.triu(1).nonzero()
     if len(candidates) <= max_pairs:
         return weights, n

@@ -87,10 +87,10 @@ class Posterior(ABC):
 
     @cached_property
     def scale(self) -> float:
-        """The likelihood scale s, with its default.
+        """The likelihood scale s that applies; `likelihood_scale` has the default.
 
-        If s and α are both None, s is large enough that α is at least the inverse mean square of the weights. Otherwise
-        a loss of little curvature would have a prior wider than the weights.
+        If α has no setting either, s is large enough for an α of at least the inverse mean square of the weights.
+        Otherwise a loss of little curvature would have a prior wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -101,7 +101,7 @@ class Posterior(ABC):
 
     @cached_property
     def alpha(self) -> float:
-        """The prior precision α, with its default: without positive curvature, the weights' inverse mean square."""
+        """The prior precision α that applies; without positive curvature, 1 over the mean square of θ* by default."""
         if self.prior_precision is not None:
             return self.prior_precision
         level = self.curvature.level
@@ -159,7 +159,7 @@ class Posterior(ABC):
 
     @property
     def theta(self) -> Float[Tensor, "D F"]:
-        """Weight and, as the last column, bias."""
+        """The weight, with the bias as its last column."""
         return self.weight if self.bias is None else torch.cat([self.weight, self.bias[:, None]], 1)
 
     def log_marginal_likelihood(self, prior_precision: float) -> float:
@@ -340,7 +340,7 @@ class Posterior(ABC):
             raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Features, after a check, and outputs, in parts of as many items as are predicted at once."""
+        """Features, after a check, and outputs, split into parts that are predicted one after the other."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:

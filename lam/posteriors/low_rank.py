@@ -16,7 +16,7 @@ from lam.posteriors.spread import AxisSpread, Spread, share_of
 
 @dataclass(frozen=True)
 class LowRankPosterior(Posterior):
-    """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; see `Posterior` and `lam.hessians.LowRank`.
+    """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
 
     Along eigenvector i of h, with eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
     d_i = s b_i δ + α. So Woodbury's identity needs only (J, J) matrices. With the eigenvectors Q and eigenvalues σ of

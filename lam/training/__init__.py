@@ -80,7 +80,7 @@ def device_of(accelerator: Accelerator) -> torch.device:
 
 
 def _fabric(accelerator: Accelerator, devices: int | list[int], precision: Precision) -> Any:
-    from lightning_fabric import Fabric  # imported here: it takes a second, which `lam.fit` need not wait
+    from lightning_fabric import Fabric  # imported here, because it takes a second that `lam.fit` saves
 
     if not (devices == 1 or (isinstance(devices, list) and len(devices) == 1)):
         raise ValueError(f"devices must be 1 or a list of one index, such as [1], got {devices}")

@@ -312,7 +312,7 @@ class Loop:
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
-    """Tensors of all groups by "group/name", without the states that are None before an optimizer's first step."""
+    """Tensors of all groups by "group/name"; None, as in an optimizer before its first step, is left out."""
     named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 

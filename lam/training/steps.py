@@ -49,7 +49,7 @@ class Minibatch:
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
     def choose_pairs(self, embeddings: Tensor, loss: Loss, mining: Mining | None = None) -> Pairs:
-        """Pairs mined by these embeddings (N, D), unit rows, with the margin of a loss; by default by `self.mining`."""
+        """Pairs that `mining`, by default `self.mining`, chooses by unit embeddings (N, D) and the loss's margin."""
         mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs

@@ -165,10 +165,10 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table by which graphs exported later invert `bessel_ratio`, to a relative 1e-8, below 42 dimensions.
+    """Compute a table for graphs exported later: below 42 dimensions they invert `bessel_ratio` with it, to 1e-8.
 
-    There, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes, and
-    half a minute of export. The table takes fourteen nodes.
+    Without it, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes,
+    and half a minute of export. The table takes fourteen nodes.
     """
     if _recursion_steps(dimension) > 0:
         _corrections(dimension)

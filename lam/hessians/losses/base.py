@@ -38,7 +38,7 @@ class Curvature(ABC):
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
     def check_complete(self) -> None:
-        """Require that no setting is None; the error names the missing settings."""
+        """Reject settings of None; the error names them."""
         if self._unset:
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
 

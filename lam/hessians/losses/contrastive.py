@@ -53,7 +53,7 @@ class ContrastiveCurvature(SummedByPartners):
 
     Attributes:
         margin: in (0, 2]; negative pairs at this distance or farther have no curvature. float32 resolves margins
-            down to about 0.01; smaller ones need float64 features. In a method's options, None stands for the margin of
+            down to about 0.01; smaller ones need float64 features. In a method's options, None means the margin of
             the loss.
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.

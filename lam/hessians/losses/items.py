@@ -70,7 +70,7 @@ class SliceableItems(ItemCurvature):
     """H_a of items that can be sliced."""
 
     n: Float[Tensor, "N D"]  # unit outputs of all items
-    cost: str | None = None  # description of its cost, if it takes long
+    cost: str | None = None  # the number of pairs and the memory as text, if the computation takes long
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> "SliceableItems":

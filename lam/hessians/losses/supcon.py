@@ -24,7 +24,7 @@ class SupConCurvature(SoftmaxCurvature):
     Source: Khosla et al. (2020), equation 2.
 
     Attributes:
-        temperature: τ > 0. In a method's options, None stands for the temperature of the loss.
+        temperature: τ > 0. In a method's options, None means the temperature of the loss.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

@@ -25,8 +25,8 @@ class VarConCurvature(SoftmaxCurvature):
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
-        temperature: τ > 0. In a method's options, None stands for the temperature of the loss.
-        epsilon: ε, within ±τ; it changes only a split at the `outputs`. In a method's options, None stands for the
+        temperature: τ > 0. In a method's options, None means the temperature of the loss.
+        epsilon: ε, within ±τ; it changes only a split at the `outputs`. In a method's options, None means the
             loss's learned value.
         split, fix, average: as for `SoftmaxCurvature`.
 

@@ -33,8 +33,7 @@ class SummedCurvature(ABC):
 
     Attributes:
         sums: (T, ...) sums S_t.
-        counts: divisors n_t of the terms. None for a running mean of h, to or from which no batch can be added or
-            subtracted.
+        counts: divisors n_t of the terms. None for a running mean of h, from which no batch can be subtracted.
         curvature: curvature of the loss, with the weights w_t.
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.

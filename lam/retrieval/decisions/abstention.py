@@ -26,7 +26,7 @@ class Decisions:
         ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
         p_value: (Q,) share of the calibration data with an OOD score at least as high.
         flagged_by: Q names of the OOD score: the calibration's flag, or its substitute if evidence is missing.
-        stale: whether the gallery's size has left the range that the calibration holds for.
+        stale: whether the gallery's size is too far from the calibration's.
     """
 
     codes: Int64[Tensor, " Q"]
@@ -41,7 +41,7 @@ class Decisions:
         return len(self.codes)
 
     def __getitem__(self: Same, index: slice) -> Same:
-        """Some of the answers."""
+        """The answers to some queries."""
         return replace(self, **{name: value[index] for name, value in vars(self).items() if name != "stale"})
 
     def where(self: Same, which: Bool[Tensor, " Q"], others: "Decisions") -> Same:
@@ -95,7 +95,7 @@ def decision_codes(
 ) -> Int64[Tensor, " Q"]:
     """(Q,) positions in `DECISIONS`: abstain if flagged, else match for a statistic above the threshold, or unknown.
 
-    An equal statistic is not accepted.
+    A statistic equal to the threshold is not accepted.
 
     Example:
         >>> flagged, statistic = torch.tensor([False, False, True]), torch.tensor([0.9, 0.2, 0.9])

@@ -40,7 +40,7 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: name of the statistic: `probability`, or a score, for minus this score.
+        accept: name of the statistic: `probability`, or a score, whose negative is then the statistic.
         match_probability: the two factors of the probability.
         false_accepts: the statistic of queries without a match.
         right_hits: (R,) the statistic of queries with a match, −∞ for a wrong first hit, rising.
@@ -69,7 +69,7 @@ class Acceptance:
         """The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
 
         Args:
-            evidence: of the calibration.
+            evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
             accept: name of the statistic. By default it is `probability`, or the best single score if its AUROC is
                 greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC is of right

@@ -48,7 +48,7 @@ class OtherQueries:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """Searches of held-out queries, which nothing was fitted to, in an order that carries no information.
+    """Searches of held-out queries that training and tuning did not use, in an order that carries no information.
 
     Attributes:
         searches: searches of Q queries of known classes.
@@ -89,7 +89,7 @@ class CalibrationData:
 
     @property
     def cosines_without_match(self) -> Float[Tensor, "R K"]:
-        """Cosines of the hits of R queries (`has_other`) in the gallery without their matches."""
+        """Cosines of the hits that do not match, for the R queries with such hits (`has_other`)."""
         others = self.searches.others[self.has_other]
         width = max(1, int(others.isfinite().sum(1).min())) if len(others) else 1
         return others[:, :width]
@@ -206,11 +206,11 @@ def calibrate(
     Args:
         data: searches of held-out queries, and of strangers if any.
         choices: targets and scores; by default `Choices()`.
-        key: of the run; see `Calibration`.
+        key: fingerprint of the run; see `Calibration`.
         verifier: decides whether two images match.
         unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise.
         unmatched: queries that bound false accepts in a part of the gallery.
-        intervals: of the cosines of hits; see `Calibration`.
+        intervals: for the cosines of hits; see `Calibration`.
         facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
 
     Raises:

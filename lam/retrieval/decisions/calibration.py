@@ -79,7 +79,7 @@ class Histogram:
 
 @dataclass(frozen=True, eq=False)
 class UnmatchedQueries:
-    """Queries that bound false accepts in a part of the gallery too; see `lam.retrieval.decisions.gallery_part`.
+    """Queries that bound false accepts in a part of the gallery; see `lam.retrieval.decisions.gallery_part`.
 
     Attributes:
         mean: (R, D) directions.
@@ -104,14 +104,14 @@ class Calibration:
         detector: the OOD scores of in-distribution queries.
         acceptances: by all scores; by scores of mean, κ and hits; and by these without labels. The first one that has
             its scores decides on a query.
-        reliability: of the first acceptance's P(right | known), by cross-validation.
+        reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least k with a match among k hits with probability 1 − `conformal_miss`; None for too few queries.
         kappa: histogram of the calibration queries.
-        dimension: of the embeddings.
+        dimension: number of embedding dimensions D.
         nearest: number of neighbours of each score, if it is not the default.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
-        unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise. None if unknown.
+        unseen: p-values of new classes, learnt from the gallery, with `label_key`s as rising labels; or None.
         unmatched: the queries behind `false_accepts`; None if the gallery has no labels to find their matches.
         intervals: for the cosine of a hit with another image of the query's class; None for too few pairs of one class.
         facts: further facts, as JSON.
@@ -137,7 +137,7 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """Name of the accept statistic: `probability`, or a score, for minus that score."""
+        """Name of the accept statistic: `probability`, or a score, whose negative is then the statistic."""
         return self.acceptances[0].accept
 
     @property
@@ -171,7 +171,7 @@ class Calibration:
 
     @property
     def kappa_below(self) -> float:
-        """The κ below which a query is flagged by κ alone, at the same target."""
+        """The threshold of a flag by κ alone, at the same target: a smaller κ is flagged."""
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
@@ -205,12 +205,12 @@ class Calibration:
         A first hit is accepted if its statistic is above the accept threshold. Answers are on the device of the hits.
 
         Args:
-            hits: of the queries, 50 or more for each (`N_HITS`), or all that the gallery holds.
+            hits: hits of the queries, 50 (`N_HITS`) or more for each, or all items of the gallery.
             queries: their embeddings.
             features: (Q, P) of the queries; without them a flag by hits replaces a flag that needs features.
             labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. A query with
                 an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
-            gallery_size: of the index now; None if it has not changed since the calibration.
+            gallery_size: number of items now; None if it has not changed since the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, −κ for κ; ignored if a substitute replaces `flag`.
 

@@ -107,8 +107,8 @@ class ConformalScores:
     def law(self, target: float) -> tuple[int, int]:
         """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
-        Over calibration sets the rate is Beta(N + 1 − r, r) for scores without ties, and lower with ties. Among O new
-        scores the number is Beta-binomial with the same a and b.
+        Over calibration sets the rate is Beta(N + 1 − r, r) for scores without ties, and lower with ties. The number of
+        such scores among O new ones is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
         """
@@ -163,7 +163,7 @@ class ConformalScores:
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
         """(Q,) shares of the calibration scores and the new score that are at least as high; small means unusual.
 
-        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, the count is in shares, as in `rate`. For
+        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For
         exchangeable scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). float64, on the device of the scores.
         """
         check_no_nan("scores", scores)
@@ -209,7 +209,7 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a rate after `count` events among `n`; it covers any rate with at least the stated confidence.
+    """Exact interval of a rate after `count` events among `n`; it covers any rate with probability `level` or more.
 
     Shorter intervals, such as Wilson's, cover some rates less often than stated (0.84 for 0.95).
 

@@ -11,8 +11,8 @@ from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 LEVEL = 0.9
 """Share of intervals that hold the cosine."""
-_HITS = 10  # of a query; answers seldom show more
-_PAIRS = 2000  # more would move the ends by less than they differ between samples
+_HITS = 10  # hits used of each query; answers seldom show more
+_PAIRS = 2000  # more pairs would move the ends less than sampling does
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """P(known) from the ratio of two densities: of known queries, and of strangers or of an unlabelled mixture of both.
 
 The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores in which directions strangers lie;
-examples of strangers show these directions. An unlabelled mixture, such as the queries of a service, suffices: a ratio
-with its density orders queries alike.
+examples of strangers show these directions. An unlabelled mixture, such as the queries of a service, suffices: the
+ratio then orders queries alike.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -39,11 +39,11 @@ class DensityRatio:
     (1 − π)r/((1 − π)r + π) if the others are strangers, and min(1, (1 − π)r) if they are a mixture.
 
     Attributes:
-        regression: P(known | scores) among the training queries.
+        regression: P(known | scores), learnt from the training queries.
         odds: weight of the others over the weight of the known ones among the training queries.
         share: π.
         is_mixture: whether the others are unlabelled, with known queries among them.
-        interval: of π at 0.95, if it was estimated.
+        interval: confidence interval of π at 0.95, if π was estimated.
     """
 
     regression: MonotoneRegression | Correctness

@@ -84,9 +84,9 @@ class Evidence:
         return Evidence(self.queries[kept], self.has_match[kept], self.right[kept], *others)
 
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
-        """F statistics of each search in the four groups, by functions that `fit` learns on the other folds.
+        """F statistics of `queries`, `no_match`, `strangers` and `simulated`, by functions learnt on the other folds.
 
-        Such a function maps the scores of N searches to (F, N) values.
+        `fit` learns such a function, from the scores of N searches to (F, N) values.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

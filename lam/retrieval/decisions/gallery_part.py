@@ -36,8 +36,8 @@ def false_accepts(
 
     Args:
         calibration: its unmatched queries search the part; None is returned without such queries.
-        search: the k nearest items of the part.
-        labels_of: the `label_key` of items by id, −1 for an item without label, which counts as no match.
+        search: finds the k nearest items of the part for queries.
+        labels_of: returns the `label_key` of items by id, −1 for an item without label, which counts as no match.
         size: number of items in the part.
     """
     unmatched = calibration.unmatched

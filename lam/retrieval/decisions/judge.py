@@ -8,7 +8,7 @@ The hits must satisfy a contract, because thresholds and probabilities are learn
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only of unit vectors.
 - The search is exact or nearly exact: a missed neighbour lowers cosines and votes. Recall of 50 hits should be above
   0.95.
-- Each query has 50 hits (`N_HITS`), or all that the store holds, and each hit its label.
+- Each query has 50 hits (`N_HITS`), or all items of the store. Each hit has its label.
 - Nothing filters the search: a filtered store is another gallery, with its own calibration.
 """
 

@@ -1,8 +1,8 @@
 """Test martingales: wealth that only a change of the data can multiply, for alarms that may be read at any time.
 
-A gambler bets against a hypothesis. If it is true, no system of bets raises the expected wealth. By Ville's inequality
-a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. A repeated
-test, such as the Kolmogorov-Smirnov test, alarms sooner or later with certainty.
+A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. By Ville's
+inequality a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. In
+contrast, a test repeated on a growing stream, such as Kolmogorov and Smirnov's, raises a false alarm sooner or later.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
 is compared with *all* earlier ones. A fixed calibration set would not do: its chance deviation from the truth is the
@@ -42,12 +42,12 @@ class Martingale:
         rate of waking.
 
     Args:
-        shape: (..., J), of S streams of J bets, or of one stream.
+        shape: (..., J) for J bets on each stream.
         asleep: share of the wealth that has not bet in the first n rounds, falling from 1.
 
     Attributes:
         n: number of rounds.
-        log_accounts: log W.
+        log_accounts: log W, the awake wealth in each bet.
         log_peak: the greatest log wealth so far.
 
     Example:
@@ -104,7 +104,7 @@ def _two_valued(won: np.ndarray, level: float | np.ndarray, odds: np.ndarray) ->
 
 
 class OnlinePValues:
-    """Smoothed p-values of each score among itself and all earlier ones, in cells of a fixed grid.
+    """Smoothed p-value of each score among all scores so far, in cells of a fixed grid.
 
     p = (#{earlier above} + U · (1 + #{earlier equal}))/(n + 1) for n earlier scores and a uniform U. For exchangeable
     scores of any distribution the p-values are independent and uniform, ties included. So scores in one cell of a grid

@@ -56,7 +56,7 @@ class MatchProbability:
     def cost(self, scores: Scores, *, wrong: float, stranger: float) -> Float[Tensor, " N"]:
         """Expected cost of answering: wrong · P(known and wrong) + stranger · P(not known).
 
-        The best rule answers exactly if this is below the cost of not answering.
+        The best rule answers if and only if this is below the cost of not answering.
 
         Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, theorem 1.
         """

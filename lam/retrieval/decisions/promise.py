@@ -40,7 +40,7 @@ class Reading:
         evidence: wealth of the bets now, 1 at the beginning.
         peak: greatest wealth so far.
         needed: wealth at which the test alarms; the alarm stays.
-        n: queries, or judged answers.
+        n: number of queries, or of judged answers.
         errors: errors among the judged answers; None for queries.
         limit: rate of errors that chance and the size of the calibration allow; None for queries.
     """
@@ -112,7 +112,7 @@ class _RateTest(_Test):
 
 
 class Promise:
-    """The tests of a calibration's promises: `holds`, `in doubt` or `broken`. Not safe for threads.
+    """Tests of a calibration's promises, with the state `holds`, `in doubt` or `broken`. Not safe for threads.
 
     *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets an online
     p-value among the calibration queries and all earlier queries; bets win on small p-values. While queries are
@@ -154,7 +154,7 @@ class Promise:
             self._rates["wrong"] = _RateTest(wrong, alpha / 2, breaks=promised)
 
     def observe(self, kappa: float, cosine: float) -> None:
-        """Count a query of the whole gallery by its κ and the cosine of its first hit, −1 without a hit."""
+        """Count a search of the whole gallery: the query's κ and the cosine of its first hit, −1 without a hit."""
         for name, value in (("kappa", kappa), ("cosine", cosine)):
             self._queries[name].observe(value, self._generator.random())
 

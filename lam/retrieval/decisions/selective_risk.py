@@ -27,9 +27,9 @@ def control_selective_risk(
     order, strictest threshold first, until one exceeds 1 − `confidence`; the threshold before it is the result. Such
     fixed-sequence testing needs no correction for many thresholds.
 
-    m_1 is the least number of answers that allows two wrong ones, if N is twice as large; else one, else zero. Each
-    next m is a tenth larger, and the last is N. A threshold with fewer than `answers_needed` answers, because of ties,
-    is left out.
+    m_1 is the least number of answers that allows two wrong ones, if N is at least twice that number; else one wrong
+    answer, else zero. Each next m is a tenth larger, and the last is N. A threshold with fewer than `answers_needed`
+    answers, because of ties, is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one

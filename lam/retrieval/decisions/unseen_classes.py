@@ -1,12 +1,12 @@
-"""p-values for a new item's class being new or in the gallery, learnt from the gallery, without held-out classes.
+"""p-values of two hypotheses, "the item's class is new" and "is in the gallery", learnt without held-out classes.
 
-Items alone in their class stand in for strangers: each was a stranger when it came. Promises by held-out classes are in
+The only item of a class stands in for a stranger: it was a stranger when it came. Promises by held-out classes are in
 `lam.retrieval.decisions.conformal`.
 
 The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of incoming
-items. A hand-picked gallery is not: with four photographs of each of thirty people no class has one item, whatever the
-share of strangers. Training on the gallery's items breaks the assumption too: it brings them nearer to each other than
-to new ones.
+items. A hand-picked gallery is not such a sample: with four photographs of each of thirty people, no class has one
+item, whatever the share of strangers. Training on the gallery's items breaks the assumption too: it brings them nearer
+to each other than to new items.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class UnseenClasses:
     gallery", and p ≤ α for "in the gallery" allows "of no class in the gallery". Each statement is false for at most a
     share α of the items of the other kind, so that at most a share α of all items gets a false statement.
 
-    Shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item, p of
-    "new" is never below 1/(M + 1).
+    These shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item,
+    p of "new" is never below 1/(M + 1).
 
-    Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of all classes in the
-        gallery at once follows from the same exchangeability: given the N + 1 items, each of a kind is equally likely
-        to have come last.
+    Source: Xie, Zhou, Liang, Favaro and Sesia (2025), arXiv 2510.13037; Good (1953). The p-value of "in the gallery",
+        for all classes at once, follows from the same exchangeability: given the N + 1 items, each item of a kind is
+        equally likely to have come last.
 
     Attributes:
         labels: (N,) the class of each gallery item.

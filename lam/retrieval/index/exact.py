@@ -23,8 +23,8 @@ def rank(
 ) -> tuple[Int64[Tensor, "Q K"], Float[Tensor, "Q K"]]:
     """Rank the gallery by cosine for every query, exactly.
 
-    score_qn = q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a gallery a query ranks all
-    other queries: it leaves itself out by index, so that another item with the same vector stays.
+    The score of query q and item g is q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a
+    gallery a query ranks all other queries. It leaves out its own index, so another item with the same vector stays.
 
     Args:
         queries: (Q, D) finite, non-zero.

@@ -89,7 +89,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS still holds removed vectors, which are saved too; types without removal hold them."""
+        """Whether FAISS still holds removed vectors, which are saved too; types without removal do until a sweep."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property

@@ -13,10 +13,10 @@ variance over the squared length, and the fused concentration is at most its inv
 
     κ_cap = (R Σκ)² / ((1 − ρ) Σκ + ρ (Σ√κ)²).
 
-For K images of the same κ and direction it is Kκ/(1 + (K − 1)ρ), at most κ/ρ however many there are. For ρ = 0 it is R
-times the plain product. For ρ = 1 it is R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the greatest κ_k: K
-images are as certain as one. ρ depends on the network; the default of 1 is safe. The direction, and with it retrieval,
-gains from fusing whatever the cap. A small R means that the images may not show the same identity.
+For K images of the same κ and direction κ_cap is Kκ/(1 + (K − 1)ρ), at most κ/ρ for any K. For ρ = 0 it is R times the
+κ of the plain product. For ρ = 1 it is R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the greatest κ_k: K
+images are as certain as one. ρ depends on the network; the default of 1 is safe. Fusing improves the direction, and so
+retrieval, whatever the cap. A small R means that the images may not show the same identity.
 """
 
 from dataclasses import dataclass

@@ -150,8 +150,8 @@ class MilvusIndex:
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        If the server refuses some items, the others are removed again, as far as the server answers. If another process
-        adds the same id at the same moment, the later item stays.
+        If the server refuses some items, all are removed again, as far as the server answers. If another process adds
+        the same id at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]

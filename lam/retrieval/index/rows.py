@@ -59,7 +59,7 @@ class Chunk:
 
     @property
     def needs_sweep(self) -> bool:
-        """Whether there are enough removed rows for a sweep."""
+        """Whether at least 20 % of the rows are removed ones."""
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:

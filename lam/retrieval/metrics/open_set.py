@@ -6,7 +6,7 @@ gallery, a non-mated search does not. Every metric depends on the gallery's size
 - score, correct: (Q,) of the first hits of mated searches, and whether they are matches.
 - mated: (Q,) the highest score of a match.
 - non_mated: (O,) scores of the first hits of non-mated searches.
-- rate, fpir, far: in (0, 1).
+- rate, fpir, far: share of non-mated searches that may score above the threshold, in (0, 1).
 
 A rate outside (0, 1), NaN and different lengths are errors. A metric that lacks mated or non-mated searches is NaN.
 """
@@ -31,7 +31,7 @@ class OpenSet:
         n_mated: number of searches with a match.
         n_non_mated: number of searches without a match.
         fpir: false-positive identification rate, as requested.
-        threshold: least score above which at most that share of non-mated searches lies.
+        threshold: least score above which at most a share `fpir` of non-mated searches lies.
         tpir: see `tpir_at_fpir`.
         dir: see `dir_at_far`.
         oscr: see `oscr`.

@@ -63,7 +63,7 @@ def plot_reliability(
 
     Args:
         bins: result of `lam.retrieval.metrics.votes.Votes.binned`.
-        confidence: label of the confidence.
+        confidence: meaning of the confidence, for the label of its axis.
     """
     figure = _blank(5.6, 5.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -102,10 +102,10 @@ def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins
 
 
 def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]]) -> None:
-    """Draw several figures of several systems as bars, side by side.
+    """Draw several metrics of several systems as bars, side by side.
 
     Args:
-        figures: values in [0, 1], None if undefined, by figure and by system; each figure has the same systems.
+        figures: values in [0, 1], None if undefined, by metric and by system; all metrics have the same systems.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))

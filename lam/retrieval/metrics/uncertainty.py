@@ -68,7 +68,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Number of selected queries among the 0, 1 … Q most certain: (Q + 1,) counts, float64, on the CPU.
 
-    Each member of a tie counts with the tie's mean, its expectation over the orders of the tie.
+    Each member of a tie counts with the mean of the tie.
     """
     kept, counts = count_at_thresholds(selected, uncertainty)
     return torch.from_numpy(np.interp(np.arange(len(selected) + 1), kept, counts))

@@ -23,7 +23,7 @@ STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGP
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0 for success, 1 for an error, printed in one line, 2 for wrong usage."""
+    """Run the command line. Returns 0 for success, 1 for an error, printed in one line, 2 for wrong usage."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a terminal may lack letters of a file name
     try:

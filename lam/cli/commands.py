@@ -1,4 +1,4 @@
-"""The commands: each calls one function of the library and prints what it returns."""
+"""The commands. Each calls one function of the library and prints its result."""
 
 import argparse
 import sys
@@ -38,7 +38,7 @@ def printable(said: object) -> str:
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error, with the process that says it."""
+    """Print a message on standard error, with the number of the process under torchrun."""
     name = "lam" if distributed.is_rank_zero() else f"lam, process {distributed.rank()}"
     print("\n".join(printable(line) for line in f"{name}: {message}".splitlines()), file=sys.stderr)
 
@@ -177,7 +177,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
-    """How to treat unreadable image files: a list of them is written beside the output, if there is one."""
+    """How to treat unreadable image files; with an output, a list of these files is written next to it."""
     from lam.gallery.damaged import DamagedFiles
 
     if output is None:

@@ -14,7 +14,7 @@ _EXAMPLES = """examples:
   lam demo text                                the same on sentences that ship with Python
   lam demo images                              the same on photographs that ship with scikit-learn
   lam run fashionmnist laplace_posthoc --data.root=DIR
-  lam run folder laplace_posthoc --data.root=DIR       your own images, a sub-folder a class
+  lam run folder laplace_posthoc --data.root=DIR       your own images, one sub-folder for each class
   lam run mine.yaml                            your own settings; `--print` shows all of them
   lam sweep fashionmnist laplace_online --seeds 5      mean and standard deviation over seeds
   lam compare RUN RUN RUN -o comparison        several methods in one set of plots, and a table
@@ -67,7 +67,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
         "help": "a Python file that registers a network, a loss, a method or a data set; may be repeated",
     },
-    "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each part"},
+    "--limit": {"metavar": "N", "help": "short for --data.limit: at most N items of each split"},
     "--allow-missing": {"action": "store_true", "help": "leave out listed images that do not exist"},
     "--skip-damaged": {"action": "store_true", "help": "leave out unreadable images; a CSV file lists them"},
     "--paper": {"action": "store_true", "help": "the authors' settings on these data"},
@@ -92,7 +92,7 @@ def command_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
 
     def command(name: str, do: Any, help: str, *shared: str) -> Any:
-        """Add a command with some shared arguments; what it returns adds its own."""
+        """Add a command with some shared arguments; returns the function that adds further ones."""
         added = subparsers.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
         added.set_defaults(do=do)
         added.add_argument("--quiet", action="store_true", help="show no progress")
@@ -124,7 +124,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--paper",
     )
     add("config", nargs="+", help="DATA METHOD, such as digits laplace_posthoc, or a YAML file")
-    add("--seeds", type=int, default=5, help="number of seeds, the first is the configuration's (default: 5)")
+    add("--seeds", type=int, default=5, help="number of seeds, starting at the configuration's (default: 5)")
 
     add = command("compare", commands.compare_runs, "Draw finished runs on the same data together, with a table.")
     add("runs", nargs="+", metavar="RUN", help="the folders of two to 24 finished runs")
@@ -137,7 +137,7 @@ def command_parser() -> argparse.ArgumentParser:
         *("run", "--columns", "--skip-damaged"),
     )
     add("folder", help="images, in class sub-folders or not; for a run on texts a table of them")
-    add("-o", "--output", required=True, help="the .npz file to write; each process of torchrun adds -i-of-n")
+    add("-o", "--output", required=True, help="the .npz file to write; under torchrun, its name gets -i-of-n")
     add("--shard", metavar="i/n", help="only every n-th image, starting at the i-th (default: all)")
 
     add = command(
@@ -152,11 +152,11 @@ def command_parser() -> argparse.ArgumentParser:
         "--csv",
         dest="listed",
         metavar="FILE",
-        help="a table (CSV, JSON, .xlsx, Parquet) with a column path, or for a run on texts text, or question and "
-        "answer; optional are id, label and any others",
+        help="a table (CSV, JSON, .xlsx, Parquet) with a column path, or for texts the columns text, or question and "
+        "answer; further columns, such as id and label, are optional",
     )
     add("--embeddings", metavar="FILE", nargs="+", help="the output of `lam embed`, all shards")
-    add("--fuse", action="store_true", help="one entry for the images of one id, or else of one label")
+    add("--fuse", action="store_true", help="fuse the images of one id into one item; without ids, of one label")
     add("--skip-uncertain", action="store_true", help="leave out images whose kappa is below the flag")
     add("--factory", default="Flat", help="the FAISS type, such as Flat or HNSW32 (default: Flat)")
 
@@ -178,50 +178,50 @@ def command_parser() -> argparse.ArgumentParser:
         "Learn thresholds at given error rates, and P(correct).",
         *("run", "--columns", "--skip-damaged"),
     )
-    least = "the rate of the last calibration, or else {}, or the least that the data allow"
+    least = "the rate of the last calibration, or else {}, or the least rate that the data allow"
     add("--target-far", type=float, help=f"bound on false accepts (default: {least.format(0.001)})")
     add("--target-ood", type=float, help=f"bound on false flags (default: {least.format(0.05)})")
-    add("--target-miss", type=float, help="bound on misses of conformal sets (default: likewise, or else 0.05)")
+    last = "the rate of the last calibration, or else"
+    add("--target-miss", type=float, help=f"bound on misses of conformal sets (default: {last} 0.05)")
     add(
         "--target-wrong",
         type=float,
-        help="bound on the share of wrong answers among those given (default: likewise, or else none; 0: none)",
+        help=f"bound on the share of wrong answers (default: {last} no bound; 0: no bound)",
     )
     add(
         "--flag",
         metavar="SCORE",
         help="abstain by this score: kappa, variance, norm, knn, mahalanobis, relative_mahalanobis, mahalanobis_knn, "
         "global_mahalanobis, radial_mahalanobis, layer_change, cosine, margin, mean_cosine, cosine_spread, votes, "
-        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, several as one (default: the flag "
-        "last asked for, or else the best in cross-validation)",
+        "weighted_votes, kappa_epistemic, kappa_aleatoric, p_known, or combined, which joins several (default: the "
+        "score of the last --flag, or else the best in cross-validation)",
     )
     add(
         "--accept",
         metavar="SCORE",
-        help="answer by this score: probability, that the first hit is right, or one such as cosine (default: the "
-        "score last asked for, or else probability, unless another is better in cross-validation)",
+        help="answer by this score: probability (that the first hit is right), or a single score, such as cosine "
+        "(default: the score of the last --accept, or else probability, unless another is better in cross-validation)",
     )
     add(
         "--gallery",
         choices=("held-out", "index"),
-        help="search the run's gallery (index) or a part of the held-out data (default: index, unless it holds none of "
-        "their classes)",
+        help="search the run's gallery (index) or a part of the held-out data (default: index, unless it lacks all "
+        "classes of these data)",
     )
     add("--folder", help="calibrate on fresh images, or a table of texts (default: the run's validation split)")
     add("--strangers", metavar="FOLDER", help="images or texts without a match, for a bound on their false accepts")
     add(
         "--unlabelled",
         metavar="FOLDER",
-        help="queries as they come, strangers among them, to learn P(known) from; `live`: the queries that `lam serve` "
-        "kept",
+        help="typical queries, known ones and strangers, to learn P(known) from; `live`: queries that `lam serve` kept",
     )
     add(
         "--share-of-strangers",
         type=float,
-        help="the share of future queries without a match, unless --unlabelled tells it (default: 0.5)",
+        help="the share of future queries without a match, unless --unlabelled determines it (default: 0.5)",
     )
-    add("--data-root", help="the folder of the run's data, if they have moved")
-    add("--reference", type=int, default=5000, help="training items to compare with (default: 5000; 0: none)")
+    add("--data-root", help="the folder of the run's data, if it has moved")
+    add("--reference", type=int, default=5000, help="number of training items to compare with (default: 5000; 0: none)")
 
     add = command(
         "experiment",
@@ -247,13 +247,13 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add("runs", metavar="RUN", nargs="+", help="RUN or NAME=RUN, served under /runs/NAME/; the first at the root, too")
     add("--port", type=int, default=8000, help="(default: 8000)")
-    add("--host", default="127.0.0.1", help="any other than this machine needs a key")
+    add("--host", default="127.0.0.1", help="address; one that other machines reach needs a key (default: 127.0.0.1)")
     add(
         "--keys",
         metavar="FILE",
-        help="lines such as `read KEY`, with the rights read, write and admin, beside $LAM_API_KEY, which has all",
+        help="keys with rights: lines such as `read KEY`, `write KEY` or `admin KEY`; $LAM_API_KEY has all rights",
     )
-    add("--access-log", metavar="FILE", help="a line of JSON for each request; - for standard error (default: none)")
+    add("--access-log", metavar="FILE", help="log requests as lines of JSON; - for standard error (default: no log)")
     add(
         "--slow",
         dest="slow_seconds",
@@ -261,14 +261,14 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="mark slower requests in the log, or log only these (default: none)",
     )
-    add("--traces", action="store_true", help="open spans of OpenTelemetry, as `opentelemetry-instrument` sends them")
+    add("--traces", action="store_true", help="trace requests by OpenTelemetry, set up by `opentelemetry-instrument`")
     add(
         "--cors-origin",
         dest="cors_origins",
         action="append",
         default=[],
         metavar="URL",
-        help="pages of this origin may use the service, such as https://example.org; may be repeated",
+        help="let web pages of this origin, such as https://example.org, use the service; may be repeated",
     )
     add("--device", default="cpu", help="where the network runs (default: cpu)")
     add("--behind-proxy", action="store_true", help="all requests come from a proxy: no limit per address")
@@ -278,7 +278,7 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="keep the embeddings of N random queries in the run's folder, to calibrate on (default: none)",
     )
-    add("--drop-corrupt", action="store_true", help="start without stored items that were altered")
+    add("--drop-corrupt", action="store_true", help="delete stored items that were altered, instead of an error")
     add(
         "--index",
         metavar="flat|hnsw|ADDRESS",
@@ -288,5 +288,5 @@ def command_parser() -> argparse.ArgumentParser:
         "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
         "`lam index --factory` named)",
     )
-    add("--replica", action="store_true", help="only read a run that another service writes, on the same machine")
+    add("--replica", action="store_true", help="serve read-only what another service on the same machine writes")
     return parser

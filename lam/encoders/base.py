@@ -40,7 +40,7 @@ class Prediction:
         features: (N, P) inputs of the head, which k-NN compares and `norm` measures.
         embeddings: embeddings of the N inputs.
         samples: (S, N, D) unit vectors. For one s they are comparable across items: all come from one sampled network,
-            or one from each item's distribution. None unless requested, or if the method has no samples.
+            or each is one draw from its item's distribution. None unless requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -67,14 +67,14 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings with a concentration κ each.
 
-    Threads may share encoders. In a process, networks run one at a time, because lam adds hooks and changes modes.
-    Training a network in another thread meanwhile is not safe.
+    Threads may share encoders. Within a process, lam runs one network at a time, because it adds hooks and changes
+    modes. Training a network in another thread meanwhile is not safe.
 
     Attributes:
         kind: name of the class for `lam.load`.
         has_kappa: whether κ has a meaning; for encoders without uncertainty, only after `learn_ambiguity`.
-        keeps: names of further constructor arguments and attributes that `save` writes: JSON, or tensors.
-        ambiguity: κ_a of matches and p_known, after `learn_ambiguity`.
+        keeps: names of constructor arguments, also attributes, that `save` writes as JSON or tensors.
+        ambiguity: gives κ_a and p_known, after `learn_ambiguity`; else None.
 
     Args:
         network: any module; None if inputs are features.
@@ -131,7 +131,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Return a function that predicts a batch. Noise shared by all batches is drawn when it is made.
+        """Return a function that predicts a batch. Noise shared by all batches is drawn when the function is made.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
@@ -191,7 +191,7 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> tuple[Prediction, Tensor]:
-        """Prediction of batches (inputs, targets), and the targets, on the device of the features.
+        """Prediction for batches (inputs, targets), and the targets on the device of the features.
 
         Args:
             loader: batches, each with labels or positions.
@@ -273,13 +273,13 @@ class Encoder(ABC):
     ) -> None:
         """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)): it is small for ambiguous and for unseen items. The parts
-        stay as `kappa_epistemic`, `kappa_aleatoric` and `p_known`. Directions, posterior and samples stay the same. See
-        `lam.tuning.ambiguity`.
+        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)): it is small for ambiguous and for unseen items. Embeddings
+        keep its parts: `kappa_epistemic`, the κ so far, `kappa_aleatoric` (κ_a) and `p_known`. Directions, posterior
+        and samples stay the same. See `lam.tuning.ambiguity`.
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
-            reference: further batches of known items, also training items, which are searched for neighbours.
+            reference: further batches of known items, such as training items, from which neighbours may come.
             kappa_head: a κ head trained beside the same network; it gives κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.

@@ -58,7 +58,7 @@ def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> It
         labelled: whether every batch has targets; two tensors are then one batch.
 
     Raises:
-        ValueError: for a data set, whose items are no batches, or for no iterable.
+        ValueError: for a data set, because its items are not batches, or for an object that is not iterable.
     """
     if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
@@ -88,7 +88,7 @@ class HeldOut:
         batches: (inputs, labels) or, for places, (inputs, positions).
         is_query: (N,) True for queries, False for the gallery. By default every item is both.
         relevant_within: greatest distance of a right answer, in metres, for places; by default as in training.
-        soft_labels: (N, C) how often people chose each class for each item.
+        soft_labels: (N, C) shares of people who chose each class.
 
     Example:
         >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])

@@ -149,10 +149,10 @@ class BayesianEncoder(Encoder):
             held_out: items with labels; never the test data.
             by: the criterion.
             alternatives: for `calibration`: posteriors over the same layer with non-negative curvatures. If clipped
-                weights make most of the predictive variance, they are tuned too, and the one with the best score taken.
+                weights make most of the predictive variance, these are tuned too, and the best of all is taken.
             options: for `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`; log α moves by
-                it once towards higher evidence, instead of to the maximum.
+                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`, by which log α
+                moves once towards higher evidence, instead of to the maximum.
 
         Raises:
             ValueError: for another `by`, an option that the criterion does not have, or data without labels.
@@ -189,10 +189,10 @@ class BayesianEncoder(Encoder):
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """Recommend the OOD score that better separates held-out images from outsiders made of them; `save` keeps it.
+        """Recommend κ or variance as OOD score: the better one between held-out images and outsiders made of them.
 
         κ measures spread on the sphere: the variance of an output divided by its squared length. Whether this division
-        helps depends on network and structure. `ood_score` stays the same.
+        helps depends on network and structure. `save` keeps the recommendation; `ood_score` stays the same.
 
         Args:
             loader: batches of images (N, C, H, W), with or without targets.
@@ -233,7 +233,7 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, or for all its items or more.
+            ValueError: for a posterior that was not fitted in batches, or batches with all its items or more.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
@@ -250,7 +250,7 @@ class BayesianEncoder(Encoder):
         self.recommendation = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
-        """The encoder fitted on the batches of both, two encoders of one network.
+        """The encoder that is fitted on the batches of two encoders of one network.
 
         Raises:
             ValueError: if networks or settings differ, or a posterior was not fitted in batches.

@@ -20,8 +20,8 @@ from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_result
 class ConcentrationEncoder(SeededEncoder):
     """Embed by the network's own direction, with κ as a function of the features.
 
-    The resultant is A_D(κ). `variance` is 1 − A_D(κ)², because there is no distribution before normalisation. An item's
-    samples come from its von Mises-Fisher distribution; they depend on the seed and its position in the pass.
+    The resultant length is A_D(κ). `variance` is 1 − A_D(κ)², because there is no distribution before normalisation. An
+    item's samples come from its von Mises-Fisher distribution; they depend on the seed and its position in the pass.
     """
 
     @abstractmethod
@@ -84,8 +84,8 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    Draws of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ has the order of c; its
-    scale is a choice of lam. A reference item is its own first neighbour.
+    Samples of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ rises with c; its scale
+    is lam's choice. A reference item is its own first neighbour.
 
     Source: Sun, Ming, Zhu and Li (2022), for the distance.
 

@@ -66,16 +66,16 @@ class SeededEncoder(DeterministicEncoder):
     ) -> Float[Tensor, "S N D"]:
         """Draws for N items, each from its own generator on the CPU: they do not depend on batches or devices.
 
-        `positions` are the items' positions in the pass, from 0; `draw` takes the number of an item among the N.
+        `positions` are the items' positions in the pass, from 0; `draw` takes an item's index among the N.
         """
         generators = (torch.Generator().manual_seed(derive_seed(self.seed, position)) for position in positions)
         return torch.stack([draw(number, generator) for number, generator in enumerate(generators)], 1)
 
 
 class TwoHeadedEncoder(SeededEncoder):
-    """An encoder with a second head beside the network's, saved by recipe and state.
+    """An encoder with a second head on the network's features, saved by recipe and state.
 
-    `own_head` is the name and the type of the attribute that holds it.
+    `own_head` is the name and the type of the attribute that holds the second head.
     """
 
     own_head: ClassVar[tuple[str, type[Any]]]

@@ -86,7 +86,7 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
     """Mask of a dropout layer, 0 or 1/(1 − rate) for each value, or each channel if the layer drops channels.
 
-    It is drawn on the CPU, the same for every device.
+    The mask is drawn on the CPU, so that it is the same for every device.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
     keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
@@ -112,7 +112,7 @@ def check_network(network: nn.Module) -> None:
 
 @contextmanager
 def _hooks(network: nn.Module, hook: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
-    """Within the context, each dropout layer of a network runs its forward hook, `hook` of its path."""
+    """Within the context, each dropout layer of a network runs the forward hook `hook(path)`."""
     with network_lock, ExitStack() as hooks:
         for path, module in dropouts_of(network).items():
             hooks.enter_context(module.register_forward_hook(hook(path)))

@@ -61,7 +61,7 @@ class SavedEncoder:
 def fingerprint(folder: str | Path) -> str:
     """SHA-256 over the hashes of an encoder's files: it identifies network, posterior and preprocessing.
 
-    It does not depend on the name of the generation, which is new each time the encoder is written.
+    It does not depend on the name of the files' sub-folder, which is new each time the encoder is written.
     """
     folder = Path(folder)
     read_generation(folder)

@@ -49,7 +49,7 @@ class GaussianEncoder(TwoHeadedEncoder):
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; items share the noise of κ, and each has its own noise of joint samples."""
+        """A function that predicts batches; items share the noise for κ, and each has its own for joint samples."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))
         rows = max(1, CHUNK_ELEMENTS // shared.numel())

@@ -30,7 +30,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, Runtim
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
-    """Enter a class of encoders under a new kind, which its folders then name."""
+    """Add a class of encoders under a new kind, the name that saved encoders hold."""
     check_class("encoder", encoder, Encoder)
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
@@ -46,7 +46,7 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a missing network, other tensors or shapes of a network (named), an unknown kind, or a folder
+        ValueError: for a missing network, a network with other tensors or shapes (named), an unknown kind, or a folder
             that lam did not write.
     """
     try:

@@ -1,4 +1,4 @@
-"""Hashes of some training items: an encoder recognises these items later."""
+"""Hashes of some training items, so that an encoder recognises these items later."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ def item_hashes(inputs: Any) -> list[int]:
 
 
 class HashedBatches:
-    """Batches that remember the hashes of their items while they are read, once."""
+    """Batches that store the hashes of their items while they are read. Read them only once."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""Whether losses recover latents that vary within a positive pair by different amounts.
+"""Tests whether losses recover latents that vary within a positive pair by different amounts.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", section 4.1, appendices F and
 I.
@@ -41,13 +41,13 @@ _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on i
 
 @dataclass(frozen=True, kw_only=True)
 class AnInfoNCELatents(Experiment):
-    """An encoder learns latents on the sphere from pairs; it observes them through an invertible network.
+    """An encoder learns latents z on the sphere from pairs of observations g(z), with g an invertible network.
 
     z is uniform, and z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the first half of
-    the dimensions and `content` in the second. The observation g(z) has linear layers with orthogonal weights, and
-    leaky ReLUs. Negatives are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may
-    be added from the start or later. Without the other anchors, the loss knows Λ⁻, and the best similarity has
-    Λ⁺ − Λ⁻. R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
+    the dimensions and `content` in the second. g has linear layers with orthogonal weights, and leaky ReLUs. Negatives
+    are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be added from the
+    start or later. If only near negatives are used, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻.
+    R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
 
     With `images`, the observation is an image instead: a variational autoencoder learns from images of that name, and
     its decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's
@@ -63,15 +63,15 @@ class AnInfoNCELatents(Experiment):
 
     Attributes:
         dimension: d, even.
-        style: Λ₁ of the style.
-        content: Λ₂ of the content.
+        style: Λ of the style, in the first half of the dimensions.
+        content: Λ of the content, in the second half.
         drift: κ of the von Mises-Fisher distribution of anchors; 0 for uniform ones.
         graded: whether Λ rises evenly from `style` to `content` over the dimensions, instead of two values.
         images: data set whose autoencoder makes the observations, or None.
         root: folder of these images, if they need one.
         vae_epochs: epochs of the autoencoder.
         losses: losses to compare.
-        temperature: temperature of InfoNCE, 1 in the source's code; at 1/(2Λ₁), just as isotropic, it keeps the style.
+        temperature: temperature of InfoNCE, 1 in the source's code; 1/(2 style) lets InfoNCE keep the style.
         initial: initial Λ of AnInfoNCE in all dimensions.
         ways: number of ways to make pairs, 1 or 2.
         n_hard: number of near negatives for each anchor.
@@ -312,7 +312,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way: an anchor's positive is at `place`; negatives are the near ones and, if set, `others`."""
+    """The pairs of one way. Its positives are block `place`; negatives are the near ones and, if set, the `others`."""
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

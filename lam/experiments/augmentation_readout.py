@@ -1,4 +1,4 @@
-"""What two losses of views keep of the augmentations that make the views.
+"""Tests which augmentations can be read from embeddings whose losses compare augmented views.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", table 1 and appendix G.
 """
@@ -34,10 +34,10 @@ _BLOCK = 500  # images embedded at once
 class AugmentationReadout(ImageExperiment):
     """Each loss learns from two views of each image; then linear classifiers read classes and augmentations.
 
-    A view is a crop with another brightness and contrast. Half of the images are augmented at severity 3, and a
-    classifier finds out which, one kind of augmentation after the other; chance is 0.5. `blur` and, of colours,
-    `saturate` are no part of the views. Features are the inputs of the network's last layer, the projection is its
-    output. `unnormalised` is `aninfonce` of outputs that have any length.
+    A view is a crop with another brightness and contrast. For each kind of augmentation, half of the images are
+    augmented at severity 3, and a classifier tells which; chance is 0.5. Views contain neither `blur` nor, for colour
+    images, `saturate`. Features are the inputs of the network's last layer, the projection is the layer's output.
+    `unnormalised` is `aninfonce` of outputs that have any length.
 
     The source has ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
 
@@ -98,7 +98,7 @@ class AugmentationReadout(ImageExperiment):
         return self._features(encoder, pixels, images), images.labels[: self.n_corrupted]
 
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
-        """Features of images, about half of them augmented, and which."""
+        """Features of images, about half of them augmented, and 1 for each augmented image, else 0."""
         generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         changed = torch.rand(len(pixels), generator=generator) < 0.5
         pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)

@@ -12,7 +12,7 @@ from lam.utils.checks import check_choice
 from lam.utils.random import derive_seed
 
 SECONDS = "seconds"
-"""Column of a row's processor time; a seed does not repeat it."""
+"""Column with a row's processor time, which differs between runs with the same seed."""
 Row = Mapping[str, str | float | None]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]

@@ -1,4 +1,4 @@
-"""Whether κ, learned without labels from two views, detects corruption and wrong answers.
+"""Tests whether κ, learned without labels from two views, detects corruption and wrong answers.
 
 Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 to 4 and 6 to 8,
 figures 2 to 4.
@@ -26,9 +26,9 @@ from lam.utils.checks import check_at_least
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
-"""Title of the table like the source's table 1: a row for each kind, a column for each base with an addition."""
+"""Title of a table like the source's table 1, with a row for each kind, and a column for each base and addition."""
 OUTSIDERS = "AUROC of outsiders, by features, κ and both"
-"""Title of the table like the source's table 2, of trainings with a κ."""
+"""Title of a table like the source's table 2, for trainings with κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
 _BLOCK = 512  # items whose distances are in memory at once
 _STRONG = -0.8  # most rank correlations in the source's table are lower
@@ -48,9 +48,9 @@ class ExplicitConcentration(ImageExperiment):
 
     Attributes:
         bases: base methods.
-        additions: "none" for the base without κ, and regularisers of κ.
-        weight: λ_a of the alignment.
-        decay: λ of the square.
+        additions: "none" for the base method without κ, or a regulariser of κ.
+        weight: weight λ_a of the alignment.
+        decay: λ of the regulariser λκ², "square".
         jitter, noise: strengths of two changes of each view, as in `lam.methods.Simclr`.
         batch_size: images in a batch, each with two views.
         ood: folder (or None) of each outsider set, by its name in `lam.datasets.load_ood`.

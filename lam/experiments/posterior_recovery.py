@@ -1,4 +1,4 @@
-"""Whether losses of distributions recover the posteriors of a known generative process.
+"""Tests whether losses of distributions recover the posteriors of a known generative process.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs", section 5.1 and appendix B.
@@ -40,7 +40,7 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Other networks learn the true random networks μ(x) and κ(x) from pairs only, by each loss.
+    """Random networks are the true μ(x) and κ(x). By each loss, other networks learn them from pairs only.
 
     Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes the positive of
     an anchor's latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are any inputs. So MCInfoNCE with many samples
@@ -61,7 +61,7 @@ class PosteriorRecovery(Experiment):
         encoder_dimension: D of the learned latents; by default the same.
         ambiguity: the least and the greatest κ(x), or twice infinity (`.inf`).
         posterior: family of the process's posteriors.
-        shared: whether the network of κ follows the one of μ, in the process and in the encoder.
+        shared: whether the network of κ takes the output of the network of μ, in the process and in the encoder.
         losses: losses to compare.
         n_batches: number of training batches for each loss.
         batch_size: positive pairs in a batch.
@@ -72,7 +72,7 @@ class PosteriorRecovery(Experiment):
         kappa_pos: κ_pos of the process and of the losses.
         learning_rate: initial learning rate of each phase; it decays by a cosine. For D = 10 use the source's 1e-4:
             with 1e-3, long training moves μ̂ and κ̂ away from the truth again.
-        n_test: number of inputs that compare κ̂; pairs of at most 2,000 of them compare μ̂.
+        n_test: number of inputs on which κ̂ is compared; μ̂ is compared on pairs of at most 2,000 of them.
     """
 
     dimension: int = 2
@@ -182,7 +182,7 @@ class PosteriorRecovery(Experiment):
 
 
 class Posteriors(nn.Module):
-    """μ(x) and κ(x) = 1 + e^(a r(x) + b), each with a network of linear layers and leaky ReLUs.
+    """μ(x) and κ(x) = 1 + e^(a r(x) + b), with networks of linear layers and leaky ReLUs for μ and r.
 
     Args:
         dimension: D of the inputs.
@@ -247,7 +247,7 @@ class Process:
     """The generative process: random posteriors, and positive pairs by rejection.
 
     Args:
-        settings: its dimension, range of κ, family, κ_pos and steps of straightening are used.
+        settings: settings of the experiment.
     """
 
     def __init__(self, settings: PosteriorRecovery) -> None:
@@ -334,9 +334,9 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """RMSE and rank correlation of pair cosines, of κ and of spreads; medians of κ̂, of its ratio and of small angles.
+    """RMSE and rank correlation of pair cosines, κ and spreads; medians of κ̂, κ̂ over κ and ratios of small angles.
 
-    Values that need a finite κ are None without one.
+    With an infinite κ, some values are undefined (None).
     """
     few = test[:2000]
     upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()

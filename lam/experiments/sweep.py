@@ -15,9 +15,9 @@ DEVIATIONS = "Standard deviation over seeds"
 class Sweep:
     """An experiment run with every combination of some settings' values.
 
-    Rows say first which values they are of. The seed is no such column: tables hold means over seeds, and a further
-    table holds standard deviations. A result that is undefined for a seed has neither. For each setting of numbers,
-    curves show every result over its values.
+    The first columns of a row are the settings' values. The seed has no column: tables hold means over seeds, and a
+    further table holds standard deviations. A result that is undefined for a seed has neither. For each numeric
+    setting, curves show every result over the values.
 
     Attributes:
         values: values by the name of the setting.
@@ -41,7 +41,7 @@ class Sweep:
         return (*(name for name in self.values if name != SEED), *self.experiments[0].conditions)
 
     def settings(self) -> dict[str, Any]:
-        """The settings by name; lists are those that were swept."""
+        """The settings by name; a setting with several values is a list."""
         return {**self.experiments[0].settings(), **self.values}
 
     def run(self, progress: Progress) -> Outcome:

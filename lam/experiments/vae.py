@@ -11,7 +11,7 @@ _WIDTH, _BATCH, _RATE = 256, 128, 1e-3
 
 
 class Decoder(nn.Module):
-    """Pixels in [0, 1] of latents on the unit sphere; √D scales these to the length of Gaussian ones.
+    """Map latents on the unit sphere to pixels in [0, 1]. A factor √D gives latents the length of Gaussian ones.
 
     Source: Rusak et al. (2024), appendices F and I.5: three linear layers, D = 10, 50 epochs of MNIST.
     """

@@ -30,13 +30,13 @@ _MAPPED = 2000  # items in a picture
 
 @dataclass(frozen=True, kw_only=True)
 class VarConAccuracy(ImageExperiment):
-    """Each loss trains a network at several batch sizes, and on few images of each class; then it is frozen.
+    """Each loss trains a network at several batch sizes, and on few images of each class. Networks are then frozen.
 
-    A linear classifier learns from its features, neighbours vote by its embeddings, and Ward's clusters of the
+    A linear classifier learns from the features, neighbours vote by the embeddings, and Ward's clusters of the
     embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
     over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at the same
-    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5. Of the trainings
-    on all images at the first batch size, t-SNE draws the test embeddings.
+    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5. t-SNE draws the
+    test embeddings of each loss, trained on all images at the first batch size.
 
     The source has ResNets, SGD, 200 to 350 epochs, two heavily augmented views for all losses, and batches up to 6,144.
     Here networks are small, Adam trains them, and images are not augmented.

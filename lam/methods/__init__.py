@@ -1,7 +1,7 @@
-"""One file for each method: its training, up to the encoder that it returns.
+"""Methods, one file each: how a network is trained, and the encoder that comes out.
 
-A method is a record of its options, such as `Hib(n_samples=4)`, with the verbs of `lam.methods.base.Method`: above all,
-`train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
+A method is a record of its options, such as `Hib(n_samples=4)`, with the functions of `lam.methods.base.Method`, above
+all `train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
 """
 
 from lam.methods.aninfonce import Aninfonce

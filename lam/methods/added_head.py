@@ -33,18 +33,18 @@ def train_layer(
     seed: int = 0,
     progress: bool = False,
 ) -> nn.Linear:
-    """Train a linear layer on features by the contrastive loss, from the whitening of their principal components.
+    """Train a linear layer on features by the contrastive loss. It starts by whitening their principal components.
 
-    The paper has no such step. Its settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000 steps, at
+    The paper has no such step. lam's settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000 steps, at
     most 50 epochs. 10 % of the items, at most 1,000, choose the epoch of the lowest loss. If either part lacks positive
     or negative pairs, all items train the layer and the last epoch is kept.
 
     Args:
         features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
         relation: what makes a pair.
-        margin: of the loss.
+        margin: margin of the loss.
         dimension: D, from 2 to P; by default 64, or P if that is less.
-        seed: of the split and of the order of items.
+        seed: seed of the split and of the order of items.
 
     Returns:
         A layer from P to D with a bias, in the type and on the device of the features.
@@ -77,7 +77,7 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """A float32 layer to the first D principal components of features (N, P), decorrelated, of evened variance.
+    """A float32 layer to the first D principal components of features (N, P); it evens out their variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance,
     λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few, would grow large.

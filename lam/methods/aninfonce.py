@@ -25,7 +25,7 @@ _LEAST_CROP = 0.3  # default crop_scale of the last member
 
 @dataclass(frozen=True)
 class Aninfonce(Deterministic):
-    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the learned Λ.
+    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the learned concentrations Λ.
 
     An ensemble learns M vectors Λ, each from its own kind of crops; later members crop more. A batch holds every image
     in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no curvature for
@@ -38,7 +38,7 @@ class Aninfonce(Deterministic):
         n_members: M ≥ 1; several members need images.
         crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
         negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: how closely negatives lie around their anchor, if
-            `training.miner` prefers near ones. Λ⁺ is learned; the loss compares rows by Λ⁺ − Λ⁻.
+            `training.miner` prefers near ones. The learned Λ is Λ⁺; the loss compares rows by Λ⁺ − Λ⁻.
         normalise: whether the loss compares unit rows, or the head's output. Retrieval compares directions either way.
     """
 
@@ -97,7 +97,7 @@ class Aninfonce(Deterministic):
 
 
 class AnInfoNCEStep(Step):
-    """The sum of the members' losses, each over its own views: of unit rows, or of the layer `head`'s output."""
+    """The sum of the members' losses, each over its own views. Losses compare unit rows, or outputs of `head`."""
 
     def __init__(self, options: dict[str, Any], head: str) -> None:
         self.settings, self.head = options, head
@@ -118,7 +118,7 @@ class AnInfoNCEStep(Step):
 
 
 def rows_of_members(batch: Minibatch, n_members: int) -> list[Tensor]:
-    """Positions of each member's views in a batch; every process's part holds them member by member."""
+    """Positions of each member's views in a batch; each process contributes the views of all members, in order."""
     rows = torch.arange(batch.pairs.size, device=batch.pairs.positive.device).split(batch.sizes or batch.pairs.size)
     parts = [part.chunk(n_members) for part in rows if len(part)]
     return [torch.cat(of_member) for of_member in zip(*parts, strict=True)]

@@ -28,7 +28,7 @@ Learned = Mapping[str, Sequence[float]]
 """Learned parameters of a loss, by name, as in a `History`."""
 
 Refit = Callable[["Method"], Encoder]
-"""Function from a method to an encoder, for a network that is trained already."""
+"""Fits a method to a network that is already trained, and returns the encoder."""
 
 
 class Trained(NamedTuple):
@@ -50,7 +50,7 @@ class Method(ABC):
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
         encoder: the class of its encoders.
-        reads_labels: whether training reads labels; otherwise evaluation alone does.
+        reads_labels: whether training reads labels; otherwise only evaluation does.
         learns_from_matches: whether the method needs matching items even for a network that is not trained.
     """
 
@@ -66,7 +66,7 @@ class Method(ABC):
 
         Args:
             network: maps (N, ...) inputs to unit rows (N, D) by a linear layer and normalisation.
-            dataset: of (input, label); see `lam.training.train`.
+            dataset: items (input, label); see `lam.training.train`.
             training: see `lam.training.Training`.
 
         Raises:
@@ -81,11 +81,11 @@ class Method(ABC):
             check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
-        """Reject a trained network to start from, or missing files, before any work."""
+        """Reject a start that the method cannot use, such as a trained network or missing files, before any work."""
 
     @property
     def n_seeds(self) -> int:
-        """Number of consecutive seeds that one training takes."""
+        """Number of consecutive seeds that one training uses."""
         return 1
 
     @property
@@ -103,9 +103,9 @@ class Method(ABC):
         """Choose settings of an encoder on held-out data.
 
         Args:
-            encoder: of `train`.
+            encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
-            refit: fits another method to the same network and data; None if they are not at hand.
+            refit: fits another method to the same network and data; None without this data.
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:
@@ -118,7 +118,7 @@ class Method(ABC):
         A method that trains on two views of each image adds their settings as `views`.
 
         Args:
-            loss: of the training.
+            loss: the training's loss.
             dimension: D of the network.
             learned: learned parameters of the loss.
         """
@@ -146,7 +146,7 @@ class Method(ABC):
     def encoder_of(
         self, network: Any, head: str, dataset: Any, training: Training, *, kind: Any = None, **own: Any
     ) -> Encoder:
-        """An encoder of the method's class, or of another kind; one that samples gets the seed."""
+        """An encoder of the method's class, or of another kind; an encoder that samples gets the seed."""
         kind = kind or self.encoder
         seed = {"seed": training.seed} if issubclass(kind, SeededEncoder) else {}
         return kind(network, head, **own, **seed, **inputs_of(dataset, training))
@@ -157,7 +157,7 @@ def _can_learn(network: nn.Module) -> bool:
 
 
 def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, Any]:
-    """Name and settings of a loss's curvature, with the learned parameters; settings of value None are left out.
+    """Name and settings of a loss's curvature, with the learned parameters, without settings that are None.
 
     Empty if the loss lacks a setting that the curvature needs, such as a margin.
 

@@ -21,8 +21,8 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    Targets come from a copy of the network, updated by ξ ← m ξ + (1 − m) θ after each step; in the source m grows to 1.
-    Checkpoints hold the copy, the encoder does not.
+    Targets come from a copy of the network. Its weights ξ follow the network's θ, ξ ← m ξ + (1 − m) θ, before each
+    training pass; in the source m grows to 1. Checkpoints hold the copy, the encoder does not.
 
     Attributes:
         predictor: units of the predictor's hidden layer; the encoder has no predictor.

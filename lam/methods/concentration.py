@@ -118,7 +118,7 @@ class DistributionNetwork(nn.Module):
     Args:
         network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
         kappa_head: maps the inputs of that layer to κ (N,); None for κ as the length of its output.
-        loss: of distributions.
+        loss: a loss of distributions.
         start: fixed κ of all items; None to learn κ.
         norm: batch norm of the layer's output, which `fold` merges into the layer; None for no batch norm.
     """

@@ -40,12 +40,12 @@ from lam.utils import distributed
 _LOG = logging.getLogger(__name__)
 
 _IMAGENET_CLASSES = (1000, 21841, 21843)
-"""Numbers of classes of ImageNet's usual parts."""
+"""Numbers of classes in ImageNet's usual subsets."""
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 _MANY_CLASSES = 100
-"""With fewer classes, an embedding may have as many dimensions by coincidence."""
+"""With fewer classes, embeddings may have as many dimensions by chance."""
 
 
 @torch.inference_mode(False)
@@ -63,7 +63,7 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
-    (`lam.utils.distributed.shard`). All get the posterior of a single process, up to the order of sums. With
+    (`lam.utils.distributed.shard`). All get the same posterior as one process, up to the order of sums. With
     `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
 
     Args:
@@ -72,10 +72,10 @@ def fit(
         loader: batches (inputs, labels), or (inputs, positions) for places; inputs are a tensor, or a dictionary of
             keyword arguments.
         options: settings of the posterior; by default `Laplace(margin=margin)`.
-        margin: of the contrastive loss, in (0, 2]: `fit(network, loader, margin=0.7)` is short for
+        margin: margin of the contrastive loss, in (0, 2]: `fit(network, loader, margin=0.7)` is short for
             `fit(network, loader, Laplace(margin=0.7))`.
         preprocessing: how an image file becomes an input; by default the data set's.
-        seed: of the posterior's noise.
+        seed: seed of the posterior's noise.
         progress: show progress bars on standard error.
 
     Returns:
@@ -167,15 +167,15 @@ def fit_features(
     seed: int = 0,
     progress: bool = False,
 ) -> BayesianEncoder:
-    """Fit the posterior over all pairs, from stored features and the layer above them.
+    """Fit the posterior over all pairs, from stored features and the linear layer that takes them.
 
     Args:
         features: (N, P) inputs of the layer.
         labels: (N,) integer labels, or (N, X) positions.
-        weight: (D, P) of the layer.
-        bias: (D,) of the layer, or None.
+        weight: (D, P) weight of the layer.
+        bias: (D,) bias of the layer, or None.
         options, margin, seed: as in `fit`. Pairs come from the whole data set; `head`, `dimension`, `layers` and
-            `predictive` have no effect. A curvature that joins items, or is not lam's, may hold (N, N) pairs.
+            `predictive` have no effect. A curvature with cross terms, or your own, may need memory for (N, N) pairs.
         progress: show a progress bar on standard error.
 
     Returns:

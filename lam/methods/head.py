@@ -1,4 +1,4 @@
-"""Methods that train a head beside a frozen network."""
+"""Methods that train a head on the features of a frozen network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from lam.training import History, Minibatch, Step, Training, train
 from lam.utils.checks import check_at_least, check_positive
 
 HeadLoss = Callable[[Tensor, Tensor, Minibatch], Tensor]
-"""A scalar function of the head's outputs for N items, their embeddings (N, D), unit rows, and the batch."""
+"""Maps the head's outputs for N items, the items' unit embeddings (N, D) and the batch to a scalar loss."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class HeadMethod(Method):
     """Train a network, then freeze it and train a second head.
 
     Attributes:
-        epochs: of the second head, at least 1.
-        learning_rate: of the second head, positive.
+        epochs: epochs of the second head, at least 1.
+        learning_rate: learning rate of the second head, positive.
     """
 
     epochs: int = 10
@@ -39,7 +39,7 @@ class HeadMethod(Method):
     ) -> History:
         """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
 
-        Each batch gives all its pairs; other settings are those that trained the network. The last epoch is kept:
+        Batches give all their pairs; other settings are the same as for the network. The last epoch is kept, because
         validation measures retrieval, which the head does not change.
         """
         own = replace(

@@ -26,13 +26,13 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    The soft contrastive loss of the samples is averaged over each kind of pair. The loss adds β times the items' mean
-    KL(N(μ, diag(σ²)) ‖ N(0, I)). As in the source, μ is the head's output before normalisation:
-    on the sphere the divergence is the same for every mean. Retrieval and validation compare directions of means.
+    Samples at distance d match with p(match) = sigmoid(b − a d); the loss of p(match) is averaged over each kind of
+    pair. The loss adds β times the items' mean KL(N(μ, diag(σ²)) ‖ N(0, I)). As in the source, μ is the head's output
+    before normalisation: on the sphere the divergence is the same for every mean. Retrieval and validation compare
+    directions of means.
 
-    The number of samples and β come from the source, which gives no initial a and b. Items match with probability ½ at
-    distance 1 for a = b = 5, and at distance 0 for a = 1 and b = 0, where the loss fell far slower. a is learned as
-    log a.
+    The number of samples and β come from the source, which gives no initial a and b. p(match) is ½ at distance 1 for
+    a = b = 5, and at distance 0 for a = 1 and b = 0, which made the loss fall far slower. a is learned as log a.
 
     Attributes:
         n_samples: samples of each item in a step, at least 1; a pair compares all samples of one with all of the other.

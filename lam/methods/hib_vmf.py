@@ -11,12 +11,12 @@ from lam.methods.concentration import ConcentrationMethod, KappaBy
 
 @dataclass(frozen=True)
 class HibVmf(ConcentrationMethod):
-    """Train μ and κ together by the probabilities that samples match.
+    """Train μ and κ together by the probabilities that samples match: sigmoid(a cosine + b).
 
     Attributes:
         n_samples: samples of each item in a step.
-        scale: a > 0 of p(match).
-        offset: b of p(match).
+        scale: a > 0.
+        offset: b.
         n_negatives: negatives of each item, drawn from the batch; None for all.
     """
 

@@ -25,8 +25,8 @@ class Laplace:
     """Settings of a Laplace posterior, checked when the record is made.
 
     Attributes:
-        margin: of the contrastive loss, in (0, 2]; for miners, an added layer, and a curvature without a margin.
-        curvature: of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
+        margin: margin of the contrastive loss, in (0, 2], for miners, an added layer, and a curvature without a margin.
+        curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
         pairs: `batch` takes all pairs within a batch, so that fits add up and batches can be forgotten. `dataset` takes
             every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
@@ -36,18 +36,18 @@ class Laplace:
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
             pairs within batches.
-        structure: of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full` or
-            `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms, the
-            others need `fix="fixed"`. `ekfac` reads the features twice, from a temporary file. The default
-            is `kron`. It is `diag` for several layers, more than 4,096 inputs or outputs, a curvature with cross terms,
-            and a curvature without matrices.
+        structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
+            or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
+            (derivatives in two items); the others need `fix="fixed"`. `ekfac` reads the features twice, from a
+            temporary file. The default is `kron`. It is `diag` for several layers, more than 4,096 inputs or outputs, a
+            curvature with cross terms, and a curvature without matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
             S sampled networks later take S times the layers' weights on top.
         rank: for `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
-        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h, so that tuning s changes the posterior's
-            width and not its shape.
-        prior_ratio: r > 0 of that default.
+        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature.
+            Tuning s then changes the posterior's width and not its shape.
+        prior_ratio: factor r > 0 in that default.
         likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.
 

@@ -1,7 +1,7 @@
 """Online Laplace: a network and its posterior are trained together, and the posterior's noise shapes the network.
 
-Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient there to the mean, and
-updates the curvature by the batch's.
+Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient at the sample to the
+mean, and updates the curvature by the batch's curvature.
 
 Source: Warburg et al. (2023), section 3 and appendix E.2; Miani et al. (2022).
 """
@@ -38,21 +38,21 @@ _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceOnline(LaplaceMethod):
-    """Train a network and its posterior together.
+    """Train a network and its posterior together. A weight with curvature h has the precision s relu(h) + α.
 
     Attributes:
         head: path of the last linear layer; found by default.
         likelihood_scale: s > 0.
         prior_precision: α > 0.
-        initial_precision: p₀ > 0, with h₀ = p₀/s; s/1000 by default.
+        initial_precision: p₀ > 0, for the first curvature h = p₀/s; s/1000 by default.
         memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
         update: `average`; or `accumulate`: h ← β h + relu(h_batch), with h_batch averaged over the chosen pairs. This
             makes the noise far smaller. The authors' code and the paper's equation 5 accumulate too.
         n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
-        warmup_epochs: first epochs, without noise; h is updated in them as well.
+        warmup_epochs: number of first epochs without noise; they update h, too.
         refresh_every: steps from one update of h to the next.
         refit: form the curvature again after training, at the final weights, with the structure and the prior of
-            `laplace_posthoc`. A running mean over past, noisy layers separates seen from unseen data less sharply.
+            `laplace_posthoc`. Without it, h is a mean over past, noisy layers: seen and unseen data differ less.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
         hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
@@ -99,7 +99,7 @@ class LaplaceOnline(LaplaceMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`.
 
-        The encoder has the weights and the curvature of the epoch that is kept.
+        The encoder has the weights and the curvature of one epoch, which the training chooses.
         """
         self.check(network, dataset, training)
         if self.curvature == OWN:
@@ -133,7 +133,7 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training)
 
     def _refit(self, head: str, training: Training) -> LaplacePosthoc:
-        """The method that refits. Places take pairs of the whole data set, as shuffled batches hold hardly any."""
+        """The method that refits. Places pair the whole data set: shuffled batches hold hardly any positive pairs."""
         has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")
@@ -152,7 +152,7 @@ class OnlineLaplaceStep(Step):
 
     Args:
         head: path of the last linear layer.
-        options: of the posterior; missing settings of its curvature come from the loss at each step.
+        options: options of the posterior; missing settings of its curvature come from the loss at each step.
     """
 
     def __init__(self, head: str, options: LaplaceOnline) -> None:

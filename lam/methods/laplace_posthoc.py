@@ -38,7 +38,7 @@ from lam.vmf.embeddings import Mean
 _CONTRASTIVE_SETTINGS = ("margin", "split", "fix", "negative_weight")
 
 OWN = "own"
-"""Stands for the curvature of the loss that trains, or trained, the network."""
+"""Name for the curvature of the loss that trains, or trained, the network."""
 
 Options = TypeVar("Options", bound="LaplaceMethod")
 Tune = Literal["calibration", "marginal_likelihood", "none"]
@@ -49,17 +49,16 @@ class LaplaceMethod(Method):
     """Options of both Laplace methods: the retrieved direction, the curvature, and the tuning of the posterior.
 
     Attributes:
-        tune: criterion that chooses s or α of the posterior on held-out data, after training.
-        tune_step: for `marginal_likelihood`: one step of log α by this much, instead of a move to the maximum.
+        tune: what to choose after training: the likelihood scale s, by `calibration` on held-out data; the prior
+            precision α, by `marginal_likelihood`; or `none`.
+        tune_step: with `marginal_likelihood`, move log α once by this step, instead of to the maximum.
         mean: the retrieved direction: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
             outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
             `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.
-        margin: of the contrastive curvature, which is zero for negative pairs beyond it. By default the training
-            loss's, which mined triplets always use.
-        split: of the contrastive curvature, `euclidean` or `arccos`.
-        fix: of the contrastive curvature, `fixed`, `positive`, `full` or `projected`.
-        negative_weight: of the contrastive curvature, w in [0, 1].
+        margin: margin of the contrastive curvature, which is zero for negative pairs beyond it. By default the training
+            loss's margin, which mined triplets always use.
+        split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
     """
 
     tune: Tune = "calibration"
@@ -127,7 +126,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The options with each other curvature of the same loss that is never negative."""
+        """The options with each alternative curvature of the same loss that is never negative."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -138,7 +137,7 @@ class LaplaceMethod(Method):
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
         """Choose s or α of the posterior as the options say, and recommend an OOD score for images.
 
-        If clipped weights make most of the predictive variance, the best curvature of `without_clipping` replaces it.
+        If clipped weights make most of the predictive variance, the posterior gets the best of `without_clipping`.
         See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)

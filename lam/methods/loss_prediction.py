@@ -1,4 +1,4 @@
-"""Loss prediction: a head beside a trained, frozen network learns each item's loss.
+"""Loss prediction: a head on a trained, frozen network learns each item's loss.
 
 Source: Yoo and Kweon (2019), "Learning loss for active learning"; Kirchhof et al. (2023), "URL: a representation
 learning benchmark for transferable uncertainty estimates", with this as its strongest head.
@@ -28,7 +28,7 @@ class LossPrediction(HeadMethod):
     that takes over the head uses it as κ_a. The source trains both together; a frozen network keeps its retrieval.
 
     Attributes:
-        temperature: of the predicted loss, positive.
+        temperature: temperature of the predicted loss, positive.
         hidden: units of the head's hidden layer, at least 1.
     """
 

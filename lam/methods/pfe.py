@@ -1,4 +1,4 @@
-"""PFE, probabilistic face embeddings: a head beside a trained, frozen network learns its variance.
+"""PFE, probabilistic face embeddings: a head on a trained, frozen network learns the variance of embeddings.
 
 Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4.
 """
@@ -23,7 +23,7 @@ class Pfe(HeadMethod):
     The mean of an embedding is the network's unit vector. The head learns from all positive pairs of a batch.
 
     Attributes:
-        learning_rate: of the head; high, because the head starts at the same variance, e⁻⁷, for all inputs.
+        learning_rate: learning rate of the head; high, because it starts at the same variance, e⁻⁷, for all inputs.
         shared: whether the head's last batch norm shares one scale and shift between all dimensions.
     """
 

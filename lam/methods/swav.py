@@ -17,7 +17,7 @@ class Swav(ViewsMethod):
         n_prototypes: J; the encoder has no prototypes.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
-        n_iterations: of Sinkhorn and Knopp.
+        n_iterations: iterations of Sinkhorn and Knopp's algorithm.
     """
 
     n_prototypes: int = 256

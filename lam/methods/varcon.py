@@ -16,7 +16,7 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class Varcon(Deterministic):
-    """Train a network by VarCon instead of `training.loss`, without uncertainty, which a posterior can add.
+    """Train a network by VarCon instead of `training.loss`. The encoder has no uncertainty; a posterior can add it.
 
     Attributes:
         temperature: τ₁ > 0.

@@ -20,16 +20,16 @@ class ViewsMethod(ConcentrationMethod):
     """Train μ and κ together on two random views of each image, without labels.
 
     The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
-    of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's own head is
-    the projection; `cifar_resnet18` with `projection` has the sources' two layers. A run keeps the epoch of the best
-    retrieval on the validation split, by its labels. If no two of its images match, it keeps the last epoch.
+    of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's head serves
+    as projection; `cifar_resnet18` with the option `projection` has two layers, as in the sources. A run keeps the
+    epoch of the best retrieval on the validation split, by labels; if no two images match there, the last epoch.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
     Attributes:
-        weight: λ_a of the alignment.
+        weight: weight λ_a of the alignment.
         regulariser: "square", λκ², or "likelihood", κ − (D − 1)/2 log κ.
-        decay: λ of the square.
+        decay: λ of "square".
         crop_scale: least share of an image's area that a view shows.
         flip: probability that a view is mirrored; 0 where left and right mean something.
         jitter: largest change of a view's contrast and brightness.

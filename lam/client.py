@@ -113,7 +113,7 @@ class Client:
         return _answer(found)
 
     def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
-        """The answers to several queries, which is faster than one at a time; a refused query raises."""
+        """Search for several queries at once, which is faster; a refused query raises a `ServiceError`."""
         body = {"queries": [_part(query) for query in queries]}
         answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
         for place, found in enumerate(answers):
@@ -143,7 +143,7 @@ class Client:
         return _of(Item, self._ask("GET", _path(id)))
 
     def items(self, *, filter: Json | None = None) -> Iterator[Item]:
-        """All items that pass a filter, by rising id."""
+        """All items that pass a filter, sorted by id."""
         after = ""
         while after is not None:
             page = self._ask("GET", "/v1/items", after=after, limit=1000, filter=filter)

@@ -115,7 +115,7 @@ def demo(parsed: argparse.Namespace, overrides: list[str]) -> None:
             return
     far, ood = (f"{100 * _DEMO_TARGETS[name]:g} %" for name in ("far", "ood"))
     print(f"Calibrated. False accepts: at most {far} {calibration.facts['false_accepts']}. False flags: at most {ood}.")
-    program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` puts it on no path
+    program = sys.argv[0] if Path(sys.argv[0]).name == "lam" else "lam"  # `make demo` runs a command that is on no path
     print(f"a page to try it: {program} serve {folder}")
 
 

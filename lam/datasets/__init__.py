@@ -59,7 +59,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
 }
 """Every data set that a configuration can name: a function that returns `Splits`. See `register`."""
 
-OOD_SETS: dict[str, Callable[..., Dataset]] = {  # beside these, the test split of any data set
+OOD_SETS: dict[str, Callable[..., Dataset]] = {  # the test split of any data set is one, too
     "digits_held_out": digits.held_out,
     "digits_patches": digits.patches,
     "fashionmnist": fashionmnist.test_images,

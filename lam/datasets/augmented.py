@@ -1,4 +1,4 @@
-"""Random views of images, only for training: resized crops and horizontal flips, drawn at each reading."""
+"""Random views of images, only for training: resized crops and horizontal flips, new whenever an image is read."""
 
 import copy
 import math
@@ -47,7 +47,7 @@ class AugmentationOptions:
 
 
 class Augmented(Dataset):
-    """A data set with a random view of each image at each reading.
+    """A data set that gives a new random view whenever an image is read.
 
     Files (`FolderImages`) are cropped at their own resolution, before they are resized. Images in memory are cropped,
     and the crop is enlarged.

@@ -24,7 +24,7 @@ Items = TypeVar("Items", bound="Dataset")
 ImageOptions = Preprocessing | Mapping[str, Any] | None
 """A preprocessing, the fields that differ from ImageNet's, or None for the default."""
 
-_PER_CLASS = 4  # greatest items of a class if a limit cannot draw from every class
+_PER_CLASS = 4  # greatest number of items from a class, if a limit cannot draw from every class
 
 
 class MissingDataError(FileNotFoundError, ValueError):

@@ -45,10 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """Grey patches (1, 8, 8) at random positions of scikit-learn's two photographs, labelled by the photograph.
-
-    There are as many as items in `like`.
-    """
+    """Grey patches (1, 8, 8), as many as `like` has items, from scikit-learn's two photographs; labels name these."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

@@ -57,7 +57,7 @@ def descriptions(*, like: Dataset) -> Texts:
 
 
 def _documented(module: ModuleType) -> dict[str, str]:
-    """The first sentence on each member of a module, without repetitions, with the member's name."""
+    """The first sentence on each member of a module, with the member's name; repeated sentences count once."""
     found: dict[str, str] = {}
     for name, member in _members(module):
         for sentence in _sentences(inspect.getdoc(member) or "")[:1]:

@@ -23,7 +23,7 @@ from lam.inputs.thumbnails import SIZE, thumbnail_of_file
 from lam.utils.checks import first_of
 from lam.utils.notes import Note
 
-_SUFFIXES = frozenset(  # of the formats that `open_image` reads
+_SUFFIXES = frozenset(  # suffixes of the formats that `open_image` reads
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 ) | {".avif", ".heic", ".heif", ".hif"}
 _SYSTEM = frozenset(

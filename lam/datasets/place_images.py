@@ -26,7 +26,7 @@ class PlaceImages(FolderImages):
 
     Attributes:
         labels: (N,) areas: a split stratified by label is stratified by area.
-        positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the area, so areas are far from each other.
+        positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the label, so areas are far from each other.
         angles: (N,) compass angles in degrees, NaN if unknown; or None.
 
     Args:

@@ -102,7 +102,7 @@ class SmallImages:
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
     """Values of an IDX file of bytes: two zero bytes, type, number of axes, their big-endian sizes, the values.
 
-    A file with the suffix .gz is decompressed. torchvision's reader does not, and checks with `assert`.
+    A file with the suffix .gz is decompressed. torchvision's reader cannot do this, and checks with `assert`.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
     """

@@ -75,7 +75,7 @@ def note_like_names(classes: Iterable[str], source: object) -> None:
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes with each class in proportion, and last the subset of the remaining items."""
+    """Random subsets of these sizes with each class in proportion, followed by the subset of all other items."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
@@ -112,7 +112,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares with matches among their items, and last the rest; None if the items are too few."""
+    """Subsets of these shares with matches among their items, then the rest; None if there are too few items."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]

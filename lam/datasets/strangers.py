@@ -60,7 +60,7 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
 
 
 class JoinedItems(Dataset):
-    """Items of several data sets that share one list of classes, each by data set and position."""
+    """Items of several data sets with the same list of classes, stored as pairs of data set and position."""
 
     items: tuple[tuple[Dataset, int], ...]
 

@@ -76,8 +76,8 @@ class Columns:
         if absent := [name for name in needed if name not in table]:
             raise ValueError(
                 f"{table.path} has no column {', '.join(absent)}; it has {', '.join(table.columns) or 'none'}: "
-                "name the columns by the options text and label, or question and answer (of lam run "
-                "--data.options='{text: COLUMN}', of other commands --columns text=COLUMN)"
+                "name the columns by the options text and label, or question and answer (lam run: "
+                "--data.options='{text: COLUMN}'; other commands: --columns text=COLUMN)"
             )
         return Columns(text, label, question, answer)
 

@@ -295,7 +295,7 @@ class Encoder(ABC):
             warnings.warn(
                 f"the held-out items contain {seen} of {len(self.trained_on)} known training items, which makes κ too "
                 "large for other items: give items that the network was not trained on",
-                stacklevel=4,  # over two decorators
+                stacklevel=4,  # skips two decorators
             )
         known = None if reference is None else self.predict(reference, n_samples=2, progress=progress)
         self.ambiguity = learn(

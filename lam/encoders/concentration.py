@@ -40,7 +40,7 @@ class ConcentrationEncoder(SeededEncoder):
             resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None
             if joint:
-                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # the CPU's draws, for every device
+                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # drawn on the CPU, the same for every device
                 samples = self.draw_each(
                     range(offset, offset + len(mean)),
                     lambda row, generator: VonMisesFisher(*parameters[row]).sample((n_samples,), generator=generator),

@@ -55,7 +55,7 @@ class DropoutEncoder(SeededEncoder):
         dropped: list[tuple[str, Any]] = []
         with _hooks(network, lambda path: lambda _layer, _inputs, output: dropped.append((path, output))):
             features, _ = features_and_output(network, head, inputs)
-        if len(dropped) == 1 and dropped[0][1] is features:  # masks of features alone save S passes
+        if len(dropped) == 1 and dropped[0][1] is features:  # masks on the features save S passes
             path = dropped[0][0]
             seeds, layer = (derive_seed(self.seed, s, path) for s in range(n_samples)), dropouts_of(network)[path]
             samples = (features * mask_of(layer, features, seed) for seed in seeds)

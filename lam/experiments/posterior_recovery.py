@@ -303,7 +303,7 @@ class Process:
             candidates, others = self._draw(_CANDIDATES[latents.device.type], generator)
             log_odds = self.kappa_pos * (latents[pending] @ others.T - 1)
             uniforms = torch.rand(log_odds.shape, generator=generator, device=log_odds.device)
-            best = (log_odds - uniforms.log()).max(1)  # positive values are accepted; any of them will do
+            best = (log_odds - uniforms.log()).max(1)  # accepted if positive; the best one is as good as any
             accepted = best.values > 0
             inputs[pending[accepted]] = candidates[best.indices[accepted]]
             pending = pending[~accepted]

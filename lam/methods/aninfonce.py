@@ -58,7 +58,7 @@ class Aninfonce(Deterministic):
             raise ValueError(f"negatives must be below concentration, {self.concentration:g}, got {self.negatives:g}")
         if self.crop_scales is not None and len(self.crop_scales) != self.n_members:
             raise ValueError(
-                f"crop_scales must hold one for each of n_members={self.n_members} members, got {len(self.crop_scales)}"
+                f"crop_scales must hold {self.n_members} scales, one for each member, got {len(self.crop_scales)}"
             )
         self.kinds()
 

@@ -119,7 +119,7 @@ def fit(
         path = ADDED
         output = at_least_float32(probe_output(network, probe))
         _hint_at_logits("", output.shape[1], labels)
-        options.check_layer(options.added_layer(head, output.shape[1]))  # before training
+        options.check_layer(options.added_layer(head, output.shape[1]))  # fails before the training
         features = _features(network, ADDED, output.dtype, batches)
         if head == "identity":
             weight, bias = torch.eye(output.shape[1], dtype=output.dtype, device=output.device), None
@@ -233,7 +233,7 @@ def empty_layers_curvature(
         own, curvature, max_memory=max_memory
     )
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
-    size = next(layer.parameters()).element_size()  # to read a parametrised weight in training would change its buffers
+    size = next(layer.parameters()).element_size()  # reading a parametrised weight in training mode would change its buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
     matrices = max(size, 4) * n_items * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
@@ -287,7 +287,7 @@ def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
             f"the last layer, {path or 'the network itself'}, has {dimension} outputs, as many as {data} has classes: "
             "if they are class logits, which make poor embeddings, put torch.nn.Identity() in its place and fit with "
             'head="train" or head="identity"',
-            stacklevel=5,  # over two decorators
+            stacklevel=5,  # skips two decorators
         )
 
 

@@ -182,7 +182,7 @@ class OnlineLaplaceStep(Step):
         samples: list[Tensor] = []
         embeddings: list[Tensor] = []
         value = torch.zeros((), device=theta.device)
-        generator = on_device(batch.generator, theta.device)  # to move a wide layer's noise takes longer than a step
+        generator = on_device(batch.generator, theta.device)  # moving a wide layer's noise takes longer than a step
         for _ in range(self.options.n_samples):
             noise = torch.randn(theta.shape, generator=generator, device=theta.device).to(theta)
             samples.append(theta + deviation * noise)

@@ -1,4 +1,4 @@
-"""A copy of a finished run that can be served, made while a service answers from the run and changes its items.
+"""Copies a finished run, also while a service answers from it and changes its items. The copy can be served.
 
 The copy holds the items of one moment: SQLite copies its pages within one read transaction, while others may write.
 All else is fixed once a run has finished, or changes only under the run's lock, which the copying process holds. The
@@ -115,7 +115,7 @@ def _copy_items(source: Path, copy: Path) -> int:
     with closing(ItemStore(copy, make=False)) as store:
         try:
             store.check()
-        except CorruptFileError as error:  # the copy is faithful
+        except CorruptFileError as error:  # the copy equals its source: the source is corrupt
             raise CorruptFileError(str(error).replace(str(copy), str(source))) from None
         return len(store)
 

@@ -4,10 +4,11 @@ A run is calibrated on its validation split, never on its test split, or on a fo
 split has chosen the epoch and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound
 needs a fresh folder.
 
-By default the queries search the run's gallery, also items added while serving. If the gallery holds no match, or the
-data have positions instead of labels, one half of the held-out data searches the other half. Searching each item among
-all others would need no split. But two items are then often each other's nearest non-match, and count one score twice:
-over 200 splits of FashionMNIST, a target of 0.001 gave a rate of 0.0019.
+By default the queries search the run's gallery, also items added while serving. If it holds no class of the queries,
+one half of the held-out data replaces as many of its items. With the gallery `held-out`, which places need, one half
+searches the other half. Searching each item among all others would need no halves. But two items are then often each
+other's nearest non-match, and count one score twice: over 200 splits of FashionMNIST, a target of 0.001 gave a rate of
+0.0019.
 """
 
 import warnings
@@ -56,7 +57,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
     Raises:
         ValueError: for a folder that is no finished run, changed data, too few data to bound a target rate (with the
-            number needed), a flag without its features, damaged files, or a gallery without a match of any query.
+            number needed), a flag without its features, damaged files, or a gallery without a match for any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     finished = Run(run)

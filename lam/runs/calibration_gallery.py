@@ -99,7 +99,7 @@ def _comparable(embeddings: Embeddings) -> Embeddings:
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, their labels, and the number of other items, which no label can judge as hits."""
+    """Items with a label, their labels, and the number of items without: as hits, these cannot be judged."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]

@@ -93,7 +93,7 @@ def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationO
     """
     try:
         previous = Run(run).calibration
-    except ValueError:  # from another encoder: not used; from a broken run: calibrating it fails later
+    except ValueError:  # of another encoder, and not used; or of a broken run, which fails later
         previous = None
     rates, flag, accept = options.rates, options.flag, options.accept
     if previous is not None:

@@ -128,7 +128,7 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether they can bound this rate of false accepts; held-out classes count once, as their items are alike."""
+        """Whether they can bound this rate of false accepts; a held-out class counts once: its items are alike."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 

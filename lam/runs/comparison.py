@@ -118,7 +118,7 @@ def _evaluated_on(run: Path) -> dict[str, Any]:
     parts = {name: part for name, part in data["parts"].items() if name not in ("train", "validation")}
     config = read_yaml(run / CONFIG)
     titles = [outside["title"] or outside["name"] for outside in config["data"]["ood"]]
-    main_set = titles[0] if titles else None  # its metrics have no suffix
+    main_set = titles[0] if titles else None  # metrics of the main set have no suffix
     asked = {"main OOD set": main_set, "gallery": data["gallery"], "places": config["places"]}
     asked |= {f"data.{name}": config["data"].get(name) for name in ("name", "soft_labels")}
     names = ("reference", "corrupted", "corruptions", "unseen")

@@ -31,7 +31,7 @@ Duplicates = Literal["keep", "drop", "refuse"]
 METHOD = "method"
 COMMAND = "lam run"
 UNSEEN = "unseen"
-"""The OOD set of held-out classes, in keys of metrics."""
+"""Name of the held-out classes as an OOD set, in keys of metrics."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class AmbiguityConfig:
     """Whether the encoder learns κ_a and p_known on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: by default only if the `checkpoint` has a κ head and enough items have a match. The encoder's κ is then
-            A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's.
+        learn: whether to learn them; by default only if the `checkpoint` has a κ head and enough items have a match. κ
+            is then A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's κ.
         reference: number of training items that neighbours may come from, in addition to the validation split.
     """
 
@@ -331,12 +331,12 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _preprocessing(network: str, settings: Any) -> dict[str, Any]:
-    """The option `preprocessing`: a pretrained network's own, overridden by the settings; empty if it has no own."""
+    """The option `preprocessing` for a pretrained network, overridden by the settings; empty for other networks."""
     if (wanted := models.preprocessing_of(network)) is None:
         return {}
     own = wanted.to_json()
     if not isinstance(settings, Mapping) or settings.get("mode", own["mode"]) != own["mode"]:
-        return {}  # the data set rejects it
+        return {}  # the data set rejects such settings
     kept = ("mean", "std", "resampling") if settings else tuple(own)
     return {"preprocessing": {**{name: own[name] for name in kept}, **settings}}
 

@@ -32,7 +32,7 @@ _NEAR = 24
 """Greatest number of different bits, of 256, between hashes of near copies."""
 
 _LEAST_SIDE = 32
-"""Least pixels of a side; perceptual hashes confuse smaller images."""
+"""Least length of an image's side, in pixels; perceptual hashes confuse smaller images."""
 
 _MOST_COMPARED = 100_000
 """Greatest number of images that are compared with each other; it takes half a minute on one core."""
@@ -187,7 +187,7 @@ def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
     """Near copies: items whose hash is close to an earlier item's, each with the closest such item."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
-    import faiss  # slow to import, and an extra
+    import faiss  # slow to import, and optional
 
     index, hashes = faiss.IndexBinaryFlat(8 * len(bits[0])), torch.stack(list(bits)).numpy()
     index.add(hashes)

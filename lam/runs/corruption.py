@@ -89,7 +89,7 @@ class CorruptionCurve:
     Attributes:
         kappa: (V, N) concentrations.
         correct: (V, N) whether the first hit is right, in the clean gallery without the query itself.
-        parts: (V, N) parts of κ by name, if the encoder has learnt its ambiguity.
+        parts: (V, N) values of each part of κ, by name, if the encoder has learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]

@@ -43,7 +43,7 @@ _OF_LOSS = ("loss", "temperature")
 
 @dataclass
 class Stages:
-    """Prints the name of each stage on standard error, with `progress`, and measures its seconds."""
+    """Measures the seconds of each stage; with `progress`, also prints its name on standard error."""
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Plan:
         self.config, self.loss = config, config.loss()
 
     def build(self, seed: int) -> EmbeddingNetwork:
-        """A network with the library's pretrained weights, or with random weights of a seed."""
+        """A network with the library's pretrained weights, or with random weights from a seed."""
         settings = self.config.network
         options = {**({} if settings.head == "train" else {"head": settings.head}), **settings.options}
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)

@@ -165,7 +165,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
     if histories:
         write_json(config.folder / TRAINING, {name: asdict(history) for name, history in histories.items()})
         total = sum(sum(history.seconds) for history in histories.values())
-        stages.seconds["train"] = round(total, 3)  # over all starts
+        stages.seconds["train"] = round(total, 3)  # also of earlier starts
     encoder.n_samples = config.evaluation.n_samples
     held_out = Evaluator(config, stages).held_out(splits.validation)
     if config.method.tunes:

@@ -19,7 +19,7 @@ def coco_file(folder: Path) -> Path | None:
     found = [path for path in files if _read(path) is not None]
     if len(found) > 1:
         named = " and ".join(path.relative_to(folder).as_posix() for path in found)
-        raise ValueError(f"{folder} has {named}: keep one, or give each part a folder with its own file and images")
+        raise ValueError(f"{folder} has {named}: keep one, or give each split a folder with its own file and images")
     return found[0] if found else None
 
 

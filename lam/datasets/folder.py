@@ -1,7 +1,7 @@
 """The user's images: a folder with a sub-folder for each class, or a folder of images only.
 
-The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg, parts in upper or lower case.
-If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a part holds a COCO
+The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg with split names in any case.
+If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a split holds a COCO
 file, its categories are the classes. Without classes, or with a single class, no two images match.
 """
 
@@ -90,10 +90,10 @@ def splits(
     validation: float = 0.2,
     test: float = 0.2,
 ) -> Splits:
-    """Read a folder of images in three disjoint parts.
+    """Read a folder of images in three disjoint splits.
 
     The folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) are
-    the parts, if root has a folder for training. Missing parts are drawn from the training images, see
+    the splits, if root has a folder for training. Missing splits are drawn from the training images, see
     `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image is its path.
 
     Args:
@@ -109,7 +109,7 @@ def splits(
     names = sorted({name for of_part in classes.values() for name in of_part})
     if "" in names and len(names) > 1:
         flat = ", ".join(part for part, of_part in classes.items() if "" in of_part)
-        raise MissingDataError(f"{root}: {flat} has no class folders, but other parts have: put each class into one")
+        raise MissingDataError(f"{root}: {flat} has no class folders, but other splits have: put each class into one")
     is_labelled = len(names) > 1
     note_like_names(names, root)
     if not is_labelled:  # each image is a class, by its path
@@ -125,7 +125,7 @@ def splits(
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
     """Read all images of a folder; their label is the sub-folder, or empty without sub-folders.
 
-    If the folder has the parts `train` and `test`, only `test` is read. `labelled` requires classes.
+    If the folder has the splits `train` and `test`, only `test` is read. `labelled` requires classes.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
@@ -168,7 +168,7 @@ def _unwrapped(root: Path) -> Path:
     others = [path for path in root.rglob("*") if inner[0] not in path.parents and _is_of_system(path, root)]
     n_beside = sum(path.is_file() for path in others)
     beside = f", and {n_beside} file(s) of the system" if n_beside else ""
-    note = f"{root} holds only the folder {inner[0].name}{beside}: its folders are read as classes or parts"
+    note = f"{root} holds only the folder {inner[0].name}{beside}: its folders are read as classes or splits"
     warnings.warn(note, Note, stacklevel=4)
     return _unwrapped(inner[0])
 
@@ -179,7 +179,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _part_folders(root: Path) -> dict[str, Path]:
-    """The folder of each part; empty if the folders are classes."""
+    """The folder of each split; empty if the folders are classes."""
     allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
     # A class may be named "train": it is a part only if it contains classes, or all other folders are parts.

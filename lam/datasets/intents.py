@@ -27,7 +27,7 @@ _PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def clinc150(*, root: str | Path | None = None) -> Splits:
-    """The 150 intents of CLINC150 in the published parts, without questions out of scope.
+    """The 150 intents of CLINC150 in the published splits, without questions out of scope.
 
     The root has data_full.json; it is $LAM_DATA/clinc150 by default.
     """
@@ -38,7 +38,7 @@ def clinc150(*, root: str | Path | None = None) -> Splits:
 
 
 def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: Dataset | None = None) -> Texts:
-    """The out-of-scope questions of CLINC150: 1,000 in `test`, 100 in each of the other two parts."""
+    """The out-of-scope questions of CLINC150: 1,000 in `test`, 100 in each of the other two splits."""
     check_choice("part", part, _PARTS)
     path, content = _clinc150(root)
     pairs = _pairs(path, content, f"oos_{_PARTS[part]}")
@@ -47,12 +47,12 @@ def clinc150_oos(*, root: str | Path | None = None, part: Part = "test", like: D
 
 
 def banking77(*, root: str | Path | None = None, seed: int = 0, validation: float = 0.1) -> Splits:
-    """The 77 intents of BANKING77: the published test part, and the published training part divided in two.
+    """The 77 intents of BANKING77: the published test split, and the published training split divided in two.
 
     Args:
         root: folder of train.csv and test.csv; by default $LAM_DATA/banking77.
-        seed: seed of the validation part.
-        validation: fraction of the training part.
+        seed: seed of the validation split.
+        validation: fraction of the training split.
     """
     folder = _BANKING77.folder(root, needed=_FILES)
     options: Any = {"columns": Columns("text", "category"), "labelled": True, "name": "banking77"}

@@ -38,7 +38,7 @@ def splits(
 ) -> Splits:
     """Faces with the published split of people, with ImageNet's preprocessing.
 
-    Classes are people; no person is in two parts. Most people have a single image, which has no match.
+    Classes are people; no person is in two splits. Most people have a single image, which has no match.
 
     Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people for training, 1,711 for
         testing. The paper does not say which data choose the epoch: here held-out training people do.

@@ -68,7 +68,7 @@ def splits(
     Args:
         root: folder of train_val; $LAM_DATA/msls by default.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
-        train_cities, validation_cities, test_cities: cities of each part.
+        train_cities, validation_cities, test_cities: cities of each split.
         subtask: images for validation and testing; training uses all images, as the authors do.
         angles: whether to read the compass angle `ca`; it becomes the last column of the targets.
         allow_missing: whether missing images are left out with a warning.
@@ -146,4 +146,4 @@ def _check(parts: Mapping[str, Sequence[str]], subtask: str) -> None:
                 "use other cities"
             )
     if repeated := sorted({city for city in cities if cities.count(city) > 1}):
-        raise ValueError(f"a city must be in only one part, got {', '.join(repeated)} twice")
+        raise ValueError(f"a city must be in only one split, got {', '.join(repeated)} twice")

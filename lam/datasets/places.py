@@ -48,7 +48,7 @@ def splits(
     """Photographs of places in three parts: by the column `split`, or strips of land.
 
     Without that column, each area is cut along its longer side into strips for training, validation and testing, in
-    this order, so that few places are in two parts. Nothing is drawn at random.
+    this order, so that few places are in two splits. Nothing is drawn at random.
 
     Args:
         root: the folder.
@@ -86,7 +86,7 @@ def splits(
     for number, name in enumerate(PARTS):
         rows = ((part == number) & present).nonzero().flatten()
         if len(rows) == 0:
-            raise ValueError(f"{table.path} leaves no image for {name}: add images, or name parts in a column split")
+            raise ValueError(f"{table.path} leaves no image for {name}: add images, or a column split")
         parts[name] = places.subset(rows)
     return Splits(**parts, gallery="identities")
 

@@ -150,7 +150,7 @@ class HalvedClasses:
 
 
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
-    """The parts `train`, `validation` and `test`, with each class in only one part.
+    """The splits `train`, `validation` and `test`, with each class in only one split.
 
     `validation` is a fraction of the classes that are not test classes. It takes the same share of classes with one
     image as of larger classes.

@@ -36,15 +36,15 @@ _SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 
 @dataclass(frozen=True)
 class SmallImages:
-    """A data set of small images in memory, published in a training and a test part.
+    """A data set of small images in memory, published in a training and a test split.
 
     Args:
         source: name of the data set, and how to get it.
         classes: names of the classes.
-        files: names of the files of each published part.
+        files: names of the files of each published split.
         below: sub-folders of a root that may hold the files instead.
-        read: maps the files of a part to images (N, C, H, W) and labels (N,).
-        fetch: downloads the files of a part ("train" or "test") to a folder.
+        read: maps the files of a split to images (N, C, H, W) and labels (N,).
+        fetch: downloads the files of a split ("train" or "test") to a folder.
     """
 
     source: Source
@@ -61,7 +61,7 @@ class SmallImages:
 
         Args:
             root: folder of the files; by default $LAM_DATA/<name>, or the folder of a system package.
-            seed: seed of the validation part.
+            seed: seed of the validation split.
             validation: number of validation images, each class in proportion.
             download: whether torchvision downloads missing files to the root.
         """
@@ -72,7 +72,7 @@ class SmallImages:
         return Splits(train=trained, validation=validated, test=self._part("test", root, download))
 
     def test_images(self, *, root: str | Path | None = None, download: bool = False) -> TensorImages:
-        """Only the published test part; arguments as for `splits`."""
+        """Only the published test split; arguments as for `splits`."""
         return self._part("test", root, download)
 
     def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:

@@ -1,4 +1,4 @@
-"""`Splits`, a data set in three disjoint parts, and random parts with each class in proportion."""
+"""`Splits`, a data set in three disjoint splits, and random splits with each class in proportion."""
 
 import re
 import warnings
@@ -20,14 +20,14 @@ PARTS = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test", "testing", "eval"),
 }
-"""Allowed names of the folder or file of each part."""
+"""Allowed names of the folder or file of each split."""
 
 _LEAST_TRAINED_ON = 5  # least items for training after pairs are held out, as a run requires
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Three disjoint parts of a data set.
+    """Three disjoint splits of a data set.
 
     Attributes:
         train: items for training and fitting.
@@ -39,7 +39,7 @@ class Splits:
         notes: remarks on reading the data, such as the columns used.
 
     Raises:
-        ValueError: If the parts differ in the shape of items or in classes.
+        ValueError: If the splits differ in the shape of items or in classes.
     """
 
     train: Dataset
@@ -58,7 +58,7 @@ class Splits:
                 raise ValueError(f"train and {name} must share one list of classes: a label is a position in it")
 
     def parts(self) -> dict[str, Dataset]:
-        """The parts by name, including strangers if there are any."""
+        """The splits by name, including strangers if there are any."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Dataset)}
 
 
@@ -84,18 +84,18 @@ def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ..
 def carve_missing(
     parts: Mapping[str, Items], *, validation: float, test: float, seed: int, source: object, by_class: bool = True
 ) -> dict[str, Any]:
-    """The parts `train`, `validation` and `test`; missing ones are drawn at random from `train`.
+    """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    Each class is in every part in proportion. If classes are so small that most items of a part would lack a match,
-    each part gets whole classes instead, as is usual for faces and products. If there are too few classes for that, it
+    Each class is in every split in proportion. If classes are so small that most items of a split would lack a match,
+    each split gets whole classes instead, as is usual for faces and products. If there are too few classes for that, it
     gets pairs of items with one class. A `Note` says so.
 
     Args:
-        parts: parts by name, at least `train`.
-        validation, test: fractions of `train`, between 0 and 1, for a missing part.
+        parts: splits by name, at least `train`.
+        validation, test: fractions of `train`, between 0 and 1, for a missing split.
         seed: seed of the draw.
         source: name of the data in errors.
-        by_class: whether parts may get whole classes or pairs; False for questions, which match answers, not questions.
+        by_class: whether splits may get whole classes or pairs; False for questions, which match answers only.
     """
     dataset = parts["train"]
     missing = {part: share for part, share in (("test", test), ("validation", validation)) if part not in parts}

@@ -30,7 +30,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
 
     Args:
         seed: seed of the split; the views are always the same.
-        validation, test: fractions of the views for these parts.
+        validation, test: fractions of the views for these splits.
 
     Example:
         >>> parts = splits()

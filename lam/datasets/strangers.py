@@ -25,9 +25,9 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
 
     Args:
         splits: splits of labelled items.
-        share: share of the classes of all three parts, in [0, 1), rounded to at least one class; 0 holds out no class.
+        share: share of the classes of all three splits, in [0, 1), rounded to at least one class; 0 holds out no class.
             The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. It is also 0 if no class has two
-            items, items are places, or the parts share a gallery, which must stay complete.
+            items, items are places, or the splits share a gallery, which must stay complete.
         seed: seed of the draw.
     """
     parts = splits.parts()

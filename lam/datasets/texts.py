@@ -84,7 +84,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Columns):
-    """Options of reading a file or folder of texts in three parts.
+    """Options of reading a file or folder of texts in three splits.
 
     Attributes:
         validation: fraction for validation, if there is no file for it.
@@ -175,11 +175,11 @@ class Texts(Dataset):
 
 
 def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS) -> Splits:
-    """Read texts in three parts.
+    """Read texts in three splits.
 
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
-    `eval`). A single file may have these names in a column `split`. Missing parts are drawn from the training texts,
-    see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every part holds
+    `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts,
+    see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
     all answers. Labels are the column `label`, else the answers: then only the question's own answer matches it.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
@@ -255,7 +255,7 @@ def _files(root: Path) -> dict[str, Path]:
             files[part] = found[0]
     others = [path.name for path in tables if path not in files.values() and not path.name.startswith(".")]
     if files and others:
-        note = f"{root}: {len(others)} file(s) do not have the name of a part and are left out: {first_of(others)}"
+        note = f"{root}: {len(others)} file(s) do not have the name of a split and are left out: {first_of(others)}"
         warnings.warn(note, Note, stacklevel=3)
     if "train" not in files:
         raise MissingDataError(f"{root} has no file train ({', '.join(f'train{form}' for form in FORMS)})")
@@ -297,7 +297,7 @@ def _read(
 
 
 def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
-    """The rows of each part that a column `split` names; all as `train` if no value of the column names a part."""
+    """The rows of each split that a column `split` names; all as `train` if no value of the column names a split."""
     part_of = {name: part for part, names in PARTS.items() for name in names}
     columns = {name for row in rows for name in row.metadata if name.lower() == "split"}
     values = [row.metadata.get(min(columns, default=""), "") for row in rows]
@@ -315,7 +315,7 @@ def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
             f"{source}: the column split has rows {counts}, none for train: add some, or rename the column"
         )
     if len(parts) > 1:
-        warnings.warn(f"{source}: the column split gives the parts, {counts}", Note, stacklevel=3)
+        warnings.warn(f"{source}: the column split divides the texts, {counts}", Note, stacklevel=3)
     return parts
 
 

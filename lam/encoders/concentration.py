@@ -40,7 +40,7 @@ class ConcentrationEncoder(SeededEncoder):
             resultant, variance = 1 - complement, complement * (2 - complement)
             samples = None
             if joint:
-                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # drawn on the CPU, the same for every device
+                parameters = list(zip(mean.cpu(), kappa.cpu(), strict=True))  # drawn on the CPU, for every device
                 samples = self.draw_each(
                     range(offset, offset + len(mean)),
                     lambda row, generator: VonMisesFisher(*parameters[row]).sample((n_samples,), generator=generator),
@@ -84,7 +84,7 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    Samples of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ rises with c; its scale
+    Samples of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ rises with c; how fast
     is lam's choice. A reference item is its own first neighbour.
 
     Source: Sun, Ming, Zhu and Li (2022), for the distance.

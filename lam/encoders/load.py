@@ -63,7 +63,7 @@ def _restored(saved: SavedEncoder, folder: str | Path) -> Encoder:
         )
     encoder = ENCODERS[saved.kind].restored(saved)
     if isinstance(encoder, BayesianEncoder):
-        encoder.posterior.log_marginal_likelihood(encoder.posterior.alpha)  # uses all settings, so that a wrong one fails here
+        encoder.posterior.log_marginal_likelihood(encoder.posterior.alpha)  # a wrong setting fails here
     if saved.ambiguity is not None:
         encoder.ambiguity, encoder.has_kappa = Ambiguity.restored(saved.ambiguity), True
     return encoder

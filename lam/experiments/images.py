@@ -35,13 +35,13 @@ class ImageExperiment(Experiment):
     """An experiment that trains networks on images and evaluates their features.
 
     The seed decides the initial weights; the last epoch counts. The data split is the same for all seeds; its
-    validation part is unused.
+    validation split is unused.
 
     Attributes:
         data: "digits", "fashionmnist", "cifar10", or "folder" for images in a folder for each class, resized and
             cropped to 32 pixels.
         root: folder of the files, if the data need one.
-        limit: greatest number of images in each part, at least 40; None for all.
+        limit: greatest number of images in each split, at least 40; None for all.
         network: name of the network; by default the small one for the size of the images.
         dimension: D of the embeddings.
         epochs: epochs of each training.

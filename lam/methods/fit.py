@@ -233,7 +233,7 @@ def empty_layers_curvature(
         own, curvature, max_memory=max_memory
     )
     kept = sum(tensor.nbytes for tensor in empty.tensors().values())
-    size = next(layer.parameters()).element_size()  # reading a parametrised weight in training mode would change its buffers
+    size = next(layer.parameters()).element_size()  # reading a weight in training mode may change buffers
     an_item = size * elements_of_pass(network, head, layers, probe, jacobians=empty.forms_jacobians)
     matrices = max(size, 4) * n_items * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)

@@ -1,4 +1,4 @@
-"""Copies among the data of a run: an image or text in several parts, under several labels, or twice in one part.
+"""Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
 Copies make recall too good, because any network finds a copy of the query. Exact copies have the same file content or
 text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as resized or recompressed images.
@@ -25,7 +25,7 @@ COPIES = "copies.csv"
 """File in a run's folder that lists copies."""
 
 _PARTS = ("test", "validation", "train", "strangers")
-"""Parts by priority: the copy in the first of these parts is the original, which is kept."""
+"""Splits by priority: the copy in the first of these splits is the original, which is kept."""
 
 _HASH_SIDE = 16
 _NEAR = 24
@@ -41,7 +41,7 @@ _NEIGHBOURS = 8
 
 
 class Item(NamedTuple):
-    """An item of a part: its path or number, and its label, if any."""
+    """An item of a split: its path or number, and its label, if any."""
 
     part: str
     row: int
@@ -156,7 +156,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """The content of each item by its row: a file's SHA-256, or a text. Answers are skipped: all parts hold them."""
+    """The content of each item by its row: a file's SHA-256, or a text. Answers are skipped: all splits hold them."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):
@@ -175,7 +175,7 @@ def _item(name: str, part: Dataset, row: int) -> Item:
 def _without_rows(name: str, part: Dataset, rows: set[int]) -> Dataset:
     kept = [row for row in range(len(part)) if row not in rows]
     if not kept:
-        raise ValueError(f"--data.duplicates=drop leaves nothing of the {name} part: all its items are copies")
+        raise ValueError(f"--data.duplicates=drop leaves nothing of the {name} split: all its items are copies")
     return part.subset(torch.tensor(kept))
 
 
@@ -207,6 +207,6 @@ def _counts(copies: Sequence[Copy]) -> str:
         some = [copy for copy in copies if copy.kind == kind]
         parts = sum(copy.part != copy.part_of_original for copy in some)
         labels = sum(copy.label != copy.label_of_original for copy in some)
-        where = [f"{parts} in another part"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
+        where = [f"{parts} in another split"] * bool(parts) + [f"{labels} under another label"] * bool(labels)
         counts += [f"{len(some)} {kind} copies" + (f" ({', '.join(where)})" if where else "")] * bool(some)
     return "the data hold " + " and ".join(counts)

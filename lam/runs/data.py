@@ -102,7 +102,7 @@ class RunData:
 
     @property
     def parts(self) -> dict[str, Dataset]:
-        """All parts by name."""
+        """All splits by name."""
         return parts_of(self.splits, self.ood)
 
     def write_lists(self, folder: Path) -> None:

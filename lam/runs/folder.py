@@ -161,7 +161,7 @@ def refuse_changed_data(folder: Path, parts: Mapping[str, Dataset]) -> None:
 
 
 def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
-    """Names of the parts that have changed since a run started."""
+    """Names of the splits that have changed since a run started."""
     at_start = read_data(folder)["parts"]
     return [name for name, items in parts.items() if at_start.get(name) != _summary(items)]
 

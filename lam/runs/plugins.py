@@ -68,7 +68,7 @@ def load_file(path: str | Path) -> None:
     if known is not None and getattr(known, "__file__", None) == str(path):
         return
     found = importlib.util.find_spec(name) if known is None else known.__spec__
-    if known is not None or not (found is None or found.origin == str(path)):  # it may be this file, if its folder is on the path
+    if known is not None or not (found is None or found.origin == str(path)):  # it may be this file
         raise ValueError(f"the plugin {path} has the name of another module, {name}: rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

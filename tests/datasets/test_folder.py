@@ -57,7 +57,7 @@ def test_parts_without_classes_match_no_other_and_none_is_beside_parts_with_clas
     parts = load("folder", root=tmp_path, preprocessing=SMALL)
     assert (len(parts.train.classes), parts.gallery) == (13, "identities")
     make(make(tmp_path / "other", {"test": 3}) / "train", {"cat": 4, "dog": 4})
-    with pytest.raises(ValueError, match="other: test has no class folders, but other parts have"):
+    with pytest.raises(ValueError, match="other: test has no class folders, but other splits have"):
         load("folder", root=tmp_path / "other", preprocessing=SMALL)
 
 

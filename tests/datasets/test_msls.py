@@ -109,7 +109,7 @@ def test_tables_that_are_wrong(root, file, old, new, message):
     ("change", "message"),
     [
         ({"test_cities": ["miami", "cph"]}, "test_cities: the positions of miami are not published"),
-        ({"test_cities": ["goa"]}, "a city must be in only one part, got goa twice"),
+        ({"test_cities": ["goa"]}, "a city must be in only one split, got goa twice"),
         ({"validation_cities": []}, r"validation_cities must be a list of cities, got \[\]"),
         ({"train_cities": "goa"}, "train_cities must be a list of cities, got 'goa'"),
     ],

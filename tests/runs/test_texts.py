@@ -450,8 +450,8 @@ def test_what_is_calibrated_on_needs_labels(run_copy: Path, tmp_path: Path) -> N
         )
     with pytest.raises(ValueError, match="holds no text: give at least one"):
         calibrate_run(run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label"), **options))
+    rows = (f"{text},dogs" for text in ("fur", "paw", "tail", "ear"))
     with pytest.raises(ValueError, match="no label of the 24 stored items is a label of the calibration data, such as"):
-        rows = (f"{text},dogs" for text in ("fur", "paw", "tail", "ear"))
         calibrate_run(run_copy, CalibrationOptions(folder=csv_of(tmp_path / "new.csv", "text,label", *rows), **options))
 
 

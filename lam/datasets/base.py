@@ -135,12 +135,12 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def queries(self: Items) -> Items:
-        """The queries; all items if `is_query` is None."""
+        """The queries; without `is_query`, all items."""
         return self if self.is_query is None else self.subset(self.is_query.nonzero().flatten())
 
     @property
     def candidates(self: Items) -> Items:
-        """The items of the gallery; all items if `is_query` is None."""
+        """The items of the gallery; without `is_query`, all items."""
         return self if self.is_query is None else self.subset((~self.is_query).nonzero().flatten())
 
     def preview(self, index: int, *, side: int = SIZE) -> Preview:

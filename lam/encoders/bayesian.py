@@ -151,8 +151,8 @@ class BayesianEncoder(Encoder):
             alternatives: for `calibration`: posteriors over the same layer with non-negative curvatures. If clipped
                 weights make most of the predictive variance, these are tuned too, and the best of all is taken.
             options: for `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`, by which log α
-                moves once towards higher evidence, instead of to the maximum.
+                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`, a single move of
+                log α towards higher evidence, instead of to the maximum.
 
         Raises:
             ValueError: for another `by`, an option that the criterion does not have, or data without labels.

@@ -157,7 +157,7 @@ def _can_learn(network: nn.Module) -> bool:
 
 
 def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, Any]:
-    """Name and settings of a loss's curvature, with the learned parameters, without settings that are None.
+    """Name and settings of a loss's curvature, with the learned parameters; settings without a value are left out.
 
     Empty if the loss lacks a setting that the curvature needs, such as a margin.
 

@@ -234,7 +234,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
     """Read every image file, because a damaged file would end the run later.
 
     Returns:
-        Perceptual hashes by file (small and uniform images have none), and why files are damaged.
+        Perceptual hashes by file, except for small and uniform images, and why files are damaged.
     """
     files = {path: part.preprocessing for part in parts for path in part.files}
 

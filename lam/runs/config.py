@@ -74,8 +74,8 @@ class DataConfig:
         ood: out-of-distribution sets, the main one first.
         strangers: share of classes in [0, 1) held out of training, so that `lam calibrate` can bound false accepts for
             unseen classes. By default 0.1 with 20 or more classes, else 0.
-        gallery: `classes` if every query has a match, `identities` if a query may lack a match. By default the data set
-            decides; your own folders and texts have `classes`.
+        gallery: `classes` if every query has a match, `identities` if a query may lack a match. By default `identities`
+            for places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
         soft_labels: a .npy file with the probabilities of the classes of each test item, or CIFAR-10H's folder.
         num_workers: number of processes that read images.

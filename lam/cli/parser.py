@@ -1,4 +1,4 @@
-"""The words that each command takes."""
+"""The arguments of each command."""
 
 import argparse
 from typing import Any

@@ -183,7 +183,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def read_mat(path: Path, *names: str) -> list[Any]:
-    """Variables of a MATLAB file, axes of length one squeezed."""
+    """Variables of a MATLAB file, without axes of length one."""
     from scipy.io import loadmat  # slow to import, and needed by only two data sets
 
     try:

@@ -88,7 +88,7 @@ class TwoViews(_ViewsOfImages):
 
 
 class ViewsOfKinds(_ViewsOfImages):
-    """A data set with a view of each kind for every image, with the image's target.
+    """A data set with one view of each kind of every image; a view has the image's target.
 
     A batch holds the first kind of view of all images, then the second kind, and so on. The data set's own
     augmentation is ignored.

@@ -49,7 +49,7 @@ class DeepEnsemble(Method):
 
     @property
     def n_seeds(self) -> int:
-        """One for each member."""
+        """One seed for each member."""
         return self.n_members
 
     def check_start(self, *, pretrained: bool) -> None:

@@ -1,4 +1,4 @@
-"""ELK: concentrations by the expected likelihood of two distributions, in closed form.
+"""ELK: learns concentrations by the expected likelihood of two distributions, in closed form.
 
 Source: Kirchhof, Kasneci and Oh (2023), equation 55.
 """

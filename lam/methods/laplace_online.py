@@ -33,7 +33,7 @@ from lam.utils.random import on_device
 Update = Literal["average", "accumulate"]
 _FOR_REFIT = ("mean", "curvature", "margin", "split", "fix", "negative_weight", "likelihood_scale")
 _AFTER_TRAINING = ("refit", "tune", "tune_step", "mean")
-"""Options of later steps, which a resumed run may change."""
+"""Options that take effect after the training; a resumed run may change them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training)
 
     def _refit(self, head: str, training: Training) -> LaplacePosthoc:
-        """The method that refits. Places pair the whole data set: shuffled batches hold hardly any positive pairs."""
+        """The method that refits. Places are paired in the whole data set: batches hold hardly any positive pairs."""
         has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")

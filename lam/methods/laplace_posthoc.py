@@ -81,7 +81,7 @@ class LaplaceMethod(Method):
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature of the options; some of its settings may be missing."""
+        """The curvature that the options name; some of its settings may be missing."""
         if self.curvature == OWN:  # a stand-in until `resolved` knows the loss
             return ContrastiveCurvature(self.margin)
         settings = {"name": self.curvature} if isinstance(self.curvature, str) else self.curvature
@@ -239,7 +239,6 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
 
     @property
     def loss_curvature(self) -> Curvature:
-        """The curvature of the options; some of its settings may be missing."""
         curvature: Any = super().loss_curvature
         return curvature if self.average else replace(curvature, average=False)
 

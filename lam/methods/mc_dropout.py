@@ -15,7 +15,7 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class McDropout(Deterministic):
-    """Train a network with its dropout on; the network sets the layers and rates of dropout.
+    """Train a network with the dropout layers that it has, at their rates.
 
     The seed also drives the masks. A trained network may have been trained with or without dropout.
     """

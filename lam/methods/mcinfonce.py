@@ -1,4 +1,4 @@
-"""MCInfoNCE: concentrations of the data-generating process's posteriors.
+"""MCInfoNCE: learns the concentrations of the posteriors of the process that generated the data.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs".

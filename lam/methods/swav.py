@@ -14,7 +14,7 @@ class Swav(ViewsMethod):
     """Train by predicting the prototype of one view from the other; without multi-crop.
 
     Attributes:
-        n_prototypes: J; the encoder has no prototypes.
+        n_prototypes: number J of prototypes; the encoder does not keep them.
         temperature: τ of the predictions.
         smoothness: ε of the assignments.
         n_iterations: iterations of Sinkhorn and Knopp's algorithm.

@@ -1,4 +1,4 @@
-"""VarCon: a network trained against the centroids of its batches' classes.
+"""VarCon: a network trained to match items with the class centroids of their batch.
 
 Source: Wang et al. (2025), "Variational supervised contrastive learning".
 """
@@ -19,8 +19,8 @@ class Varcon(Deterministic):
     """Train a network by VarCon instead of `training.loss`. The encoder has no uncertainty; a posterior can add it.
 
     Attributes:
-        temperature: τ₁ > 0.
-        epsilon: initial ε, within ±τ₁; by default τ₁ / 5.
+        temperature: τ₁ > 0 of `lam.losses.VarCon`.
+        epsilon: initial ε of this loss, within ±τ₁; by default τ₁ / 5.
         learn_epsilon: whether ε is learned.
     """
 

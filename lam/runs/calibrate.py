@@ -41,7 +41,7 @@ VALIDATION = "validation split"
 UNSEEN = 50_000
 """Greatest number of items in a gallery whose items search each other, to detect new classes."""
 KEPT = 2000
-"""Greatest number of queries that are kept to bound false accepts of filtered searches, unless the rate needs more."""
+"""Greatest number of queries to store, to bound false accepts of filtered searches, unless the rate needs more."""
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
@@ -183,7 +183,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
-    """The queries whose false accepts are bounded, at most about `KEPT`; None for positions instead of labels."""
+    """The queries on which the bound on false accepts rests, at most about `KEPT`; None for places."""
     if known.labels is None:
         return None
     if (found := strangers.found) is not None and strangers.can_bound(far):
@@ -202,14 +202,14 @@ def _keys(labels: Iterable[str]) -> Tensor:
 
 
 def _intervals(known: Known) -> CosineIntervals | None:
-    """Intervals of cosines; None for positions instead of labels."""
+    """Intervals of cosines; None for places."""
     if known.labels is None:
         return None
     return CosineIntervals.fit(known.queries.embeddings, known.labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:
-    """(Q,) classes of the queries, numbered as in the training data, −1 for other classes; None for positions."""
+    """(Q,) classes of the queries, numbered as in the training data, −1 for other classes; None for places."""
     if known.labels is None or train.targets.ndim > 1:
         return None
     numbers = {name: number for number, name in enumerate(train.classes)}

@@ -93,7 +93,7 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
 
 
 def statistic_name(accept: str) -> str:
-    """Name of the accepting statistic; higher means a better first hit."""
+    """Name of the statistic that decides on a match; higher means a better first hit."""
     names = {PROBABILITY: "the probability", "cosine": "the cosine", "mean_cosine": "the mean cosine"}
     return names.get(accept, f"−{accept}")
 

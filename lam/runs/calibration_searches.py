@@ -99,13 +99,13 @@ class Known:
 
     @property
     def labels(self) -> Tensor | None:
-        """(Q,) labels of the queries; None for positions."""
+        """(Q,) labels of the queries; None for places."""
         images = self.images
         return None if images.targets.ndim > 1 else images.labels[self.searchable.relevance.queries]
 
     @property
     def gallery_labels(self) -> Tensor | None:
-        """(G,) labels of the gallery; None for positions."""
+        """(G,) labels of the gallery; None for places."""
         labels = self.searchable.relevance.labels_of_hits(torch.arange(len(self.searchable.items))[None])
         return None if labels is None else labels[0]
 

@@ -19,7 +19,7 @@ from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
 from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_csv, write_json
 
 FIGURES = shown_in("table")
-"""Metrics of the table; the files hold every metric."""
+"""Metrics that the printed table shows; the files hold every metric."""
 _PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
 _CSV, _JSON = "comparison.csv", "comparison.json"
 Metrics = dict[str, float | int | None]

@@ -79,11 +79,10 @@ def build(
     """A training loss by its name.
 
     Args:
-        name: "contrastive" (d² for positive pairs, (margin − d)² for negative pairs inside the margin), "log_posterior"
-            (½d², and ½(margin² − d²) averaged over all negative pairs), "squared" (d² and margin² − d²), "pml"
-            (pytorch-metric-learning's `ContrastiveLoss`), "supcon" (softmax of cosines over a temperature), "infonce"
-            (the same for each positive pair against negatives only), "varcon" (items against centroids of classes),
-            "aninfonce" (infonce with a learned weight for each dimension), or a registered name.
+        name: a key of `LOSSES`; the classes have the formulas. "contrastive", "log_posterior", "squared" and "pml" (of
+            pytorch-metric-learning) use the distances of pairs and a margin. "supcon", "infonce" and "varcon" are
+            softmaxes of cosines over a temperature: over all items, over the negatives of each positive pair, and over
+            centroids of classes. "aninfonce" is infonce with a learned weight for each dimension.
         margin: in (0, 2]; negative pairs at this distance or beyond exert no force. For losses with a temperature, only
             miners and the contrastive curvature use it.
         temperature: temperature of "supcon", "infonce", "varcon" and "aninfonce", positive.

@@ -99,7 +99,7 @@ class MarginLoss(Loss):
 class TrainableLoss(Loss, nn.Module):
     """A loss with parameters, which are trained together with the network.
 
-    Training uses a copy of the loss, so a second training starts from the same values. `History` has the results.
+    Training uses a copy of the loss, so a second training starts from the same values; see `History.learned`.
 
     Args:
         margin: margin for miners and a contrastive curvature; the loss itself does not use it.

@@ -1,4 +1,4 @@
-"""The contrastive form of HIB: soft matches of samples of von Mises-Fisher distributions, by their cosines."""
+"""HIB with von Mises-Fisher distributions: two samples match with a probability that grows with their cosine."""
 
 import math
 from typing import Any

@@ -68,12 +68,9 @@ class Frozen(nn.Module, ABC):
         if self._kept is None:
             self._kept = {}
 
-    def is_features(self, inputs: Tensor) -> bool:
-        return inputs.is_floating_point() and inputs.ndim == 2 and inputs.shape[1] == self.width
-
     def forward(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
         """Features (N, P) of N inputs, without a gradient."""
-        if self.is_features(inputs):
+        if inputs.is_floating_point() and inputs.ndim == 2 and inputs.shape[1] == self.width:
             return inputs
         if torch.compiler.is_exporting():
             return self.traced(inputs)

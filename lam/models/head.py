@@ -27,7 +27,7 @@ ADDED = "(added)"
 """Path of a head after the network; its input is the network's output."""
 
 network_lock = threading.RLock()
-"""Guards passes that change hooks, modes or weights of a network: networks may share modules."""
+"""Lock for passes that change hooks, modes or weights of a network, because networks may share modules."""
 
 # A fork waits until no other thread holds the lock. Otherwise the child, without that thread, could never acquire it.
 os.register_at_fork(
@@ -208,7 +208,7 @@ def run(network: nn.Module, inputs: Any) -> Any:
 
 
 def _arguments(network: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Named inputs as a network takes them: by position and by name."""
+    """Named inputs as positional and keyword arguments of a network."""
     try:
         inspect.signature(network.forward).bind(**inputs)
     except TypeError as error:

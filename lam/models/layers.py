@@ -215,7 +215,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
 
 @torch.no_grad()
 def _is_changed_by_hook(module: nn.Module, entered: tuple[Any, ...], output: Any) -> bool:
-    """Whether a hook changes the output of a matrix layer."""
+    """Whether a hook changes the output of a linear layer or a convolution."""
     if not (module._forward_hooks and isinstance(module, (nn.Linear, nn.Conv2d))):
         return False
     with evaluating(module):

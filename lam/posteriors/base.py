@@ -113,7 +113,7 @@ class Posterior(ABC):
         return 1 / mean_square if mean_square else 1.0
 
     def sample(self, n_samples: int, *, generator: torch.Generator | None = None) -> Any:
-        """Random whole last layers; arguments as `noise`.
+        """Random last layers; arguments as `noise`.
 
         Returns:
             (S, D, P) weights and (S, D) biases, or None.
@@ -121,7 +121,7 @@ class Posterior(ABC):
         return self.layers_from(self.noise(n_samples, generator=generator))
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise for random whole last layers; it does not depend on the likelihood scale or the prior precision.
+        """Noise for random last layers; it does not depend on the likelihood scale or the prior precision.
 
         Args:
             n_samples: S ≥ 1.
@@ -131,7 +131,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:
-        """The random whole last layers from `noise`, which is not changed."""
+        """The random last layers from `noise`, which is not changed."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:

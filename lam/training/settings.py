@@ -89,7 +89,7 @@ class Training(TrainingOptions):
         loss: a loss of `lam.losses`.
         relation: definition of positive and negative pairs; by default by label.
         seed: seed of the order of the data and of all random numbers; at least 0.
-        pretrained: whether the network is trained already; a method then skips its training.
+        pretrained: whether the network is trained already; a method then does not train it.
         trained_by: for a pretrained network, the name and settings of its loss's curvature; see
             `lam.methods.Method.trained_by`.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default

@@ -122,7 +122,7 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    Solves A_D(kappa) = R to full precision: R (D - R^2) / (1 - R^2), corrected by a table, starts Halley's method.
+    Halley's method solves A_D(kappa) = R to full precision, from R (D - R^2) / (1 - R^2) times a tabulated correction.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -137,7 +137,7 @@ def kappa_from_resultant(
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
 
     Raises:
-        ValueError: for a resultant outside [-1, 1], NaN or an integer, another `one_minus_resultant` than 1 - R, a
+        ValueError: for a resultant outside [-1, 1], NaN or an integer, a `one_minus_resultant` that is not 1 - R, a
             `dimension` below 2, or a `max_kappa` that is not positive and finite.
 
     Example:

@@ -199,7 +199,7 @@ class VonMisesFisher(Distribution):
 
     @torch.no_grad()
     def credible_cap(self, level: float) -> Float[Tensor, "*B"]:
-        """Least cosine c to the mean direction in the cap around it that has probability `level`.
+        """Edge of the cap around the mean direction that has probability `level`, as a cosine c.
 
         Quadrature over the polar angle and a bracketed Newton iteration solve P(loc.x >= c) = level.
 
@@ -311,7 +311,7 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 
 
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
-    """Least cosine in each item's credible cap, which has probability `level` under the item's distribution.
+    """Edge of each item's credible cap as a cosine; the cap has probability `level` under the item's distribution.
 
     Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
 

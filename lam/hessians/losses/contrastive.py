@@ -205,8 +205,8 @@ def _negative_partners(
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores, float32 vectors become three addends in bfloat16, several times as fast. The result is the same:
-    addends, zeros and ones are exact, and products are summed in float32.
+    On tensor cores, float32 vectors become three addends in bfloat16, which is several times as fast. The result is the
+    same: addends, zeros and ones are exact, and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:

@@ -5,7 +5,6 @@ g_b = n_b/τ and β_b = 0. The derivatives of z_ab in the output f_a are u_ab = 
 convex in z_a, with the gradient −t_a and the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this defines t, ω, ε
 and η. The curvature in f_a is, for a split of loss∘network
 
-
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite
     at the outputs    the same plus [c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ]/r_a², with m_a = Σ_b t_ab g_b
@@ -214,7 +213,7 @@ class Softmaxes(SliceableItems):
         """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
 
         A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
-        derivatives. A single block is cached between passes; several are formed again, as together they take (N, O).
+        derivatives. A single block is cached between passes; several are formed again, because all of them take (N, O).
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)

@@ -28,8 +28,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class SummedCurvature(ABC):
     """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums over batches.
 
-    A loss has T terms t, such as positive and negative pairs. Their sums stay unnormalised and signed: batches add and
-    subtract exactly, and h is computed last. Without the average, h is the plain sum Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs. Their sums are neither normalised nor clipped, so batches
+    add and subtract exactly; h is computed last. Without the average, h is the plain sum Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
@@ -90,7 +90,7 @@ class SummedCurvature(ABC):
 
     @property
     def h(self) -> Tensor:
-        """The signed Σ_t w_t S_t/n_t; errors as `weighted_by_term`."""
+        """Σ_t w_t S_t/n_t, unclipped; errors as `weighted_by_term`."""
         if self.counts is None:
             return self.sums[0]
         return weighted_by_term(self.sums, self.curvature, self.counts)
@@ -230,7 +230,7 @@ class Structure(SummedCurvature):
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject sums that take too much memory, and cross terms that they cannot hold; errors name what fits.
+        """Reject sums that take too much memory, naming structures that fit, and cross terms that they cannot hold.
 
         Args:
             curvature: curvature of the loss.

@@ -41,13 +41,13 @@ class Diagonal(Structure):
 
     @property
     def weight(self) -> Float[Tensor, "D P"]:
-        """The signed h of the weights."""
+        """The unclipped h of the weights."""
         h = self.h
         return h[:, :-1] if self.has_bias else h
 
     @property
     def bias(self) -> Float[Tensor, " D"] | None:
-        """The signed h of the bias, or None."""
+        """The unclipped h of the bias, or None."""
         return self.h[:, -1] if self.has_bias else None
 
     @property

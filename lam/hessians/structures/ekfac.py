@@ -14,8 +14,8 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
-    It takes two passes over the data: one for the basis, one for the diagonal in it. Sums in the same basis, such as
-    those over batches, add and subtract; two fits have different bases. A precision sets negative entries to zero.
+    It takes two passes over the data: one for the basis, one for the diagonal in it. Batches in the same basis add and
+    subtract, but two fits have different bases. A precision sets negative entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 
@@ -63,7 +63,7 @@ class Ekfac(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The signed diagonal in that basis."""
+        """The unclipped diagonal of the GGN in `eigenbasis`."""
         return self.h
 
     @property

@@ -42,7 +42,7 @@ class Full(Structure):
 
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:
-        """Signed eigenvalues and eigenvectors, as columns."""
+        """Unclipped eigenvalues of h, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @property

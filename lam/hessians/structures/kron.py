@@ -54,7 +54,7 @@ class Kron(Structure):
 
     @property
     def spectrum(self) -> Float[Tensor, "D F"]:
-        """The signed eigenvalues of h ⊗ A, for the products of these eigenvectors."""
+        """The unclipped eigenvalues of h ⊗ A, for the products of the eigenvectors in `eigenbasis`."""
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":

@@ -112,7 +112,7 @@ class LayersCurvature(SummedCurvature):
     @property
     @abstractmethod
     def spectra(self) -> list[Float[Tensor, " n"]]:
-        """The signed diagonal of h in `bases`, for each layer."""
+        """The unclipped diagonal of h in `bases`, for each layer."""
 
     @property
     def level(self) -> float:

@@ -85,7 +85,7 @@ class LowRank(Structure):
 
     @cached_property
     def output_eigen(self) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
-        """Signed eigenvalues of h, and its eigenvectors as columns."""
+        """Unclipped eigenvalues of h, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @cached_property
@@ -103,7 +103,7 @@ class LowRank(Structure):
 
     @property
     def rest(self) -> Float[Tensor, " F"]:
-        """δ, the rest of the diagonal of A."""
+        """δ, the part of A's diagonal that the low rank leaves out."""
         return (self.squares.double() / self.n_items - self.factor.square().sum(1)).clamp(min=0)
 
     def diagnostics(self) -> dict[str, float]:

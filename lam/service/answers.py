@@ -1,4 +1,4 @@
-"""From a query and its hits to an answer: the decision, its evidence, and the hits. No HTTP, no threads."""
+"""Answers to searches and comparisons: the decision, its evidence, and the hits. No HTTP, no threads."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,11 +41,11 @@ from lam.vmf.distribution import credible_cosine
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _POINTS = 200  # points of a curve on the page
-_CAPS = 2000  # grid of concentrations for interpolating credible cosines
+_CAPS = 2000  # concentrations in the grid on which credible cosines are interpolated
 
 
 Verdict = tuple[SearchDecisions, PValues]
-"""The decision on one query, and its p-values of new classes."""
+"""The decision on one query, and the p-values that its class is new and that the gallery holds it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Responder:
 
     Attributes:
         calibration: calibration of the run, if any.
-        dimension: dimension of the sphere of κ.
+        dimension: `Encoder.kappa_dimension`.
         ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
     """
 
@@ -75,14 +75,14 @@ class Responder:
     def verdicts(
         self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query that searched this part; empty without calibration.
+        """The verdict on each query of a part of the gallery (None: all of it); empty without calibration.
 
-        Either all queries have features or none has. Deciding together takes a tenth of the time.
+        All queries must have features, or all must lack them. One call for all takes a tenth of the time.
         """
         if (calibration := self._calibration_of(part)) is None:
             return []
         features = [query.features for query in queries if query.features is not None]
-        # a query that is an item is not among its own hits: the hits decide, not the gallery
+        # a query that is an item is not among its hits, so their number may be one below the size of the gallery
         decisions, unseen = decide(
             calibration,
             Embeddings.concatenate([query.embedding for query in queries]),
@@ -109,9 +109,10 @@ class Responder:
 
         Args:
             search, query: the options, and the query.
-            hits, infos: hits of the query, at least k and at least as many as a decision needs; information by key.
+            hits: hits of the query: at least k, and at least as many as a decision needs.
+            infos: information on the hits, by key.
             judged: whether to decide; False for a query unlike the calibration queries.
-            verdict: the verdict on the query, if it is known.
+            verdict: the verdict on the query, if already computed.
             vectors: vectors of items by key, for a search with vectors.
         """
         part, is_new = search.part, search.without is None
@@ -120,7 +121,7 @@ class Responder:
         if calibration is not None:
             decisions, unseen = verdict or self.verdicts(part, [query], hits, infos)[0]
             decided = _fields(decisions, search.min_probability)
-            if part is not None:  # learnt for the whole gallery
+            if part is not None:  # probabilities were learnt on searches of the whole gallery
                 decided |= {"probability": None, "known": None, "right_if_known": None}
         columns = (hits.ids[0].tolist(), hits.scores[0].tolist(), hits.kappa[0].tolist())
         places = [Place(*place, rank) for rank, place in enumerate(zip(*columns, strict=True))]
@@ -151,9 +152,9 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """The answer to a search, which has the first hit, with groups instead of hits.
+        """The answer to a search with groups instead of hits; `answer` must hold the first hit.
 
-        Items that were deleted meanwhile have no information, and are left out.
+        Items that were deleted since the search have no information, and are left out.
         """
         first = next(iter(answer.hits), None)
         found = [self._hits(search, group, infos, vectors, answer, first) for group in groups]
@@ -169,7 +170,7 @@ class Responder:
         answer: SearchResponse,
         first: ItemInfo | Hit | None,
     ) -> list[Hit]:
-        """The hits at some places, without deleted items and low scores; `first` is the first hit of the search."""
+        """Places as hits, without deleted items and scores below the threshold; `first` is the search's first hit."""
         calibration = None if answer.decision is None else self._calibration_of(search.part)
         depth = None if calibration is None else calibration.depth  # see `Calibration.conformal_set`
         intervals = None if calibration is None or search.part is not None else calibration.intervals
@@ -208,7 +209,7 @@ class Responder:
         }
 
     def verify(self, first: Query, second: Query) -> VerifyResponse:
-        """Whether two queries match, at the false-accept rate of pairs; only κ flags them. See `Calibration.verify`."""
+        """Decide whether two queries match. Only κ can flag a pair; see `Calibration.verify`."""
         calibration, above, verdict = self.calibration, self._verify_above, dict[str, Any]()
         if calibration is not None and above is not None:
             decisions, targets = calibration.verify(first.embedding, second.embedding), calibration.targets
@@ -225,9 +226,9 @@ class Responder:
         return VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
 
     def credible_cosine(self, kappa: float) -> float:
-        """The cosine of a query's credible cap, which depends only on κ for one dimension.
+        """Cosine at the edge of a query's credible cap, as `lam.vmf.distribution.credible_cosine`, to 1e-4.
 
-        It is interpolated, to 1e-4, on a grid that is computed once: computing it takes longer than a search.
+        It is interpolated on a grid, because computing it takes longer than a search.
         """
         logs, cosines = self._caps
         return float(np.interp(math.log(max(kappa, KAPPA_RANGE[0])), logs, cosines))
@@ -239,7 +240,7 @@ class Responder:
 
     @cached_property
     def thresholds(self) -> SearchThresholds | None:
-        """The thresholds for images, and their promised error rates."""
+        """The thresholds for images and texts, and their promised error rates."""
         return None if self.calibration is None else _thresholds(self.calibration)
 
     @cached_property
@@ -301,7 +302,7 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
 
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
-    """The thresholds for the first query of these decisions; without decisions, for images."""
+    """The thresholds for the first query of these decisions; without decisions, for images and texts."""
     accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
@@ -337,7 +338,7 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 def _accept_points(calibration: Calibration) -> list[float]:
     """At most `_POINTS` rising thresholds for the curve of rate and recall, with the present threshold.
 
-    In one half, the false-accept rate falls by a constant factor from 1/2; in the other half, recall falls evenly.
+    In one half of them, the false-accept rate falls from 1/2 by a constant factor; in the other, recall falls evenly.
     """
     right_hits = calibration.acceptances[0].right_hits
     scores, right = calibration.false_accepts.scores.double(), right_hits
@@ -350,7 +351,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores, with the present threshold: half evenly by rank, half dense at the high end."""
+    """At most `_POINTS` rising scores and the present threshold: half spaced evenly by rank, half denser upwards."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The routes of a run joined, with schema and page; `lam.service.limits` checks every request first."""
+"""The application of a run: its routes, their schema, and the page; `lam.service.limits` checks requests first."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parent / "page"
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The schema, with bodies that routes read themselves, and with the right of each operation."""
+        """The schema, completed by the bodies that routes parse themselves and the right that each operation needs."""
         if self.openapi_schema is None:
             described = super().openapi()
             described["components"]["schemas"] |= schema.request_schemas()
@@ -66,7 +66,7 @@ def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: st
     def close() -> None:
         if vars(engine):
             engine.close()
-        vars(engine).clear()  # FastAPI caches the endpoints of the last hundred applications, which refer to it
+        vars(engine).clear()  # FastAPI caches endpoints of the last hundred applications; they refer to the engine
         with suppress(AttributeError):
             CDLL(None).malloc_trim(0)  # glibc keeps the freed memory of threads that have ended
 

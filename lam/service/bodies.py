@@ -1,4 +1,4 @@
-"""From the body of a request to a query, at a bounded cost; any other body is a `ServiceError` or a `Refusal`.
+"""Parses the bodies of requests at a bounded cost; a bad body raises a `ServiceError` or a `Refusal`.
 
 `lam.service.requests` defines the allowed JSON.
 """
@@ -40,12 +40,15 @@ _UNIT_TOLERANCE = 1e-3
 _SHOWN = 80
 _PART = 2**16
 _PAIR = ("first", "second")
-_VALUES, _VALUES_BESIDE = 2**13, 2**10  # of a large body in all, and of each part beside its embedding
+_VALUES, _VALUES_BESIDE = 2**13, 2**10  # allowed in a large body: once, and for each part beside its embedding
 _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.IGNORECASE)
 
 
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
-    """The content type without parameters, JPEG for any image; another type or a compressed body is a 415."""
+    """The content type without parameters; another type than the allowed ones, or a compressed body, is refused (415).
+
+    Other names of image types become JPEG, because the file itself says its format.
+    """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -67,7 +70,7 @@ class JsonLimits:
     """The limits of a body in JSON.
 
     Attributes:
-        dimension: numbers of an embedding.
+        dimension: dimension of an embedding.
         max_json: bytes of one query, item or pair beside its images.
         max_batch: queries or items of a batch.
         max_batch_json: bytes of a batch beside its images.
@@ -80,14 +83,14 @@ class JsonLimits:
 
 
 def query_of(body: bytes, limits: JsonLimits) -> Query | str | bytes:
-    """The query of a body in JSON, its text, or the file of its image."""
+    """The query in a JSON body: an embedding as `Query`, a text, or the content of an image file."""
     content = _content(body, limits)
     _refuse_large(body, [content], limits.max_json)
     return _query(_named(content, QUERIES), limits)
 
 
 def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
-    """The query of a body in JSON with an embedding, for a run on images."""
+    """The query in a JSON body with an embedding, for a run on images."""
     query = query_of(body, limits)
     if not isinstance(query, Query):
         raise no_texts()
@@ -95,14 +98,14 @@ def embedding_query_of(body: bytes, limits: JsonLimits) -> Query:
 
 
 def queries_of(body: bytes, limits: JsonLimits) -> list[Query | str | bytes | ServiceError]:
-    """The queries of a batch in JSON, or the error of each."""
+    """Each query of a JSON batch, as from `query_of`, or its error."""
     return [
         attempt(lambda part=part: _query(_named(part, QUERIES), limits)) for part in _batch(body, "queries", limits)
     ]
 
 
 def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
-    """The two parts of a body in JSON: each a query, a text, or the file of an image."""
+    """The two inputs of a comparison in JSON, each as from `query_of`."""
     content = _content(body, limits)
     parts = [content.get(name) for name in _PAIR] if isinstance(content, dict) else []
     _refuse_large(body, parts, 2 * limits.max_json)
@@ -112,9 +115,9 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body: its embedding, its text, or the file of an image.
+    """The item of a body; `content` is as from `query_of`.
 
-    The metadata are JSON for the store, without a text; None for what the body lacks.
+    `metadata` is JSON for the store, without the item's text. Missing fields are None.
     """
 
     content: Query | str | bytes
@@ -131,12 +134,12 @@ def item_of(body: bytes, limits: JsonLimits) -> ParsedItem:
 
 
 def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | ServiceError]:
-    """The items of a batch in JSON, or the error of each."""
+    """Each item of a JSON batch, or its error."""
     return [attempt(lambda part=part: _item(_named(part, ITEMS), limits)) for part in _batch(body, "items", limits)]
 
 
 def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any]]:
-    """The new label, None to keep it, and the new metadata of a body in JSON; there must be a change."""
+    """The new label (None keeps the old one) and the new metadata in a JSON body, which must have one of them."""
     patch = validate(_content(body, limits), PatchRequest)
     if not patch:
         raise ServiceError(422, "the body changes nothing", allowed=schema_of(PatchRequest)["properties"])
@@ -160,13 +163,13 @@ def feedback_of(body: bytes, limits: JsonLimits) -> Feedback:
 def _item(item: Any, limits: JsonLimits) -> ParsedItem:
     metadata = item.get("metadata")
     if "text" in item and "text" in (metadata or ()):
-        raise ServiceError(422, "metadata: the body has a text of its own", allowed="metadata without text")
+        raise ServiceError(422, "metadata: the name text is for the item's text", allowed="metadata without text")
     kept = None if metadata is None else metadata_json(metadata)
     return ParsedItem(_query(item, limits), item.get("id"), item.get("label"), kept)
 
 
 def _named(content: Any, kinds: Mapping[Kind, type[Any]]) -> Any:
-    """Validate JSON as an image, a text or an embedding, by its names."""
+    """Validate JSON as an image, a text or an embedding, whichever it names."""
     if isinstance(content, dict) and not content.keys() & kinds.keys():
         properties = [schema_of(kind)["properties"] for kind in kinds.values()]
         what = "the body names neither an image, a text nor an embedding"
@@ -192,7 +195,7 @@ def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
         _refuse_costly(body, parts * (limits.dimension + _VALUES_BESIDE) + _VALUES)
     try:
         content = from_json(body)  # ten times as fast as Python's parser, which also blocks other threads
-        if _count(body, ":") != _colons_in(content):  # a name is repeated, or a colon is escaped: Python tells
+        if _count(body, ":") != _colons_in(content):  # a name is repeated, or a colon escaped: Python's parser tells
             json.loads(body, object_pairs_hook=_once_each)
     except ValueError:
         raise ServiceError(400, "the body is no valid JSON", allowed=JSON) from None
@@ -217,7 +220,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
-    """Refuse a large body of many values before it is parsed: a list takes twenty times its bytes, and 0.5 µs."""
+    """Refuse a large body with many values before parsing it: a parsed list takes 20 times its bytes, and 0.5 µs."""
     weights = {",": 1, "[": 4, "{": 4, "\\": 1}
     values = sum(weight * _count(body, sign) for sign, weight in weights.items()) - _escaped_slashes(body)
     if values > most:
@@ -226,7 +229,7 @@ def _refuse_costly(body: bytes, most: int) -> None:
 
 
 def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
-    """Refuse a body that is large beside the images of its parts."""
+    """Refuse a body with more than `most` bytes beside the images of its parts."""
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
     if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
         what = f"the body is larger than {most} bytes beside its images"

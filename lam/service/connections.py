@@ -1,8 +1,8 @@
 """uvicorn's connection with deadlines and caps.
 
-uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes the
-connection of a client that has finished sending and waits for its answer. It parses many small chunks of a body in one
-step, however long that takes. `lam.service.limits` has the deadline of a body.
+uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. If a client
+ends its side of the connection before it reads the answer, uvicorn closes the connection. It parses many small chunks
+of a body in one step, however long that takes. `lam.service.limits` has the deadline of a body.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from lam.service.settings import ServiceSettings
 
 _REFUSED = 64
 _PIECE = 8192  # h11 checks its limit of 16 KiB on headers once for each piece
-_PIECE_OF_BODY = 2**18  # headers of the next request may follow a body; they are checked once for each piece, too
-_CHUNKS, _CHUNK = 64, 512  # limit on a body: 64 chunks of any size, further ones of 512 bytes on average
+_PIECE_OF_BODY = 2**18  # limited, too: headers of the next request may follow a body in one piece
+_CHUNKS, _CHUNK = 64, 512  # a body may have 64 chunks of any size, and one more for each 512 bytes
 
 
 class OpenConnections:
     """The open connections, with a cap on all and on each client's.
 
-    Above a cap, a new connection closes another: the longest idle one that waits for its client. If no connection waits
-    for its client, the new one is refused.
+    Above a cap, a new connection closes the one that has waited longest for its client. If none waits for its client,
+    the new connection is refused.
 
     Args:
         most: greatest number of connections.
@@ -43,7 +43,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False if it is refused. If many are refused, it is closed at once."""
+        """Count a new connection; False if it is refused. It is closed at once if many refused ones are still open."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
@@ -84,7 +84,7 @@ class OpenConnections:
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines for sending headers and for reading answers; `refuse` answers on surplus ones."""
+    """A connection with deadlines for headers and for reading answers; above the cap, `refuse` answers its requests."""
 
     def __init__(
         self, connections: OpenConnections, settings: ServiceSettings, refuse: ASGIApp, **options: Any
@@ -114,9 +114,9 @@ class Connection(H11Protocol):
         self._follow()
 
     def eof_received(self) -> Any:
-        """Keep the connection of a client that has finished sending while its request is answered.
+        """Keep the connection while a request is answered, although the client sends no more.
 
-        The client may be gone, so the connection counts as waiting for it.
+        The client may be gone, so the connection counts as waiting for its client.
         """
         self._no_more_comes = True
         self._follow()

@@ -15,7 +15,7 @@ _PREFLIGHT = {
 
 
 def check_origin(origin: str) -> None:
-    """Raise a `ValueError` for anything but an origin; `*` is none, since any page could then use the service."""
+    """Raise a `ValueError` for an invalid origin. `*` is invalid, because any page could then use the service."""
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(f"a CORS origin is like https://example.org or http://localhost:5173, got {origin!r}")
 
@@ -30,6 +30,6 @@ def cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dict
 
 
 def preflight_headers(method: str, headers: Mapping[bytes, bytes], answer: Mapping[str, str]) -> dict[str, str] | None:
-    """Headers of the answer to a browser that asks what it may send, or None; `answer` comes from `cors_headers`."""
+    """Headers of the answer to a preflight request, None for another; `answer` has the headers of `cors_headers`."""
     asks = method == "OPTIONS" and b"access-control-request-method" in headers
     return _PREFLIGHT if asks and "Access-Control-Allow-Origin" in answer else None

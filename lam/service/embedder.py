@@ -1,4 +1,4 @@
-"""From an image or a text to a query: decoding, and the network. No HTTP, no threads."""
+"""Images and texts become queries: decoding, and the network. No HTTP, no threads."""
 
 import logging
 from collections.abc import Sequence
@@ -61,12 +61,12 @@ class Embedder:
         return torch.zeros(*preprocessing.shape, dtype=dtype)
 
     def decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        """The input in an image file or a text, and with a thumbnail if wanted.
+        """The network's input from an image file or a text, with a thumbnail if wanted.
 
         Raises:
             ServiceError: for other content.
         """
-        ((body, with_thumbnail),) = jobs  # one at a time: an error belongs to one request
+        ((body, with_thumbnail),) = jobs  # the worker's batches hold one job, so an error belongs to one request
         preprocessing = self.encoder.preprocessing
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return [self._read_text(body)]

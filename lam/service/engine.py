@@ -1,7 +1,7 @@
-"""The service without HTTP: from an image, a text or an embedding to an answer, through batching workers.
+"""The service without HTTP: `Engine` answers images, texts and embeddings through batching workers.
 
-Each kind of work has a thread, so it does not wait for another kind. The threads list the gallery, read JSON and single
-items, decode, run the network, apply filters, search, and write.
+Each kind of work has a thread, so it does not wait for another kind: listing the gallery, reading JSON and items,
+decoding, the network, filters, searches, writes, feedback and backups.
 """
 
 import asyncio
@@ -45,13 +45,15 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """An opened run: its encoder, its gallery and its calibration, if any.
 
+    If too many requests wait, or no answer comes in time, its coroutines raise a `Refusal` of kind `busy`.
+
     Args:
         run: the run's folder.
         settings: limits.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: whether another process serves the run, and this one only reads; see `lam.gallery.replica.Replica`.
-        threads: threads of the network, and of a search; other work, and this thread, then use one. None: no change.
+        threads: threads of torch for the network, and of FAISS for a search; all else gets one. None: no change.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
@@ -97,12 +99,12 @@ class Engine:
         self._start(threads)
         try:
             self._warm_up()
-        except BaseException:  # a service that goes on with another run must be able to open this one later
+        except BaseException:  # a service that keeps its old run must be able to open this one later
             self.close()
             raise
 
     def _start(self, threads: int | None) -> None:
-        """Start the workers. In OpenMP each calling thread has its own number of threads, so each worker sets it."""
+        """Start the workers. OpenMP has a number of threads for each calling thread, so each worker sets its own."""
         settings = self.settings
         one, several, searching = None, None, None
         if threads:
@@ -133,7 +135,7 @@ class Engine:
         self.watcher: Worker[Callable[[], Any], Any] = Worker("feedback", results_of, queue=settings.queue, begin=one)
 
     def _warm_up(self) -> None:
-        """Embed and search blank inputs: everything is then loaded, and the time of a batch is known."""
+        """Embed and search blank inputs, to load everything and to measure the time of a batch."""
         self.responder.credible_cosine(1.0)
         blank = self.embedder.blank
         if blank is None:
@@ -147,7 +149,7 @@ class Engine:
         """Read the run's calibration again.
 
         Raises:
-            CorruptFileError, ValueError, OSError: for one that cannot be read; the old one stays.
+            CorruptFileError, ValueError, OSError: for a calibration that cannot be read; the old one stays.
         """
         self.searches.responder = self._responder()
         try:
@@ -157,7 +159,7 @@ class Engine:
 
     @property
     def responder(self) -> Responder:
-        """Answers by the present calibration."""
+        """The responder with the present calibration."""
         return self.searches.responder
 
     def _responder(self) -> Responder:
@@ -189,17 +191,17 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse, before any work, a change of a replica, and as `busy` a request that would wait too long here."""
+        """Refuse a change of a replica, and, as `busy`, a request that would wait too long for these workers."""
         if self.replica and self.writer in workers:
             raise read_only()
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
-        """Do a job over many items in the thread of listings, which blocks no other work."""
+        """Do a job over many items in the listing thread, where it delays no searches."""
         return await self._done(self.lister, job)
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do a job on JSON or on single items outside of the event loop, which it would block."""
+        """Do a job on JSON or on single items in the reading thread, as it would block the event loop."""
         return await self._done(self.reader, job)
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
@@ -207,7 +209,6 @@ class Engine:
 
         Raises:
             ServiceError: for other content.
-            Refusal: `busy`, if too many requests wait.
         """
         if isinstance(body, Query):
             return body
@@ -215,22 +216,13 @@ class Engine:
         return replace(await self._done(self.network, tensor), **fields)
 
     async def search(self, search: Search) -> SearchResponse:
-        """Find the nearest items, and decide.
-
-        Raises:
-            Refusal: `busy`, if too many requests wait.
-            ServiceError: from reading the query.
-        """
+        """Find the nearest items, and decide; a query that cannot be read is a `ServiceError`."""
         return await self._done(self.searcher, search)
 
     async def embed_all(
         self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
     ) -> list[Query | ServiceError | BaseException]:
-        """Embed the images and texts of a batch, or the error of each; others' requests are embedded in between.
-
-        Raises:
-            Refusal: `busy`, before any work, if too many requests wait.
-        """
+        """The query of each image and text of a batch, or its error; requests of others are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
         most = self.settings.patience / 2 / seconds if seconds else 1
         room = asyncio.Semaphore(max(1, min(self.settings.batch, int(most))))
@@ -246,7 +238,7 @@ class Engine:
         return [next(found) if isinstance(body, bytes | str) else body for body in bodies]
 
     async def search_all(self, searches: Sequence[Search]) -> list[SearchResponse | BaseException]:
-        """The answers to several searches, or the error of each; others' searches run in between."""
+        """The answer to each search, or its error; searches of others run in between."""
         answers: list[SearchResponse | BaseException] = []
         for start in range(0, len(searches), self.settings.batch):
             batch = searches[start : start + self.settings.batch]
@@ -261,28 +253,24 @@ class Engine:
         return asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
 
     async def grouped(self, search: Search, answer: SearchResponse, *, size: int) -> SearchResponse:
-        """The answer with the nearest items of `search.k` labels, at most `size` of each, instead of the hits."""
+        """See `GallerySearch.grouped`."""
         return await self.list_items(partial(self.searches.grouped, search, answer, size))
 
     async def part(self, filter: str) -> Part:
         """The part of the gallery that passes a filter in JSON, with its calibration.
 
         Raises:
-            Refusal: `invalid`, for anything but a filter; `busy`, for one that takes too long.
+            Refusal: `invalid`, for an invalid filter; `busy`, also for a filter that takes too long.
         """
         return await self._done(self.filterer, filter)
 
     async def write(self, operation: Operation) -> Change:
-        """Put or delete an item; on return the change is durable.
-
-        Raises:
-            Refusal: `full`, if the change could not be stored; `busy`, if too many requests wait.
-        """
+        """Change items; on return the change is durable. If it cannot be stored, it is refused as `full`."""
         # shielded: a client that goes away must not cancel a batch with changes of others
         return await asyncio.shield(self._done(self.writer, operation))
 
     async def back_up(self) -> Backup:
-        """Copy the run into a new folder beside it, whose name is made here.
+        """Copy the run into a new folder beside it, named by time.
 
         Raises:
             Refusal: `full`, if the copy could not be written; `busy`, while backups wait; `conflict`, while the run is
@@ -305,7 +293,7 @@ class Engine:
 
         Raises:
             ServiceError: for an unknown answer, or one that was judged before.
-            Refusal: `full`, if it could not be stored; `busy`, if too many requests wait.
+            Refusal: `full`, if it could not be stored.
         """
         job = partial(self.watch.judge, feedback, self.gallery.store.has_label)
         counted, promise = await asyncio.shield(self._done(self.watcher, job))

@@ -36,9 +36,9 @@ class GallerySearch:
         gallery: the gallery.
         responder: answers by the present calibration; another may replace it.
         watch: counts the queries.
-        live: keeps queries; None for none.
+        live: the sample of queries to store, if any.
         judges_items: whether a search by an item has a decision.
-        write: called when the watch should be written.
+        write: called when `Watch.write` is due.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GallerySearch:
         self._known_parts: dict[str, Part] = {}
 
     def grouped(self, search: Search, answer: SearchResponse, size: int) -> SearchResponse:
-        """The answer with the nearest items of `search.k` labels, at most `size` of each, instead of the hits."""
+        """The answer with groups instead of hits: at most `size` items of each of the nearest `search.k` labels."""
         part, query = search.part, _searchable(search.read().embedding)
         items = self._gallery.matching(Filter.parse("{}")) if part is None else part.matching
 
@@ -115,7 +115,7 @@ class GallerySearch:
         self, part: Part | None, jobs: Sequence[Search], queries: Sequence[Query]
     ) -> list[SearchResponse | Exception]:
         embeddings = Embeddings.concatenate([_searchable(query.embedding) for query in queries])
-        responder = self.responder  # a SIGHUP may replace it meanwhile by one that needs more hits
+        responder = self.responder  # a SIGHUP may meanwhile set one that needs more hits
         least = 0 if responder.calibration is None else N_HITS
         most = max(max(least, job.k) + (job.without is not None) for job in jobs)
         hits, infos = self._gallery.search(embeddings, most, None if part is None else part.matching)
@@ -181,16 +181,16 @@ def logging_failure(keep: Callable[[], None]) -> None:
 
 
 def _kind(query: Query) -> tuple[object, ...]:
-    """Queries of one kind can be decided together."""
+    """The kind of a query: queries of one kind can be decided together."""
     return query.features is None, query.embedding.has_parts, query.embedding.mean_samples
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:
-    """An embedding without samples and parts of κ. Embeddings from clients have neither, and share the batch."""
+    """An embedding without samples and parts of κ, to share a batch with embeddings from clients, which lack both."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 
 def _without(hits: Hits, infos: Mapping[int, ItemInfo], item_id: str) -> Hits:
-    """The hits of one query without an item."""
+    """The hits of one query, except this item."""
     kept = torch.tensor([infos[key].id != item_id for key in hits.ids[0].tolist()], dtype=torch.bool)
     return hits[:, kept]

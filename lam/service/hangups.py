@@ -1,4 +1,4 @@
-"""SIGHUP, on which a service reads its calibration again; while the service starts or ends, the signal waits."""
+"""Blocks SIGHUP, which makes a service read its calibration again, while the service starts or ends."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""From the body of a request to an image: the first frame, upright, of a JPEG, PNG or WebP file.
+"""Reads the image in the body of a request: the first frame of a JPEG, PNG or WebP file, upright.
 
 Errors do not quote decoders. `lam.inputs` turns images into inputs and thumbnails.
 """
@@ -14,14 +14,14 @@ from lam.service.settings import MEBIBYTE, ServiceSettings
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 CONTENT_TYPES = tuple(FORMATS.values())
-_ALWAYS = 2 * MEBIBYTE
+_ALWAYS = 2 * MEBIBYTE  # bytes that decoding any image takes
 
 
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    Limits on pixels and bytes are checked by the header, before decoding. A `ServiceError` of 400 tells of an empty or
-    damaged file, 413 of one that is too large or has too many parts, 415 of another format.
+    The header is checked against the limits on pixels and bytes before decoding. A `ServiceError` has the status 400
+    for an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
@@ -47,7 +47,7 @@ def _too_many_pixels(most: int) -> ServiceError:
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
-    """Refuse, by its header, an image with too many pixels, or one that takes too much memory to decode."""
+    """Refuse an image whose header tells too many pixels, or too much memory for decoding."""
     if image.width * image.height > settings.max_pixels:
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:

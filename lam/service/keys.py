@@ -23,7 +23,7 @@ _ROUTES: tuple[tuple[tuple[str, ...], str, Right], ...] = (
     (("POST",), "/v1/verify", "read"),
     (("GET", "HEAD"), "/", "read"),
 )
-"""Methods, the beginning of a path, and the right: the first that fits holds. All others need `write`."""
+"""Methods, beginning of a path, and right; the first entry that fits counts. All other requests need `write`."""
 
 
 def right_for(method: str, path: str) -> Right:
@@ -35,7 +35,7 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Keys and their rights; only hashes are kept. A key that no header can hold is a `ValueError`, which hides it."""
+    """Keys and their rights, stored as hashes. A key unfit for a header is a `ValueError`, which does not show it."""
 
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:
@@ -64,10 +64,10 @@ class Keys:
         return cls(rights) if rights else None
 
     def right_of(self, key: bytes) -> Right | None:
-        """The right of a key; None for an unknown key. The time tells nothing about the keys."""
+        """The right of a key; None for an unknown key."""
         digest = _hash(key)
         found: Right | None = None
-        for known, right in self._rights:  # no early end: its time would tell which key fits
+        for known, right in self._rights:  # no early end: the time would tell which key fits
             if hmac.compare_digest(known, digest):
                 found = right
         return found

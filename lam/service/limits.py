@@ -1,7 +1,7 @@
-"""Checks of every request before its route: host, key, size and deadline; the headers of every answer, and its log.
+"""Checks the host, key, size and deadline of every request before its route; completes and logs every answer.
 
-The whole body is read here, so routes never wait for a client: FastAPI limits neither its size nor its time.
-`lam.service.connections` has the deadlines of headers and of reading an answer.
+The whole body is read here, so routes never wait for a client. FastAPI limits neither the size nor the time of a body.
+`lam.service.connections` has the deadlines for sending headers and for reading an answer.
 """
 
 import asyncio
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-_CHEAP_A_SECOND = 30  # requests of a connection that need no worker; more are delayed
-_PAUSE = 0.05  # delay in seconds: workers run meanwhile
-_NEW_A_SECOND = 100  # connections of an address that need no worker; more are delayed
-_NEW_PAUSE = 0.02  # their delay in seconds: a health check from the same address is answered within 50 ms
+_CHEAP_A_SECOND = 30  # undelayed requests of one connection that need no worker
+_PAUSE = 0.05  # delay of further ones in seconds: workers run meanwhile
+_NEW_A_SECOND = 100  # undelayed connections of one address that begin with such a request
+_NEW_PAUSE = 0.02  # delay of further ones in seconds: short, as a health check may come from the same address
 _PAUSED = (401, 403, 503)  # statuses after which clients try again at once
 _METHOD = 16  # characters of a method in the log
 _LOG = logging.getLogger(__name__)
 
 
 class Limits:
-    """An application that checks every request, and hands it to the run that it is for.
+    """An ASGI application that checks every request and passes it to the run in its path.
 
     Args:
         sites: the runs.
         settings: the limits.
-        keys: one is required as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two health
-            checks. Without keys, only requests that name this machine as their host are answered.
-        log: the log of requests; None for none.
-        spans: opens spans; None for none.
+        keys: a request needs one of them, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and
+            the two health checks. Without keys, the host in a request must be this machine.
+        log: the log of requests, if any.
+        spans: opens spans of OpenTelemetry, if given.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Limits:
         self._second, self._cheap = 0, Counter[object]()
 
     def on_full_memory(self, give_up: Callable[[], object]) -> None:
-        """Set the function that drops a client that does not read its answer; it is called when memory is full."""
+        """Set the function to call when memory is full: it drops a client that does not read its answer."""
         self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,7 @@ class Limits:
             await self._sites.first.app(scope, receive, send)
 
     async def refuse_connection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request on a surplus connection."""
+        """Refuse a request on a connection above the cap."""
         await self._traced(scope, receive, send, refused=busy("too many connections are open"))
 
     async def _traced(self, scope: Scope, receive: Receive, send: Send, *, refused: Refusal | None = None) -> None:
@@ -148,7 +148,7 @@ class Limits:
             if body is None:
                 await _linger(receive, self._settings.linger_seconds)
             await send.end()
-        except asyncio.CancelledError:  # the server ends and does not wait
+        except asyncio.CancelledError:  # the server shuts down and no longer waits
             await send.refuse(ServiceError.of(busy("the service is shutting down", after=5)))
         except _GoneError:
             return
@@ -178,7 +178,7 @@ class Limits:
                 self._log.note(seconds, **trace.facts)
 
     def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
-        """Delay in seconds, if a connection or an address has sent too many requests without work in this second."""
+        """Delay in seconds of a request without work, if its connection or address sent too many in this second."""
         if not is_cheap and scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
@@ -194,7 +194,7 @@ class Limits:
         return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Reject other host names without a key: by DNS rebinding, a page of another site could use its own name."""
+        """Without keys, reject other host names: by DNS rebinding, a page of another site could ask under its name."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._keys is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
@@ -221,7 +221,7 @@ class Limits:
 
     def _require_memory(self) -> None:
         if self._held > self._settings.max_held:
-            raise busy("too many bodies and answers are held at once")
+            raise busy("the bodies and answers in memory are at their limit")
 
     def _hold(self, size: int) -> None:
         self._held += size
@@ -229,7 +229,7 @@ class Limits:
             self._make_room()
 
     def _limit(self, site: Site, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
-        """Maximum bytes of the body; `lam.service.bodies` limits what JSON holds beside images."""
+        """Maximum bytes of the body. `lam.service.bodies` limits the rest of a JSON body with images."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         holds_images = scope["method"] in ("POST", "PUT") and scope["path"].startswith(_WITH_IMAGES)
         return site.max_json if is_json and not holds_images else self._settings.max_body
@@ -274,9 +274,9 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends an answer with the common headers and its request's headers, or an error if no answer has begun.
+    """Sends the answer to one request, with the headers in `HEADERS` and `added`. Once begun, no error replaces it.
 
-    `hold` counts bytes in memory until the client has read them.
+    `hold(n)` adds n bytes to the memory in use; n is negative once the client has read them.
     """
 
     def __init__(self, send: Send, hold: Callable[[int], None], added: Mapping[str, str]) -> None:
@@ -306,7 +306,7 @@ class _Sender:
             self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
-        """Send an error without its end: `end` then closes the connection."""
+        """Send an error but not its end, so the client can read it before `end` closes the connection."""
         if self.begun:
             return
         content = json.dumps(error.to_json()).encode()
@@ -329,7 +329,7 @@ class _Sender:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Rewrite a request for a whole URL, as sent to a proxy, into path and `Host` (RFC 9112, section 3.2.2)."""
+    """Split the URL of a request into path and `Host`, if it has the form for proxies (RFC 9112, section 3.2.2)."""
     if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
         return scope
     host, path = address["host"], address["path"] or b"/"

@@ -67,7 +67,7 @@ class Metrics(Collector):
             yield _gauges("lam_promise", "1 for the state of the promises.", "state", states)
             readings = engine.watch.readings
             evidence = {reading.name: reading.evidence for reading in readings}
-            yield _gauges("lam_promise_evidence", "Wealth of bets against them.", "test", evidence)
+            yield _gauges("lam_promise_evidence", "Wealth of bets against the promises.", "test", evidence)
             judged = {reading.name: reading.n for reading in readings}
             yield _gauges("lam_promise_observations", "Queries, or judged answers.", "test", judged)
         if len(kappa):

@@ -1,6 +1,6 @@
 """JSON of answers: models that pydantic serializes, and that the OpenAPI schema describes.
 
-`lam.service.state_models` has those about the service itself, `lam.service.requests` the JSON of requests.
+`lam.service.state_models` has the answers about the service itself, `lam.service.requests` the JSON of requests.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Accept = Annotated[str, Field(description="the deciding statistic: `probability`
 
 
 def _set_aside(text: str, info: Any) -> int:
-    """Leave a zero in the place of metadata, which `Answer.to_json` inserts."""
+    """Collect stored metadata, and serialize a zero that `Answer.to_json` replaces by them."""
     info.context.append(text)
     return 0
 
@@ -41,7 +41,7 @@ PromiseState = Annotated[
     Literal["holds", "in doubt", "broken"],
     Field(description="whether the promised rates hold, by all queries and feedback since the calibration"),
 ]
-State = Annotated[Literal["none", "current", "stale"], Field(description="whether it fits the size of the gallery")]
+State = Annotated[Literal["none", "current", "stale"], Field(description="whether it fits the gallery's present size")]
 
 
 class Answer(BaseModel):
@@ -52,8 +52,8 @@ class Answer(BaseModel):
     def to_json(self) -> bytes:
         """The answer as JSON.
 
-        Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it:
-        parsing and serializing it would hold Python's lock for longer than a search takes.
+        Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it.
+        Parsing and serializing that would hold Python's lock for longer than a search takes.
         """
         stored: list[str] = []
         first, *others = self.model_dump_json(context=stored).encode().split(_PLACE)
@@ -80,7 +80,7 @@ class SearchThresholds(_Thresholds):
     accept_above: Annotated[float | None, Field(description="a `statistic` above this is a `match`; null: no `match`")]
     flag: str
     flag_above: Annotated[float, Field(description="an `ood_score` above this is flagged")]
-    conformal_miss: Annotated[Share, Field(description="at most this share of matches is no `conformal` hit")]
+    conformal_miss: Annotated[Share, Field(description="`conformal` hits miss at most this share of queries' matches")]
     wrong: Annotated[Share | None, Field(description="at most this share of the answers `match` is wrong")]
 
 
@@ -105,7 +105,7 @@ class Hit(_Item):
     conformal: bool | None
     interval: Annotated[
         list[Cosine] | None,
-        Field(description="ends of the interval that holds the cosine of another input of the query's class, in 90 %"),
+        Field(description="90 % interval for the cosine between this item and another input of the query's class"),
     ] = None
 
 
@@ -117,7 +117,7 @@ class Group(Answer):
 
 
 class UnseenFields(Answer):
-    """Whether the gallery lacks the query's class, if the gallery is a random sample of queries."""
+    """Whether the gallery lacks the query's class; it assumes that gallery and query are one random sample."""
 
     p_new: Annotated[Share, Field(description="p-value of “the class is new”; small for a known class")]
     p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”; small for a new class")]
@@ -130,13 +130,13 @@ class FilterFields(Answer):
     unknown_fields: Annotated[list[str], Field(description="if none passes, fields that no item has")]
     far: Annotated[
         Share | None,
-        Field(description="at most this share of queries without a match among them is a `match`; null: no promise"),
+        Field(description="at most this share of queries without a match there is a `match`; null: no promise"),
     ]
-    queries: Annotated[Count, Field(description="calibration queries, or classes of strangers, that searched them")]
+    queries: Annotated[Count, Field(description="calibration queries, or classes of strangers, behind the promise")]
 
 
 class SearchResponse(Answer):
-    """The answer to a search; fields of the decision are null without one."""
+    """The answer to a search; without a decision, its fields are null."""
 
     decision: Decision | None = None
     probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
@@ -144,9 +144,9 @@ class SearchResponse(Answer):
     right_if_known: Annotated[Share | None, Field(description="P(first hit right | the gallery holds a match)")] = None
     accept: Accept | None = None
     statistic: Annotated[float | None, Field(description="above `threshold.accept_above`: a `match`")] = None
-    false_accept: Annotated[Share | None, Field(description="share of searches without a match as good as it")] = None
+    false_accept: Annotated[Share | None, Field(description="share of searches without match as good as this")] = None
     ood_score: Annotated[float | None, Field(description="value of `flagged_by`; higher is more unusual")] = None
-    p_value: Annotated[Share | None, Field(description="share of calibration queries as unusual as it")] = None
+    p_value: Annotated[Share | None, Field(description="share of calibration queries as unusual as this")] = None
     flagged_by: Annotated[str | None, Field(description="the score that flags unusual queries: `abstain`")] = None
     doubt: Annotated[Doubt | None, Field(description="why the query is uncertain")] = None
     p_known: Share | None = None
@@ -159,8 +159,8 @@ class SearchResponse(Answer):
     unseen: Annotated[UnseenFields | None, Field(description="null if the gallery cannot tell")]
     threshold: SearchThresholds | None
     calibration: State
-    promise: Annotated[PromiseState | None, Field(description="null where the search does not count")] = None
-    answer_id: Annotated[AnswerId | None, Field(description="null where the search does not count")] = None
+    promise: Annotated[PromiseState | None, Field(description="null if the promise does not count the search")] = None
+    answer_id: Annotated[AnswerId | None, Field(description="null if the promise does not count the search")] = None
     gallery_size: Count
     filter: Annotated[FilterFields | None, Field(description="null without a filter")] = None
     hits: Annotated[Sequence[Hit], Field(description="empty with `group_by`")]
@@ -195,7 +195,7 @@ class EmbedResponse(Answer):
 
 
 class VerifyResponse(Answer):
-    """The answer to a comparison; fields of the decision are null without one."""
+    """The answer to a comparison; without a decision, its fields are null."""
 
     same: bool | None = None
     decision: Decision | None = None
@@ -214,7 +214,7 @@ class ItemResponse(_Item):
 
 
 class EnrolResponse(ItemResponse):
-    """An item put into the gallery: 201 for a new id, 200 for an existing id."""
+    """An added item: 201 for a new id, 200 for an existing id."""
 
     created: bool
     kappa_capped: bool

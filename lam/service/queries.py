@@ -1,4 +1,4 @@
-"""Queries, and the searches that they ask for."""
+"""Records of a query, of a search, and of the part of the gallery that it searches."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Query:
 
     Attributes:
         embedding: embedding of one item.
-        features: (1, P) for k-NN; None if the client sent an embedding.
+        features: (1, P) features of the network; None if the client sent an embedding.
         thumbnail: a small picture, if the request needs one.
         text: the part of a text that fits into an input; None for an image.
         text_cut: whether the network read only the beginning of the text.
@@ -44,7 +44,7 @@ class Query:
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
         """An item from the query; its text is added to the metadata.
 
-        Without an id, the number of the content is the id. The content is the image file, the text or the vector.
+        Without an id, `content_id` of the image file, the text or the vector is the id.
 
         Raises:
             Refusal: if metadata and text together are too long.
@@ -90,7 +90,7 @@ class Search:
     """A search of the gallery.
 
     Attributes:
-        query: a query, or a function that reads it. The searcher calls the function, which saves a change of threads.
+        query: a query, or a function that returns it. The function runs in the search thread, which saves a switch.
         k: number of hits.
         min_probability: a match with a lower probability becomes `unknown`.
         without: id of an item to leave out of the hits, if the query is this item.

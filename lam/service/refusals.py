@@ -1,4 +1,4 @@
-"""Errors outside of the routes: unknown or invalid parameters, paths and methods.
+"""Errors outside the routes: unknown or invalid parameters, paths and methods.
 
 Names and ranges of parameters come from the OpenAPI schema: the service allows exactly what it publishes.
 """
@@ -36,7 +36,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
-    """Answer every error of an application in JSON; `pages` are its paths that are no routes."""
+    """Answer every error of an application in JSON; `pages` are the paths of its static files."""
 
     @app.exception_handler(ServiceError)
     @app.exception_handler(Refusal)
@@ -59,7 +59,7 @@ def answer_errors(app: FastAPI, *, pages: frozenset[str]) -> None:
         methods = _methods(app, request, pages)
         if error.status_code == 405 and methods:
             allowed = ", ".join(methods)
-            what = f"the method {request.method[:_SHOWN]!r} is not one of this path"
+            what = f"this path does not have the method {request.method[:_SHOWN]!r}"
             return _answer(ServiceError(405, what, allowed=allowed, headers={"Allow": allowed}))
         if error.status_code in (404, 405):
             return _answer(ServiceError(404, "there is no such path", allowed=_paths_like(request.url.path)))
@@ -86,5 +86,5 @@ def _methods(app: FastAPI, request: Request, pages: frozenset[str]) -> list[str]
 
 def _paths_like(path: str) -> Any:
     if path.startswith("/v1/items/"):
-        return {"paths": "those of /openapi.json", "an id": ID_RULE}
+        return {"paths": "the paths of /openapi.json", "an id": ID_RULE}
     return "the paths of /openapi.json"

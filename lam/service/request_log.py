@@ -1,4 +1,4 @@
-"""The log of requests: JSON lines without content of requests, keys, item ids or labels."""
+"""The log of requests, as JSON lines; they hold no content of requests, no keys, no item ids and no labels."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ class RequestLog:
 
     Args:
         target: file of all requests, `-` for standard error, or None for no line.
-        slow: seconds from which a request is `slow`; without a target, these alone are logged, on standard error.
+        slow: seconds from which a request is `slow`; without a target, only slow ones are logged, on standard error.
     """
 
     def __init__(self, target: str | Path | None, slow: float | None = None) -> None:

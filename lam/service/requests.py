@@ -15,7 +15,7 @@ _SHOWN = 80
 
 @with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class _Request(TypedDict):
-    """JSON without unknown names, with finite numbers."""
+    """JSON with the declared names only, and with finite numbers."""
 
 
 class EmbeddingRequest(_Request):
@@ -43,7 +43,7 @@ class TextRequest(_Request):
 class _ItemFacts(_Request):
     id: NotRequired[Annotated[str, Field(description=f"{ID_RULE}; must equal the id in the address, if any")]]
     label: NotRequired[
-        Annotated[str, Field(description="must equal the address's", json_schema_extra={"maxLength": MAX_LABEL})]
+        Annotated[str, Field(description="equal to a label in the address", json_schema_extra={"maxLength": MAX_LABEL})]
     ]
     metadata: NotRequired[Annotated[dict[str, Any], Field(description=f"at most {MAX_METADATA} characters of JSON")]]
 
@@ -140,7 +140,7 @@ adapter_of = cache(TypeAdapter)
 
 
 def validate(content: Any, kind: type[Any]) -> Any:
-    """Validate JSON as a kind of request; the error, 422, has pydantic's message and the schema."""
+    """Validate JSON as a kind of request; a 422 quotes pydantic's first message and the schema."""
     try:
         return adapter_of(kind).validate_python(content)
     except ValidationError as error:

@@ -43,7 +43,7 @@ SECURITY = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "a key with the named right, if the service has keys",
+        "description": "a key with the right in the list, if the service has keys",
     },
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key"},
 }

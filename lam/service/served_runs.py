@@ -1,4 +1,4 @@
-"""Runs that are opened from their folders, and reloaded when a folder or its calibration is another."""
+"""`ServedRuns`: opens runs from folders, and reloads them after a change of the folder or the calibration."""
 
 import asyncio
 import logging
@@ -11,15 +11,15 @@ from lam.service.app import site_of
 from lam.service.engine import Engine
 from lam.service.sites import PREFIX, Site, Sites
 
-_PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the run before
+_PATIENCE = 30.0  # seconds for which a reload waits for the last answers of the replaced run
 _LOG = logging.getLogger(__name__)
 
 
 class ServedRuns:
     """Opened runs by name; the first is also served at the root.
 
-    A folder may be a symbolic link. Once it leads elsewhere, a reload opens the new run beside the old one, exchanges
-    them at once, and closes the old one after its last answer. The new run brings its own items.
+    A folder may be a symbolic link. Once it leads elsewhere, a reload opens the new run, sends new requests to it, and
+    closes the old run after its last answer. The new run has its own gallery.
 
     Attributes:
         engines: the present runs.
@@ -40,16 +40,16 @@ class ServedRuns:
             raise
 
     async def reload(self, name: str) -> Engine:
-        """Read the calibration of a run anew, or open the run anew if its folder is another; the run that now answers.
+        """Read a run's calibration again, or open another run if the folder now leads to it; the run that now answers.
 
-        If they cannot be read, a `ValueError` or an `OSError` says why, and the old ones stay.
+        If reading fails, a `ValueError` or an `OSError` says why, and the old run or calibration stays.
         """
         async with self._reloading:
             engine, folder = self.engines[name], _leads_to(self._folders[name])
             if folder == engine.run.folder:
                 await asyncio.to_thread(engine.recalibrate)
                 return engine
-            await self.sites.wait_until_closed(name, _PATIENCE)  # it may be the run of this folder
+            await self.sites.wait_until_closed(name, _PATIENCE)  # a run that still closes may be in this folder
             new = await asyncio.to_thread(self._open, folder)
             self.sites.exchange(await asyncio.to_thread(self._site, name, new))
             self.engines[name] = new
@@ -60,7 +60,7 @@ class ServedRuns:
         for name in self._folders:
             try:
                 engine = await self.reload(name)
-            except Exception as error:  # nobody waits for the answer: what is not logged is lost
+            except Exception as error:  # nobody waits for an answer, so an error that is not logged is lost
                 expected = isinstance(error, OSError | ValueError)
                 _LOG.error("%s stays as it was: %s", name, error, exc_info=None if expected else error)
             else:
@@ -69,10 +69,10 @@ class ServedRuns:
     def _site(self, name: str, engine: Engine) -> Site:
         root = "" if name == next(iter(self._folders)) else f"{PREFIX}{name}"
         site = site_of(engine, partial(self.reload, name), name=name, root=root)
-        site.describe()  # now: the first request with a parameter would hold up all others
+        site.describe()  # built now: the first request with a parameter would delay all others
         return site
 
 
 def _leads_to(folder: Path) -> Path:
-    """The folder behind links; `Path.resolve` would fail for a link to itself, which then is no folder."""
+    """The folder behind links. For a link to itself, it returns the link, where `Path.resolve` may raise."""
     return Path(os.path.realpath(folder))

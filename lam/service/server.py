@@ -1,4 +1,4 @@
-"""uvicorn around the application: its address and key, its log, its signals."""
+"""Serves runs with uvicorn: address and keys, open files, log and signals."""
 
 import asyncio
 import gc
@@ -33,12 +33,12 @@ from lam.utils.extras import install_command
 _THREADS = 2
 _GRACE = 8
 _OTHER_FILES = 128  # open files other than connections
-_LEAST_FILES = 512  # more connections than waiting requests: some can be closed for new ones
+_LEAST_FILES = 512  # allows more connections than waiting requests, so that some can be closed for new ones
 _BACKLOG = 2048  # connections that wait to be accepted; the system drops more, and these try again after a second
 _KEPT_BY_SYSTEM = 2**17  # bytes of socket buffers, for each direction of a connection
 _NOISY = ("asyncio", "uvicorn.error")
 _QUIET_SECONDS = 10.0
-_TURN_SECONDS = 5e-5  # of a thread; longer, and workers miss the microseconds in which the event loop waits
+_TURN_SECONDS = 5e-5  # switch interval of Python: workers must catch the microseconds in which the event loop waits
 
 
 def serve(
@@ -64,8 +64,8 @@ def serve(
         settings: limits, keys and logs.
 
     Raises:
-        ValueError: for a host that needs a key, a Milvus collection for several runs, or as `Engine` or `Keys.read`.
-        CorruptFileError: as `Engine`.
+        ValueError: for a missing key, a Milvus collection for several runs, and as from `Engine` and `Keys.read`.
+        CorruptFileError: as from `Engine`.
         OSError: for an address that cannot be bound, or a log that cannot be written.
     """
     if not 0 <= port <= 65535:
@@ -150,7 +150,7 @@ def _open_files() -> int:
 
 @contextmanager
 def _sparing_log() -> Iterator[None]:
-    """Within the context, the rate of log lines that clients can cause is limited; dropped lines are counted."""
+    """Within the context, limit the rate of log lines that clients can cause; dropped lines are counted."""
     sparing = _Sparing()
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)
@@ -162,7 +162,7 @@ def _sparing_log() -> Iterator[None]:
 
 
 class _Sparing(logging.Filter):
-    """Passes one message of a kind every few seconds; the kind is its first line."""
+    """Passes one message of a kind every few seconds. Messages with the same first line are of one kind."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class ServiceSettings:
         client_connections: open connections from one address; None for `max_connections`.
         header_seconds: until a connection has sent the headers of its next request.
         body_seconds: until a request has sent its body.
-        write_seconds: until a client has read an answer, from its first pause on.
+        write_seconds: until a client has read an answer, counted from its first pause in reading.
         answer_seconds: until the answer, after the request was read.
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
         batch_seconds: wait of a batch for more requests.
@@ -34,14 +34,14 @@ class ServiceSettings:
         queue: waiting requests in one queue.
         keys: file of keys beside the one in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.
-        slow_seconds: requests that take longer are marked in the log; without one, these are logged on standard error.
+        slow_seconds: requests that take longer are marked in the log; without a log, only they go to standard error.
         traces: whether to open spans of OpenTelemetry; see `lam.service.spans`.
         cors_origins: origins of pages that may use the service, such as `https://example.org`.
         keep_queries: size of the random sample of searches that is kept as embeddings, for
             `lam calibrate --unlabelled live`; None keeps no sample.
 
     Raises:
-        ValueError: for a limit that is not positive, or an origin that is none.
+        ValueError: for a limit that is not positive, or an invalid origin.
     """
 
     max_body: int = 10 * MEBIBYTE

@@ -1,4 +1,4 @@
-"""The runs of one service under their names, and their exchange while requests come."""
+"""The runs of one service by name; a run can be replaced while requests arrive."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 Count = Callable[[str, str, int, float], None]
 PREFIX = "/runs/"
-_LOOK = 0.05  # seconds between two looks at the requests of a run that goes
+_LOOK = 0.05  # seconds between checks whether a replaced run has answered its last request
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry: one for each request, and one for each of its stages.
 
-They go wherever the process sends its spans: `opentelemetry-instrument lam serve RUN --traces` configures that. Without
-an SDK they go nowhere. No module but this imports OpenTelemetry.
+`opentelemetry-instrument lam serve RUN --traces` sets where the process sends them. Without an SDK they are dropped.
+Only this module imports OpenTelemetry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ class Spans:
 
     @contextmanager
     def request(self, headers: Mapping[bytes, bytes], facts: Mapping[str, Any]) -> Iterator[None]:
-        """Within the context, the span of a request, below the client's; `facts` name and describe it at the end."""
+        """Open the span of a request within the context, as a child of the client's; `facts` describe it at the end."""
         carried = {name.decode(): headers[name].decode("latin1") for name in _CARRIED if name in headers}
         kind = trace.SpanKind.SERVER
         with self._tracer.start_as_current_span("request", context=extract(carried), kind=kind) as span:
@@ -50,6 +50,6 @@ class Spans:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Within the context, the span of a stage."""
+        """Open the span of a stage within the context."""
         with self._tracer.start_as_current_span(name):
             yield

@@ -61,25 +61,25 @@ class LimitFields(Answer):
 
 
 class RecallFields(Answer):
-    """Recall of the index against an exact search at the start, with stored items as queries, each without itself."""
+    """Recall of the index against an exact search, at the start. Queries are stored items, left out of their hits."""
 
     queries: Annotated[Count, Field(description="number of queries")]
     k: Positive
     recall: Annotated[Share, Field(description="share of the k nearest neighbours among the hits")]
-    hits: Annotated[Positive, Field(description="number of hits behind a decision, or of all items")]
+    hits: Annotated[Positive, Field(description="number of hits that a decision needs, or of all items")]
     unchanged: Annotated[Share, Field(description="share of queries with exactly the hits of an exact search")]
 
 
 class TestFields(Answer):
     """A test of the promise."""
 
-    name: Annotated[str, Field(description="`kappa`, `cosine`: of queries; `far`, `wrong`: of feedback")]
-    evidence: Annotated[float, Field(description="the bets' wealth now; 1 at the beginning")]
-    peak: Annotated[float, Field(description="its greatest value")]
-    needed: Annotated[float, Field(description="the peak that alarms")]
-    n: Annotated[Count, Field(description="queries, or judged answers")]
-    errors: Annotated[int | None, Field(description="errors among the judged answers")]
-    limit: Annotated[Share | None, Field(description="a rate of errors that the promise allows, with luck")]
+    name: Annotated[str, Field(description="`kappa`, `cosine`: tests on queries; `far`, `wrong`: tests on feedback")]
+    evidence: Annotated[float, Field(description="wealth of bets against the promise; 1 at the beginning")]
+    peak: Annotated[float, Field(description="greatest evidence so far")]
+    needed: Annotated[float, Field(description="evidence from which the test alarms, for good")]
+    n: Annotated[Count, Field(description="number of queries or judged answers")]
+    errors: Annotated[int | None, Field(description="errors among the judged answers; null for queries")]
+    limit: Annotated[Share | None, Field(description="rate of errors that chance allows; null for queries")]
 
 
 class PromiseFields(Answer):
@@ -146,13 +146,13 @@ class CalibrationResponse(Answer):
     threshold: SearchThresholds
     gallery_size: Count
     accept: Accept
-    accept_name: Annotated[str, Field(description="in words")]
+    accept_name: Annotated[str, Field(description="`accept` in words")]
     share_without_match: Share | None
     false_accept: list[FalseAcceptPoint]
     false_flag: list[FalseFlagPoint]
     kappa: HistogramFields
     reliability: ReliabilityFields
-    depth: Annotated[int | None, Field(description="hits that contain a match, except at a rate of `conformal_miss`")]
+    depth: Annotated[int | None, Field(description="number of `conformal` hits of a query")]
     facts: Annotated[dict[str, Any], Field(description="data of the calibration, and the scope of its bounds")]
 
 
@@ -178,7 +178,7 @@ class ReloadResponse(Answer):
     """The run that answers after a reload."""
 
     run: Annotated[str, Field(description="name of its folder")]
-    exchanged: Annotated[bool, Field(description="whether another run was opened, or only its calibration was read")]
+    exchanged: Annotated[bool, Field(description="whether another run was opened; else only its calibration was read")]
     calibration: State
     gallery_size: Count
 

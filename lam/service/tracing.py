@@ -1,4 +1,4 @@
-"""One request as it passes through the service: its id, and the seconds that it spends at each stage."""
+"""The id of a request, and the seconds that it spends at each stage of the service."""
 
 import re
 import secrets
@@ -18,11 +18,12 @@ _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass
 class Trace:
-    """A request, by its id, which is the client's or new.
+    """A request.
 
     Attributes:
+        id: the client's id, or a new one.
         stages: seconds of waiting and work at each worker, by its name.
-        facts: what the log and the span say of it, once it is answered.
+        facts: fields for the log and the span; empty until the request is answered.
     """
 
     id: str
@@ -36,7 +37,7 @@ _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 @contextmanager
 def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
-    """Within the context, a request. Its headers, with names in lower case, give its id, if that is short and plain."""
+    """Within the context, trace a request. Its id is the id in `headers` (lower-case names), if short and plain."""
     sent = headers.get(HEADER.lower().encode(), b"")
     trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
     token = _NOW.set(trace)
@@ -49,7 +50,7 @@ def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iter
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Within the context, the present request is at a stage."""
+    """Add the seconds within the context to this stage of the present request."""
     trace, started = _NOW.get(), time.perf_counter()
     spans = None if trace is None else trace.spans
     try:
@@ -61,6 +62,6 @@ def stage(name: str) -> Iterator[None]:
 
 
 def request_id() -> str | None:
-    """Id of the present request; None outside of one."""
+    """Id of the present request; None outside a request."""
     trace = _NOW.get()
     return None if trace is None else trace.id

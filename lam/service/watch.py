@@ -1,8 +1,8 @@
 """`Watch`: the promise of a service, its answer ids, and feedback that is durable once it is acknowledged.
 
 The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
-An answer's id is sealed and holds what feedback needs, so nothing is stored of answers. The tests are written with each
-feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, and no
+Answers are not stored: the id of an answer holds what feedback needs, under a seal. The tests are written with each
+feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, but no
 feedback.
 """
 
@@ -56,7 +56,7 @@ class Feedback:
 
     Attributes:
         label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
-        correct: whether a match is right; None if the label tells.
+        correct: whether a match is right; None if the label is known.
     """
 
     answer: str
@@ -65,11 +65,11 @@ class Feedback:
 
 
 class Watch:
-    """The tests of a promise, kept in a folder. One thread counts queries; one thread at a time does the rest.
+    """The tests of a promise, stored in a folder. One thread counts queries; one thread at a time does the rest.
 
     Args:
-        folder: made if it is missing; None for a watch in memory, beside a process that keeps its own.
-        calibration: the calibration; None for a run without one, which promises nothing.
+        folder: created if it is missing; None keeps the watch in memory, for a replica.
+        calibration: the calibration; a run without one (None) promises nothing.
 
     Raises:
         CorruptFileError: for a file that was altered or that SQLite cannot read.
@@ -97,7 +97,7 @@ class Watch:
             opened.pop_all()  # from here on, `close` closes the file
 
     def _opened(self, calibration: Calibration | None) -> Promise | None:
-        """The promise of a calibration, which goes on if it was kept, or begins."""
+        """The promise of a calibration: restored from the file, or new if the file has another one."""
         promise = None if calibration is None else Promise(calibration)
         if promise is None or promise.key != self._key:
             self._begin(promise)
@@ -109,7 +109,7 @@ class Watch:
         return promise
 
     def _begin(self, promise: Promise | None) -> None:
-        """Forget the promise before."""
+        """Store a new promise, and forget the old one with the answers judged under it."""
         self._key = b"" if promise is None else promise.key
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -117,7 +117,7 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Go over to another calibration; the same one changes nothing. Refused as `full` if it cannot be stored."""
+        """Begin the promise of another calibration; refused as `full` if it cannot be stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return
@@ -140,10 +140,9 @@ class Watch:
         return [] if promise is None else promise.readings
 
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
-        """Count a query of the whole gallery by its decision, its κ, and cosine and label of its first hit.
+        """Count a query of the whole gallery; the answer's id, the state of the promises, and whether `write` is due.
 
-        Without a hit these are −1 and empty. Returns the id of the answer, the state of the promises, and whether
-        `write` is due.
+        `cosine` and `label` are of the first hit; without a hit they are −1 and empty.
         """
         promise = self._promise
         if promise is None:
@@ -161,7 +160,7 @@ class Watch:
         return base64.urlsafe_b64encode(body + self._seal(body)).decode(), state, is_due
 
     def judge(self, feedback: Feedback, holds: Callable[[str], bool]) -> tuple[list[str], State]:
-        """Count feedback: the tests that count it, and the state of the promises; on return it is on disk.
+        """Count feedback, and write it to disk; returns the tests that count it, and the state of the promises.
 
         `holds` tells whether the gallery holds a label.
 

@@ -1,7 +1,7 @@
-"""`Worker`, a thread that does the jobs of a few milliseconds as one batch.
+"""`Worker`, a thread that does jobs in batches, collected for a few milliseconds.
 
-A request waits for the work before it at all its workers. The sum of these seconds is bounded, because it sets the
-latency of the slowest answers.
+At each worker, a request waits for the work before it. `require_room` bounds the sum of these times, because it sets
+the latency of the slowest answers.
 """
 
 import logging
@@ -18,7 +18,7 @@ from lam.service.errors import ServiceError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
-_RECENT = 8  # batches that tell the time of a job
+_RECENT = 8  # batches that the time of a job is averaged over
 _PAUSE = 0.2  # seconds before a dead thread is replaced
 _STUCK = 20.0
 _BATCH_SECONDS = 0.25  # longer batches are no faster, and the next request waits for the whole batch
@@ -60,7 +60,7 @@ class Worker(Generic[Job, Result]):
         self._running = False
         self._thread = threading.Thread(target=self._supervise, name=f"lam {name}", daemon=True)
         self._thread.start()
-        with self._changed:  # a worker that has not begun would be told as one that died
+        with self._changed:  # `complaint` would report a thread that has not begun as dead
             self._changed.wait_for(lambda: self._running or self.restarts, _PAUSE)
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Worker(Generic[Job, Result]):
         return self.submit_all([job])[0]
 
     def submit_all(self, jobs: Sequence[Job]) -> "list[Future[Result]]":
-        """Put jobs into the queue at once, so that they share batches: all of them, or none, refused as `busy`."""
+        """Put jobs into the queue together, so that they share batches; if not all fit, all are refused as `busy`."""
         entries: list[tuple[Job, Future[Result]]] = [(job, Future()) for job in jobs]
         with self._changed:
             if self._closing:
@@ -158,7 +158,7 @@ class Worker(Generic[Job, Result]):
         self._in_hand, self._busy_since = [], None
 
     def _results(self, jobs: list[Job]) -> Sequence[Any]:
-        """The results of a batch; if it fails as a whole, each job is done alone, so one cannot fail the others."""
+        """The results of a batch; if it fails as a whole, each job is done alone, so one bad job fails no others."""
         try:
             return self._work(jobs)
         except (ServiceError, Refusal) as error:
@@ -170,14 +170,14 @@ class Worker(Generic[Job, Result]):
 
 
 def _mean_without_longest(seconds: Collection[float]) -> float:
-    """Mean of all but the longest: one batch that is cold, or waits for the processor, refuses nobody behind it."""
+    """Mean without the longest: one slow batch, after a pause of the thread, must not refuse the next requests."""
     return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
     """Refuse, as `busy`, a request with more than `patience` seconds of work before it; it passes if no job waits.
 
-    The request visits the workers in this order. Jobs at one worker are before it at the later workers, too.
+    The request visits the workers in this order. Jobs before it at one worker are before it at the next ones, too.
     """
     before, seconds = 0, 0.0
     for worker in workers:

@@ -292,7 +292,7 @@ def test_unknown_paths_and_methods_are_json_too(client: TestClient) -> None:
         ("/v1/items", "DELETE, GET, POST"),
     ):
         response = client.patch(path)
-        assert refused(response, 405) == "the method 'PATCH' is not one of this path"
+        assert "'PATCH'" in refused(response, 405)
         assert response.json()["allowed"] == response.headers["allow"] == allowed
 
 

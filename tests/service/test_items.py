@@ -122,7 +122,7 @@ def test_ids_are_names_as_people_have_them(client: TestClient, png: bytes, ident
 def test_ids_that_are_none_are_refused(client: TestClient, png: bytes, name: str) -> None:
     for method, options in (("get", {}), ("delete", {}), ("put", {"content": png, "headers": PNG})):
         response = client.request(method, f"/v1/items/{name}", **options)
-        assert refused(response, 422) == "the id is not one that an item can have"
+        assert "rule for ids" in refused(response, 422)
         assert response.json()["allowed"] == ID_RULE
 
 
@@ -130,7 +130,7 @@ def test_ids_that_are_none_are_refused(client: TestClient, png: bytes, name: str
 def test_ids_lead_to_no_other_path(client: TestClient, png: bytes, name: str) -> None:
     for method, options in (("get", {}), ("delete", {}), ("put", {"content": png, "headers": PNG})):
         response = client.request(method, f"/v1/items/{name}", **options)
-        assert refused(response, 422) == "the id is not one that an item can have"
+        assert "rule for ids" in refused(response, 422)
         assert response.json()["allowed"] == ID_RULE
 
 

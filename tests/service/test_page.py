@@ -441,7 +441,7 @@ def test_a_rate_is_said_to_hold_of_whom_it_was_promised(page: Browser) -> None:
         return ['match', 'unknown', 'abstain', null].map((decision) => promiseOf(decision, SUMMARY, MOVED));
       })()"""
     whom = f"This rate holds {facts['false_accepts']}."
-    answers = " Of those answered, at most 5\xa0% are wrong, with a confidence of 95\xa0%: "
+    answers = " Of the answered queries, at most 5\xa0% are wrong, with a confidence of 95\xa0%: "
     for wrong, moved, more in (
         (None, "false", ""),
         (0.05, "false", f"{answers}{facts['answers_wrong']}."),

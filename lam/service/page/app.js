@@ -17,7 +17,7 @@ const SHOWN = 12;
 const TINY = 64;
 const MANY_LETTERS = 60; // too many to be large
 const IN_FORCE = ["kappa_below", "far", "ood", "conformal_miss", "wrong"];
-// an item has no features: another score may decide and flag
+// a search by an item has no features, so another score may decide and flag
 const IN_FORCE_OF_INPUTS = [...IN_FORCE, "accept", "accept_above", "flag", "flag_above"];
 const SAID = ["probability", "doubt", "promise", "what-if", "judging", "judged"];
 const JSON_TYPE = { "Content-Type": "application/json" };

@@ -75,7 +75,7 @@ export async function searchAll(images, limits, onRow, signal) {
   }
 }
 
-/** The answers to a batch; what the service is too busy for is sent again. */
+/** The answers to a batch; queries that are refused as busy (503) are sent again. */
 async function answersOf(batch, signal) {
   const queries = await Promise.all(batch.map(async ({ file }) =>
     base64Of(file).then((image) => ({ image }), () => ({ image: "unreadable" }))));
@@ -103,7 +103,7 @@ async function answersOf(batch, signal) {
   return answers;
 }
 
-/** A row of the table: the label is there for a match alone. */
+/** A row of the table; only a match has a label. */
 export function rowOf(file, answer) {
   if (answer.error !== undefined) {
     return { file, decision: "error", label: "", probability: null, kappa: null, error: answer.error };

@@ -1,4 +1,4 @@
-// Two charts in SVG, each described in words beside it: κ among those of the calibration, and the hits by angle.
+// Two charts in SVG, each with words beside it: the query's κ among calibration queries, and the hits by angle.
 
 import { angle, degrees, plain } from "./numbers.js";
 

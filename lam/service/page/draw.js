@@ -1,8 +1,8 @@
 // A canvas to draw on, light on dark like handwritten digits, for runs on small grey images.
 
 const SMALL = 64;
-const STROKE = 1 / 10; // of the canvas: a pen's width among the data that such runs are trained on,
-const PIXELS = 1.5; // and at least so many pixels of what the network sees
+const STROKE = 1 / 10; // width of the pen as a share of the canvas, as in data sets of handwriting
+const PIXELS = 1.5; // least width of the pen in pixels of the network's input
 
 /** Whether the images of a run can be drawn. */
 export function canBeDrawn(preprocessing) {
@@ -14,7 +14,7 @@ function sideOf({ crop, size }) {
   return Math.max(...[crop ?? size ?? Infinity].flat());
 }
 
-/** Draw by pointer; returns `clear`, and `picture`, which is null for an empty canvas. */
+/** Let a pointer draw; returns the functions `clear` and `picture`, whose result is null for an empty canvas. */
 export function drawnOn(canvas, preprocessing) {
   const pen = canvas.getContext("2d");
   let drawn = false;

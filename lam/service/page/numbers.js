@@ -4,7 +4,7 @@ const SIGNIFICANT = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 })
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 
 export const plain = (value) => (Math.abs(value) < 1e5 ? SIGNIFICANT.format(value) : value.toExponential(1));
-/** A cosine with four decimals, or as many as tell it from 1. */
+/** A cosine with four decimals, or with more if it would round to 1. */
 export function cosine(value) {
   const gap = 1 - Math.abs(value);
   const decimals = gap > 0 && gap < 1e-4 ? Math.min(8, 1 - Math.floor(Math.log10(gap))) : 4;
@@ -14,7 +14,7 @@ export function cosine(value) {
 export const degrees = (value) => `${value < 10 ? SMALL.format(value) : value.toFixed(0)}°`;
 export const angle = (value) => (Math.acos(Math.min(1, Math.max(-1, value))) * 180) / Math.PI;
 
-/** A threshold on a probability, with as many decimals as tell it from 0 and 1. */
+/** A threshold on a probability in percent, with enough decimals to differ from 0 and 1. */
 export function level(share) {
   const gap = Math.min(share, 1 - share);
   const decimals = gap > 0 && gap < 0.001 ? Math.min(6, -1 - Math.floor(Math.log10(gap))) : 1;

@@ -1,4 +1,4 @@
-// Decisions at other thresholds than the service's, by the rates of the calibration.
+// Decisions at thresholds that the user moves, from the rates of the calibration.
 
 const HIGHEST = 0.5; // beyond this rate nobody would set a threshold
 
@@ -46,7 +46,7 @@ export class Thresholds {
     this.flag.position = this.flag.inForce;
   }
 
-  /** The limit on the statistic of an answer; null if the moved slider is on another statistic. */
+  /** The limit on an answer's statistic; null if the slider was moved and is for another statistic. */
   limitOf({ threshold: { accept, accept_above: above } }) {
     const isSame = accept === this.by && above === this.acceptAbove;
     return isSame ? this.accept.row.threshold : this.accept.moved ? null : above;

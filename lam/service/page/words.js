@@ -1,5 +1,5 @@
 // Sentences about an answer. `thresholds` is null for a run without calibration. `kind` is the gallery's kind: `classes`
-// or `identities`. `answers` tells whether its items answer questions.
+// or `identities`. `answers` tells whether the items of the gallery answer questions.
 
 import { angle, cosine, degrees, level, percent, plain } from "./numbers.js";
 
@@ -45,7 +45,7 @@ export function verdictOf(decision, answer, kind) {
   return [tone, sign, words(named(answer.hits[0], repeatsText(answer.hits[0]) ? LONGEST_TEXT : LONGEST))];
 }
 
-/** The tone of a verdict: a match sounds as sure as it is probable. */
+/** The tone of a verdict: the more probable a match is, the surer it sounds. */
 function toneOf(decision, { probability, known }, kind) {
   if (decision === "match") {
     return probability < LIKELY ? "perhaps" : probability >= SURE ? "match" : "likely";
@@ -53,12 +53,12 @@ function toneOf(decision, { probability, known }, kind) {
   return decision === "unknown" && kind === "classes" && known >= NONE ? "perhaps" : decision ?? "none";
 }
 
-/** Whether a calibrated run has no decision, such as for a search by an answer. */
+/** Whether an answer of a calibrated run has no decision; a search by an answer to questions has none. */
 function isUnjudged(answer) {
   return answer.decision === null && answer.calibration !== "none";
 }
 
-/** The probability of the answer, its event and its condition, or null. */
+/** The probability that the first hit is right, and words for it; null without a hit or a verdict. */
 export function probabilityOf(decision, answer, calibration) {
   if (decision === null || decision === "abstain" || !answer.hits.length) {
     return null;
@@ -66,18 +66,18 @@ export function probabilityOf(decision, answer, calibration) {
   return [percent(answer.probability), `that ${named(answer.hits[0])} is right${condition(calibration)}`];
 }
 
-/** The share of queries without a match that a probability assumes. */
+/** The share of queries without a match that a probability assumes, in words. */
 function condition({ share_without_match: share }) {
   return share === null ? "" : `, where ${share === 0.5 ? "half" : percent(share)} of all queries have no match`;
 }
 
-/** The deciding statistic: its name, a value with the sign of its score, and the better side of a limit. */
+/** The deciding statistic: its name, a value in words, and the side of a limit (above or below) that is accepted. */
 export function statisticOf(by, value, name = by.replaceAll("_", " ")) {
   return by === "probability" ? ["the probability", level(value), "above"]
     : COSINES.includes(by) ? [`the ${name}`, cosine(value), "above"] : [`the ${name}`, plain(-value), "below"];
 }
 
-/** A text from clients, cut, and without characters that change the direction of writing. */
+/** A text from clients, shortened, and without characters that change the direction of writing. */
 export function tamed(text, longest = LONGEST) {
   const signs = [...text.replace(TURNING, "\ufffd")];
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
@@ -88,7 +88,7 @@ export function shown(hit, longest = LONGEST) {
   return tamed(repeatsText(hit) ? hit.metadata.text : hit.label || hit.id, longest);
 }
 
-/** Whether the label is the text or its beginning; classes of long texts have such names. */
+/** Whether the label repeats the text or its beginning, as labels of text classes do. */
 export function repeatsText({ label, metadata: { text } }) {
   const [beginning, ...cut] = label.split(/… \([0-9a-f]{8}\)$/u);
   return typeof text === "string" && (cut.length ? text.startsWith(beginning) : text === label);
@@ -104,7 +104,7 @@ export function named(hit, longest = LONGEST) {
 export function reason(decision, answer, thresholds) {
   const best = answer.hits[0];
   if (!best) {
-    return "There is nothing to be found.";
+    return "There is no item to compare the query with.";
   }
   const nearest = `the nearest item, ${named(best)}, has a cosine of ${cosine(best.score)}`;
   if (decision === null) {
@@ -132,13 +132,13 @@ export function reason(decision, answer, thresholds) {
   return `${why}${others} ${percent(answer.false_accept)} look as good as this one.`;
 }
 
-/** The queries for which the rates of a decision hold; empty without a decision. */
+/** For which queries the rates of a decision hold; empty without a verdict. */
 export function promiseOf(decision, { facts: { false_accepts: whom, answers_wrong: stream }, threshold: { wrong } }, moved) {
   if (decision !== "match" && decision !== "unknown") {
     return "";
   }
   const answers = decision === "match" && wrong !== null && !moved
-    ? ` Of those answered, at most ${percent(wrong)} are wrong, with a confidence of 95 %: ${stream}.` : "";
+    ? ` Of the answered queries, at most ${percent(wrong)} are wrong, with a confidence of 95 %: ${stream}.` : "";
   return `This rate holds ${whom}.${answers}`;
 }
 
@@ -160,7 +160,7 @@ export function aboutCut(answer) {
 
 /** The numbers of an answer: name, value and meaning. */
 export function facts(decision, answer, calibration) {
-  const meaning = answer.p_known === null ? "concentration: higher is surer" : "higher is surer; of the two beside it";
+  const meaning = `concentration: higher is surer${answer.p_known === null ? "" : "; the next two explain it"}`;
   const numbers = [];
   if (probabilityOf(decision, answer, calibration)) {
     const right = `that ${named(answer.hits[0])} is right, if the gallery holds it`;
@@ -209,16 +209,16 @@ export function aboutAngles(answer, limit) {
     ...(limit !== null ? [`${accepted || "none"} above the accept threshold (filled)`] : []),
   ];
   return (counts.length ? `Of the ${answer.hits.length} nearest items there are ${counts.join(", and ")}. ` : "") +
-    (within(answer) ? "What this query shows lies within the cap with probability 95 %, as far as κ knows." : "");
+    (within(answer) ? "By κ, what this query shows lies within the cap with probability 95 %." : "");
 }
 
-/** A note on the images or texts of a hit, to stand behind its κ. */
+/** A note behind the κ of a hit: how many images or texts it has, and whether it is uncertain. */
 export function aboutImages({ images, metadata, uncertain }) {
   const what = typeof metadata.text === "string" ? "texts" : "images";
   return `${images > 1 ? ` of ${images} ${what}` : ""}${uncertain ? " (uncertain: below the flag)" : ""}`;
 }
 
-/** Id and metadata of a hit without its text: names and values, cut. */
+/** Id and metadata of a hit, without its text: shortened names and values. */
 export function metadataOf({ id, metadata }) {
   const rows = Object.entries(metadata).filter(([name]) => name !== "text");
   const few = rows.slice(0, FEW).map(([name, value]) =>
@@ -235,7 +235,7 @@ export function aboutAgreement(hits) {
   return `${agreeing === hits.length ? "All" : agreeing} of the ${hits.length} nearest items are ${named(hits[0])}.`;
 }
 
-/** How many hits hold a match, if the calibration promises it and the answer has as many. */
+/** How many of the first hits contain a match, if the calibration promises it and that many are shown. */
 export function aboutSet(decision, answer, { depth, threshold }) {
   if (decision !== "match" || depth === null || depth > answer.hits.length) {
     return "";
@@ -261,8 +261,8 @@ export function aboutPair({ decision, probability, score, threshold, far, kappa 
   const [tone, sign, word] = isSure ? ["match", "✓", capital(same)]
     : decision === "match" || probability > LIKELY ? ["perhaps", "≈", `Perhaps ${same}`] : ["unknown", "✕", `Not ${same}`];
   const side = decision === "match" ? "above" : "not above";
-  return [tone, sign, word, `${capital(same)} with probability ${percent(probability)}, if half of all pairs are: ` +
-    `${close}, ${side} ${cosine(threshold.accept_above)}, which at most ${percent(far)} of ${others} reach.`];
+  return [tone, sign, word, `${capital(same)} with probability ${percent(probability)}, if half of all pairs are. ` +
+    `${capital(close)}, ${side} ${cosine(threshold.accept_above)}; at most ${percent(far)} of ${others} are above that.`];
 }
 
 /** Whether the promises hold, in words; `state` is null without calibration. */
@@ -275,7 +275,7 @@ export function aboutWatch(state) {
   }[state] ?? "";
 }
 
-/** How an answer can be judged: words, and the feedback that they give. */
+/** How an answer can be judged: words for each choice, and the feedback to send. */
 export function judgementsOf({ decision }) {
   const stranger = { label: "" };
   return decision !== "match" ? [["The gallery does not hold it", stranger]] : [

@@ -1,3 +1,3 @@
-"""Routes by what they serve. They raise a `ServiceError` for a refused request."""
+"""The routes: searches, items, and the state of the service. A refused request raises a `ServiceError`."""
 
 __all__: list[str] = []

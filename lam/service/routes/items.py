@@ -27,33 +27,33 @@ from lam.service.routes.parameters import Where, WithVector, json_response, part
 from lam.service.schema import responses_of
 
 _PAGE_SIZE = 100
-_CHARACTERS = 20  # of a number of a vector in JSON
+_CHARACTERS = 20  # of one vector component in JSON
 
 Uncertain = Annotated[
     Literal["keep", "refuse"],
-    Query(description="an item with a κ below the flag is added and reported as `uncertain`, or refused"),
+    Query(description="whether an item with a κ below the flag is added, as `uncertain`, or refused"),
 ]
 OnError = Annotated[
     Literal["none", "good"],
-    Query(description="if an item is bad, none of the batch is stored, or all the good ones are"),
+    Query(description="whether a batch with a bad item is refused, or its good items are stored"),
 ]
 Fusing = Annotated[
     bool,
     Query(
-        description="fuse it into the item of this id, weighted by κ. The same content twice counts once, another "
-        "label is refused. Without fuse it replaces the item"
+        description="fuse the content into the item of this id, weighted by κ; without fuse, it replaces the item. "
+        "Repeated content counts once. Another label is refused"
     ),
 ]
 Label = Annotated[
     str | None,
     Query(
-        description=f"its class, at most {MAX_LABEL} characters, stripped of blanks; without one, an item keeps its own"
+        description=f"its class, at most {MAX_LABEL} characters, stripped of blanks; without one, the old label stays"
     ),
 ]
 
 
 class _ItemId(Convertor[str]):
-    """The id of an item in an address: it may hold slashes, but ends in no address under an item."""
+    """The id of an item in an address: it may hold slashes, but does not end in an address below an item's."""
 
     regex = r"(?!.*/(?:search|thumbnail)$).+"
 
@@ -68,7 +68,7 @@ register_url_convertor("item", _ItemId())
 
 
 def add_items(app: FastAPI, engine: Engine) -> None:
-    """Add the routes of items. Addresses under an item come first: ids may hold slashes."""
+    """Add the routes of items. Longer addresses come first, because ids may hold slashes and the first route wins."""
 
     @app.post("/v1/items", status_code=201, responses=schema.ENROLLED, openapi_extra=schema.ITEM)
     async def add_item(
@@ -78,14 +78,14 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         uncertain: Uncertain = "keep",
         fuse: Fusing = False,
     ) -> Response:
-        """Add an item; once answered, it is on disk and searches find it. Without an id, its content is its id."""
+        """Add an item. The answer says that it is on disk, and that searches find it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.post("/v1/items/batch", responses=responses_of(models.EnrolBatchResponse), openapi_extra=schema.ITEM_BATCH)
     async def add_item_batch(
         request: Request, on_error: OnError = "none", uncertain: Uncertain = "keep", fuse: Fusing = False
     ) -> Response:
-        """Add several items in their order, as `/v1/items` adds each; all of them are on disk at once."""
+        """Add several items in order, as `/v1/items` adds each, in one write to disk."""
         parsed = await read_json(engine, request, items_of, engine.writer)
         return await _enrol_batch(engine, parsed, on_error=on_error, uncertain=uncertain, fuse=fuse)
 
@@ -103,7 +103,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         filter: Where = None,
         with_vector: WithVector = False,
     ) -> Response:
-        """List items by rising id, starting after an id; fewer than the limit, if they are large."""
+        """List items by rising id, from the first id after `after`; large items may come in pages below the limit."""
         engine.admit(engine.lister)
         return Response(
             await engine.list_items(partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON
@@ -129,9 +129,9 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     async def search_like_item(
         id: str, k: Annotated[int, Query(ge=1, le=engine.settings.max_k)] = 10, filter: Where = None
     ) -> Response:
-        """Search by an item's direction and κ, without the item itself: decide whether another item matches.
+        """Search by an item's direction and κ, and decide whether another item matches it.
 
-        There is no decision for an answer to questions: it is unlike the calibration queries.
+        In a run on questions and answers there is no decision: items are answers, unlike the calibration queries.
         """
         item, part = await stored(id), await part_of(engine, filter)
         engine.admit(engine.searcher)
@@ -180,7 +180,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
 
 
 def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
-    """An item with a valid id and label, before it is embedded; an id of None stands for the number of its content."""
+    """Check id and label of an item before it is embedded; without an id, its content gives one."""
     label = None if parsed.label is None else normalize_label(parsed.label)
     item_id = None if parsed.id is None else check_id(parsed.id)
     if fuse and item_id is None:
@@ -191,7 +191,7 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
 def _operation(
     parsed: ParsedItem, query: queries.Query, responder: Responder, *, uncertain: Uncertain, fuse: bool
 ) -> Item | Replace | Fuse:
-    """The change of the gallery; refused for an uncertain item, if it is not kept, or too long metadata."""
+    """The operation that adds an item; refused for too long metadata, or an uncertain item with `refuse`."""
     file = parsed.content if isinstance(parsed.content, bytes) else None
     item = query.to_item(parsed.id, label=parsed.label or "", metadata=parsed.metadata or "{}", file=file)
     if uncertain == "refuse":
@@ -203,7 +203,7 @@ def _operation(
 async def _enrol(
     engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
-    """Put or fuse the item of a request."""
+    """Add or fuse the item of a request."""
     if content_type(request.headers, *CONTENT_TYPES, JSON) != JSON:
         parsed = ParsedItem(await request.body())
     else:
@@ -225,7 +225,7 @@ async def _enrol_batch(
     uncertain: Uncertain,
     fuse: bool,
 ) -> Response:
-    """Put or fuse the items of a batch: all of them or none, or the good ones."""
+    """Add or fuse the items of a batch; `on_error` says what a bad item prevents."""
     entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
     contents = [entry.content if isinstance(entry, ParsedItem) else entry for entry in entries]
     embedded = await engine.embed_all(contents, with_thumbnail=True)
@@ -253,7 +253,7 @@ async def _enrol_batch(
 
 
 def _refuse_bad(parts: Sequence[object]) -> None:
-    """Refuse a batch with a bad item; the error names all of them, and says what is wrong with the first."""
+    """Refuse a batch with bad items; the error lists their positions and explains the first."""
     bad = {place: part for place, part in enumerate(parts) if isinstance(part, BaseException)}
     if not bad:
         return
@@ -268,7 +268,7 @@ def _refuse_bad(parts: Sequence[object]) -> None:
 
 
 def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
-    """The answer to an item that was put."""
+    """The answer for an added item."""
     assert change.item is not None
     return models.EnrolResponse(
         **_fields_of(ItemInfo.of(change.item), engine.responder),
@@ -287,7 +287,7 @@ def _page(engine: Engine, after: str, limit: int, filter: str | None, with_vecto
         limit = min(limit, max(1, MAX_PAGE // (_CHARACTERS * engine.gallery.dimension)))
     store = engine.gallery.store
     infos = store.page(after=after, limit=limit, where=where)
-    vectors = store.vectors_of(infos) if with_vector else {}  # without those that were deleted meanwhile
+    vectors = store.vectors_of(infos) if with_vector else {}  # except items deleted meanwhile
     items = [
         models.ItemResponse(**_fields_of(info, engine.responder), vector=answers.numbers_of(vectors.get(key)))
         for key, info in infos.items()

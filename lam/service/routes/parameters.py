@@ -1,4 +1,4 @@
-"""What the routes share: parameters and responses."""
+"""Parameters and responses that several routes use."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,16 +23,16 @@ Where = Annotated[
     str | None,
     Query(
         max_length=MAX_FILTER,
-        description="only items that pass this filter: JSON with must, should and must_not, as docs/reference/http.md "
-        'says, such as `{"must": [{"key": "city", "match": {"value": "Rome"}}]}`',
+        description="only items that pass this filter: JSON with must, should and must_not, such as "
+        '`{"must": [{"key": "city", "match": {"value": "Rome"}}]}`; see docs/reference/http.md',
     ),
 ]
 
-WithVector = Annotated[bool, Query(description="whether items have their vectors")]
+WithVector = Annotated[bool, Query(description="whether to return the vectors of items")]
 
 
 def json_response(answer: models.Answer, status: int = 200) -> Response:
-    """The response that holds an answer."""
+    """An answer as a response."""
     return Response(answer.to_json(), status, media_type=JSON)
 
 
@@ -56,7 +56,7 @@ def part_answer(result: object) -> Any:
 async def read_json(
     engine: Engine, request: Request, parse: Callable[[bytes, JsonLimits], Value], *workers: Worker[Any, Any]
 ) -> Value:
-    """What `parse` makes of a body in JSON, once the reader and the workers after it have room."""
+    """Parse a body in JSON by `parse`; refused first, as `busy`, if the reader or later workers have no room."""
     content_type(request.headers, JSON)
     engine.admit(engine.reader, *workers)
     return await engine.read(partial(parse, await request.body(), json_limits_of(engine)))

@@ -27,7 +27,7 @@ from lam.service.routes.parameters import (
 from lam.service.schema import responses_of
 
 _EMBEDDING = b'"embedding"'
-_GROUP_SIZE = 3  # as Qdrant has it
+_GROUP_SIZE = 3  # Qdrant's default
 Share = Annotated[float, Query(ge=0, le=1)]
 Threshold = Annotated[float, Query(ge=-1, le=1, description="hits of a lower cosine are left out")]
 

@@ -122,13 +122,13 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.post("/v1/feedback", responses=responses_of(models.FeedbackResponse), openapi_extra=schema.FEEDBACK)
     async def give_feedback(request: Request) -> Response:
-        """Tell what an answer should have been, so that the promises are tested."""
+        """Tell what an answer should have been; the promised error rates are tested on it."""
         feedback = await read_json(engine, request, feedback_of, engine.watcher)
         return json_response(await engine.judge(feedback))
 
     @app.post("/v1/backup", status_code=201, responses=responses_of(state_models.BackupResponse, 201))
     async def create_backup() -> Response:
-        """Copy the run with its items of this moment; answered once the copy is checked and on disk."""
+        """Copy the run with its present items; the answer says that the copy is checked and on disk."""
         backup = await engine.back_up()
         files = [state_models.FileFields(**asdict(file)) for file in backup.files]
         answer = state_models.BackupResponse(
@@ -138,7 +138,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.post("/v1/reload", responses=responses_of(state_models.ReloadResponse))
     async def reload_run() -> Response:
-        """Read the calibration anew; if the run's folder is a link to another run now, exchange the runs."""
+        """Read the calibration again; if the run's folder now links to another run, serve that run instead."""
         try:
             now = await reload()
         except (OSError, ValueError) as error:

@@ -1,13 +1,13 @@
 """The items of a run: images and texts become items, SQLite stores them, and an index of FAISS or Milvus follows.
 
-item, fusing, operations   an item, its limits and its content hash; what changes items
+item, fusing, operations   an item, its limits and its content hash; fusing images; operations that change items
 filters, groups     conditions on items; hits by label
-embed, shards       embedding of files; embeddings as files
+embed, shards       embedding images and texts; files of embeddings
 image_list, enrolment   lists of images; items from embedded images
-store, transaction, database   the durable items, changes of them, SQLite
-snapshot, replica   the items at one moment, or at every moment, read beside a writer
-local_index, remote_index, gallery   the index in this process or in Milvus, and the store with its index
-decide              from hits to a decision
+store, transaction, database   the items in SQLite, their transactions, and SQLite's errors
+snapshot, replica   the items at one moment, or as they change, while another process writes
+local_index, remote_index, gallery   the index in this process or in Milvus; the store with its index
+decide              decisions from hits
 damaged, refusal    damaged image files; refused operations
 """
 

@@ -1,4 +1,4 @@
-"""Damaged image files: one pass finds all, lists them with reasons, and fails or leaves them out."""
+"""Damaged image files: one pass finds all of them, lists them with reasons, and raises or leaves them out."""
 
 import os
 import warnings
@@ -31,8 +31,7 @@ def read_images(
     """Decode image files in threads, each with its preprocessing.
 
     Returns:
-        For readable files, in order, the results of `use`, a function of path and tensor; and the reason for each
-        damaged file.
+        The results of `use(path, tensor)` for readable files, in order; and the reason for each damaged file.
     """
     hidden = not progress or len(files) <= MANY_FILES
     results, damaged = list[Result](), dict[Path, str]()
@@ -60,7 +59,7 @@ class DamagedFiles:
 
     Attributes:
         listed: CSV file that lists them, with columns path and reason; None for no list.
-        skip: whether to leave them out, instead of an error.
+        skip: whether to leave them out, instead of raising an error.
         reasons: reasons by path.
     """
 
@@ -69,7 +68,7 @@ class DamagedFiles:
     reasons: dict[Path, str] = field(default_factory=dict)
 
     def settle(self, n_files: int) -> None:
-        """List the damaged of `n_files` files and warn; raise unless they are skipped and others are left."""
+        """List the damaged files and warn; raise unless they are skipped and some of `n_files` files are readable."""
         if not self.reasons:
             return
         message = f"{len(self.reasons)} of {n_files} images cannot be read"
@@ -156,5 +155,5 @@ def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
 
 
 def path_key(path: Path) -> str:
-    """A path as the list writes it: bytes that are no text become question marks."""
+    """A path as the list of damaged files has it: bytes that are no text become question marks."""
     return str(path).encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""SQLite files: connections whose commits are on disk, and errors named for what they are."""
+"""SQLite files: connections with durable commits, and errors that say what is wrong."""
 
 import sqlite3
 import time
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lam.gallery.refusal import Refusal, busy, full
+from lam.gallery.refusal import busy, full
 from lam.utils.files import CorruptFileError
 
 _PATIENCE = 5.0  # greatest wait for another process's lock, in seconds
 _LOCKED, _UNWRITABLE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _FAILING = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
 _FILTER_SECONDS = 5.0  # greatest time of a filter over all items
-_STEPS = 10_000  # SQLite's instructions between two looks at the clock
+_STEPS = 10_000  # SQLite's instructions between two checks of the time
 
 
 def connect(address: str | Path, *, uri: bool = False) -> sqlite3.Connection:
@@ -59,7 +59,7 @@ def refuse_locked() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if _code_of(error) in _LOCKED:
-            raise _locked() from error
+            raise busy("another process has locked the database") from error
         raise
 
 
@@ -91,7 +91,3 @@ def limited_time(connection: sqlite3.Connection) -> Iterator[None]:
 def _code_of(error: sqlite3.Error) -> int:
     """SQLite's primary error code; for an error that this module raises, the code of corruption."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-
-
-def _locked() -> Refusal:
-    return busy("another process has locked the database")

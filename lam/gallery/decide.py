@@ -1,4 +1,4 @@
-"""From hits to a decision, for the command line, the service and Python."""
+"""Decisions from hits, for the command line, the service and Python."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def decide(
     *,
     gallery_size: int,
 ) -> tuple[SearchDecisions, list[PValues]]:
-    """Decisions on Q queries by their hits, and p-values of new classes.
+    """Decisions on Q queries from their hits, and p-values of unseen classes.
 
     Args:
         calibration: calibration of the run.

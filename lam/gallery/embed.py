@@ -1,4 +1,4 @@
-"""Embedding images of folders and lists, and texts of files."""
+"""Embeds images of folders and lists, and texts of files."""
 
 import os
 import warnings
@@ -44,13 +44,13 @@ def embed_items(
         encoder: encoder of a run.
         source: a folder; for an encoder of texts a table, see `Table.read`.
         columns: columns of the table.
-        shard: the part to embed; by default all.
-        calibration: calibration of the run; its flag marks items that it cannot judge.
+        shard: the shard to embed; by default all items.
+        calibration: calibration of the run; its flag marks items with too unusual embeddings to judge.
         damaged: collects damaged image files; by default they are an error.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for a shard without images, damaged files, an invalid id, label or metadata; and as `read_items`.
+        ValueError: for an empty shard, damaged files, an invalid id, label or metadata; and as `read_items`.
     """
     items = read_items(encoder, source, columns).candidates
     damaged = DamagedFiles() if damaged is None else damaged
@@ -97,7 +97,7 @@ def read_items(
         columns: columns of the file.
         labelled: whether every image or text must have a label.
         answered: whether the answers of a file are read; if not, they may be missing.
-        damaged: collects damaged image files, after every file is read; None reads no file.
+        damaged: collects damaged image files, for which every file is read; None reads no file.
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of

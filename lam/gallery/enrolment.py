@@ -1,4 +1,4 @@
-"""From embedded images to items: ids, the gate for uncertain images, and fusion of images with one id.
+"""Makes items of embedded images: ids, uncertain images, and fusion of images with one id.
 
 The id of an image is its id in the list, or else the number of its content.
 """
@@ -56,7 +56,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """Id of its item, unless images are fused by label."""
+        """Id of the image's item, unless images are fused by label."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
@@ -92,16 +92,17 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order of first images.
 
-    Images of one identity have the same listed id or, without one, the same label. `lam.retrieval.fuse_identities`
-    fuses them with fully shared errors, so κ does not rise with their number. Repeated images count once, and the item
-    has the metadata of its first image. Without fusion, an item keeps its first label; a warning counts further labels.
+    Without fusion, the first image of an id gives its item; a warning counts items whose images have several labels.
+    With fusion, images of one identity have the same listed id or, without one, the same label.
+    `lam.retrieval.fuse_identities` fuses them with fully shared errors, so κ does not rise with their number. Repeated
+    images count once, and the item has the metadata of its first image.
 
     Args:
         images: N images.
         embeddings: embeddings of the images.
-        flag_below: an image with a lower κ is uncertain; None for no gate.
+        flag_below: an image with a lower κ is uncertain; None if no image is.
         skip_uncertain: whether uncertain images are left out.
-        fuse: whether each identity becomes one item, instead of each image.
+        fuse: whether the images of one identity become one item.
 
     Raises:
         ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without id
@@ -158,7 +159,7 @@ def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str
 def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
-    """The item of the images with one id; `kappas` are the images' own."""
+    """The item of the images with one id; `kappas` are the κ of these images."""
     contents, paths = pack([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:
@@ -178,7 +179,7 @@ def _identity(image: SourceImage) -> str:
 
 
 def _distinct(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
-    """The rows of one id, without repeated images."""
+    """The rows of one id, without repeated images; a `ValueError` if their labels differ."""
     first = images[rows[0]]
     for row in rows:
         if images[row].label != first.label:

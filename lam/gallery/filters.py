@@ -5,7 +5,7 @@ condition is another filter, or one of
 
     {"key": FIELD, "match": {"value": V}}       equal to V: a text, a number or a boolean
     {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of them
-    {"key": FIELD, "match": {"except": [V, ...]}}   there, and equal to none of them
+    {"key": FIELD, "match": {"except": [V, ...]}}   a value other than these
     {"key": FIELD, "range": {"gte": A, "lt": B}}  a number in the range: gt, gte, lt, lte
     {"is_empty": {"key": FIELD}}                missing, null or []
     {"is_null": {"key": FIELD}}                 null
@@ -54,8 +54,8 @@ class Filter:
 
     Attributes:
         text: the filter as JSON with sorted names; equal filters have equal texts.
-        sql: whether a row passes.
-        fields: for each field that the filter names, whether a row has it.
+        sql: the condition for a row to pass.
+        fields: for each field in the filter, the condition for a row to have it.
 
     Example:
         >>> filter = Filter.parse('{"must": [{"key": "year", "range": {"gte": 1900}}]}')
@@ -69,7 +69,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
-        """Read a filter in JSON; anything else, or one beyond the limits, is refused as `invalid`."""
+        """Parse a filter in JSON; an invalid one, or one beyond the limits, is refused as `invalid`."""
         if len(text) > MAX_FILTER:
             _refuse(f"has {len(text)} characters")
         try:
@@ -83,7 +83,7 @@ class Filter:
 
     @property
     def passes_all(self) -> bool:
-        """Whether it has no condition."""
+        """Whether the filter has no condition."""
         return not self.sql.parameters
 
 
@@ -157,7 +157,7 @@ class _Compiler:
         return Sql(text, (*named, *own.parameters, *element.parameters))
 
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
-        """The start of a query for the value `v` of a field, and its parameters."""
+        """The beginning of an SQL query that selects the value of a field as `v`, and its parameters."""
         names = key.split(".") if isinstance(key, str) else []
         if not names or not all(names) or len(names) > _MAX_NESTED:
             _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
@@ -186,9 +186,9 @@ class _Compiler:
             _refuse("matches only texts, numbers and booleans; is_null and is_empty ask for the others")
         parts: list[Sql] = []
         if texts:
-            parts.append(_typed(f"{name}.type = 'text'", _in(f"{name}.atom", texts)))
+            parts.append(_joined(" AND ", [Sql(f"{name}.type = 'text'"), _in(f"{name}.atom", texts)]))
         if numbers:
-            parts.append(_typed(f"{name}.type IN ('integer', 'real')", _in(f"{name}.atom", numbers)))
+            parts.append(_joined(" AND ", [Sql(f"{name}.type IN ('integer', 'real')"), _in(f"{name}.atom", numbers)]))
         if booleans:
             parts.append(_in(f"{name}.type", booleans))
         found = _joined(" OR ", parts)
@@ -234,7 +234,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _text(value: str) -> str:
-    """A text that SQLite can compare: it ends texts at a zero character."""
+    """Check that SQLite can compare a text; SQLite ends texts at a zero character."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -245,7 +245,7 @@ def _text(value: str) -> str:
 
 
 def _number(value: int | float) -> int | float:
-    """A number that SQLite can compare; JSON has integers beyond 64 bits."""
+    """A number that SQLite can compare; a JSON integer beyond 64 bits becomes a float."""
     try:
         return value if isinstance(value, float) or -(2**63) <= value < 2**63 else float(value)
     except OverflowError:
@@ -254,10 +254,6 @@ def _number(value: int | float) -> int | float:
 
 def _in(column: str, values: list[Any]) -> Sql:
     return Sql(f"{column} IN ({', '.join('?' * len(values))})", tuple(values))
-
-
-def _typed(test: str, values: Sql) -> Sql:
-    return Sql(f"({test} AND {values.text})", values.parameters)
 
 
 def _joined(word: str, parts: list[Sql]) -> Sql:

@@ -1,7 +1,8 @@
-"""Fusing images of one identity into one item, one after the other while serving.
+"""Fuses images of one identity into one item, one image after the other.
 
-An item's density is a product of vMF densities, so the sums Σ κμ, Σ κ and Σ √κ in float64 suffice, in any order. The
-formula is in `lam.retrieval.index.fusion`, with fully shared errors, as for `lam index`.
+The density of an item is a product of the vMF densities of its images, with directions μ and concentrations κ. So the
+float64 sums Σ κμ, Σ κ and Σ √κ suffice, in any order. The formula is in `lam.retrieval.index.fusion`; errors are fully
+shared, as for `lam index`.
 """
 
 import json
@@ -57,13 +58,13 @@ def _refuse_another(known: Item, image: Item) -> None:
         raise Refusal(
             "conflict",
             f"images of one item have one label: it has {known.label!r}, this image {image.label!r}",
-            allowed="the same label or none; without fuse the image takes the item's place",
+            allowed="the same label or none; without fuse the image replaces the item",
         )
     if _beside_text(image) not in ({}, _beside_text(known)):
         raise Refusal(
             "conflict",
             "images of one item have one metadata: this image has another",
-            allowed="the same metadata or none; without fuse the image takes the item's place",
+            allowed="the same metadata or none; without fuse the image replaces the item",
         )
 
 

@@ -1,7 +1,7 @@
 """A store and its index: a change is written to disk, then applied to the index, then acknowledged.
 
 In between, the index may hold an item that the store has deleted. A search that finds such an item waits until the
-index has followed, and searches again; other searches do not wait for the disk. The index is a cache, in this process
+index is up to date, and searches again; other searches do not wait for the disk. The index is a cache, in this process
 (`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
 """
 
@@ -46,7 +46,7 @@ class Matching:
         keys: (G,) their keys in the store, rising.
         labels: (G,) the `label_key` of each; −1 without a label.
         unknown: if no item passes, the fields of the filter that no item has.
-        version: number of the gallery's changes before the filter was applied.
+        version: number of changes of the gallery when the filter was applied.
     """
 
     keys: Int64[np.ndarray, " G"]
@@ -108,10 +108,10 @@ class Gallery:
         dimension: dimension of the embeddings.
         drop_corrupt: whether altered rows are deleted, instead of an error.
         index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type of the gallery: flat,
-            unless `lam index --factory` named another. The items on disk are the same for all.
+            unless `lam index --factory` named another. The items on disk do not depend on it.
 
     Attributes:
-        store: the items on disk, to look up; `write` changes them.
+        store: the items on disk, for looking them up; change them only by `write`.
 
     Raises:
         CorruptFileError: for altered rows or a lost file.
@@ -160,9 +160,10 @@ class Gallery:
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
-        """Hits of the k nearest items of each query, before or after a concurrent write, and information by key.
+        """Hits of the k nearest items of each query, and information on them by key.
 
-        `among` are the only items to search; None for all. If Milvus does not answer, the search is refused as `busy`.
+        `among` are the only items to search; None for all. Changes during the search may be seen or not. If Milvus does
+        not answer, the search is refused as `busy`.
         """
         keys = None if among is None else among.keys
         hits, infos, gone = self._search_once(queries, k, keys)
@@ -175,7 +176,7 @@ class Gallery:
         return hits, infos
 
     def nearest(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
-        """Hits of the k nearest of some items by key, also of items that were deleted meanwhile; None for all."""
+        """Hits of the k nearest items, among these keys or all (None); some may have been deleted meanwhile."""
         return self._index.search(queries, k, among)
 
     def matching(self, where: Filter) -> Matching:
@@ -197,7 +198,7 @@ class Gallery:
         return found
 
     def write(self, operations: Sequence[Operation]) -> list[Change | Refusal]:
-        """Put and delete items; on return, the changes are on disk and searches see them.
+        """Apply operations; on return, the changes are on disk and searches see them.
 
         Deleted items are erased from the store, its log, and the index with its cache. While Milvus does not answer,
         changes are on disk only; the collection follows when it answers again.

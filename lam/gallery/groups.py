@@ -1,4 +1,4 @@
-"""The labels of the nearest items, and the nearest items of each label."""
+"""Hits grouped by label."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ _DEEPEST = 2**12  # hits of one search
 
 @dataclass(frozen=True)
 class Place:
-    """A hit of a group: its key in the store, its cosine to the query, and its concentration.
+    """A hit: its key in the store, its cosine to the query, and its concentration.
 
     Attributes:
-        rank: its place among all hits, from 0; None beyond the first search.
+        rank: its position among all hits of the query, from 0; None if only a deeper search found it.
     """
 
     key: int
@@ -30,11 +30,11 @@ class Place:
 def nearest_by_label(
     search: Callable[[int, Int64[np.ndarray, " G"] | None], Hits], items: Matching, *, n_groups: int, size: int
 ) -> list[list[Place]]:
-    """The labels of the nearest items, best first, and the nearest items of each; items without label are left out.
+    """The nearest `size` items of each of the `n_groups` nearest labels, best first; items without label are left out.
 
-    Labels that have enough hits are left out of the next, deeper search. Among more than `n_groups * size` hits either
-    a label has enough, or there are enough labels. So every search completes one, and the loop ends. `search` maps a
-    number of hits, and the only keys to search (None for all), to the hits of a query.
+    A label with `size` items is complete, and the next, deeper search leaves it out. More than `n_groups * size` hits
+    complete a label, or they show `n_groups` labels; so the loop ends. `search(k, among)` returns the k nearest hits of
+    the query among these keys (None: all).
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

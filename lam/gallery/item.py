@@ -32,7 +32,7 @@ _TYPES = (
 _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
 _PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]+(?<! )")
-_ENDS = ("search", "thumbnail")  # of addresses under an item's
+_ENDS = ("search", "thumbnail")  # of addresses below an item's
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Images:
         count: number of images.
         resultant: mean resultant length of their directions; 1 for one image.
         least_kappa: their least κ; None for one image, or if unknown.
-        contents: their known content numbers, eight bytes each.
+        contents: their `content_id`s, eight bytes each; unknown ones are left out.
         paths: their files, a JSON list; empty for images from HTTP.
-        sums: Σ κ, Σ √κ and the D numbers of Σ κμ in float64; None for one image, or if unknown.
+        sums: Σ κ, Σ √κ and the D components of Σ κμ in float64, over directions μ and concentrations κ of the images;
+            None for one image, or if unknown.
     """
 
     count: int = 1
@@ -64,7 +65,7 @@ class Item:
         id: stable id, chosen by the client.
         vector: a unit vector of D float32 numbers, as bytes.
         kappa: its concentration.
-        label: its class, or the empty label.
+        label: its class; empty for none.
         metadata: a JSON object.
         thumbnail: a small picture, or None.
         origin: `service`, or `index` for items of a run or of `lam index`, which the next `lam index` replaces.
@@ -81,12 +82,12 @@ class Item:
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> "Item":
-        """The item of a `row`."""
+        """The item with this `row`."""
         return cls(*row[:_OF_ITEM], images=Images(*row[_OF_ITEM:]))
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Its values in the database: its fields, with the fields of `images` at the end."""
+        """The item's values in the database: its fields, with the fields of `images` at the end."""
         images = self.images
         return (
             self.id, self.vector, self.kappa, self.label, self.metadata, self.thumbnail, self.origin,
@@ -100,7 +101,7 @@ class Item:
 
     @property
     def embedding(self) -> np.ndarray:
-        """Its vector (D,) as numbers."""
+        """The vector (D,) as an array."""
         return np.frombuffer(self.vector, np.float32)
 
     @property
@@ -180,7 +181,7 @@ def is_whole(row: Sequence[Any], sha256: bytes) -> bool:
 
 
 def content_id(content: bytes) -> int:
-    """The content number of an image, its default id: the first 63 bits of its file's SHA-256."""
+    """The number of a content (an image file, a text, a vector), its default id: the first 63 bits of its SHA-256."""
     return number_of(hashlib.sha256(content).hexdigest())
 
 
@@ -200,18 +201,18 @@ def pack(contents: Iterable[int]) -> bytes:
 
 
 def check_id(item_id: str) -> str:
-    """The id; one that breaks `ID_RULE` is refused as `invalid`."""
+    """The id unchanged; an id that breaks `ID_RULE` is refused as `invalid`."""
     # `\w` does not match combining marks, which Hindi, Thai and the é of macOS need
     letters = "".join("m" if unicodedata.category(letter)[0] == "M" else letter for letter in item_id)
     *above, last = letters.split("/")
     is_valid = len(letters) <= _MAX_ID and all(_PART.fullmatch(part) for part in (*above, last))
     if not is_valid or (above and last in _ENDS):
-        raise Refusal("invalid", "the id is not one that an item can have", allowed=ID_RULE)
+        raise Refusal("invalid", "the id breaks the rule for ids", allowed=ID_RULE)
     return item_id
 
 
 def metadata_json(metadata: object) -> str:
-    """Metadata as JSON text for the store; what cannot be stored is refused as `invalid`."""
+    """Metadata as JSON text for the store; metadata that it cannot hold are refused as `invalid`."""
     if not isinstance(metadata, dict):
         raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if not metadata:
@@ -242,9 +243,9 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def normalize_label(label: str) -> str:
-    """The label without blanks around it, and with accented letters composed (Unicode's NFC), as in folders and tables.
+    """The label without outer blanks, and with composed accents (Unicode's NFC); a bad one is refused as `invalid`.
 
-    A bad label is refused as `invalid`.
+    Labels from folders, tables and requests are normalized, so that equal labels have equal bytes.
     """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 class LocalIndex:
     """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index that builds slowly is kept in the folder `cache`. Items of another dimension are a `ValueError`.
+    An index that builds slowly is saved in the folder `cache`. Items of another dimension are a `ValueError`.
 
     Attributes:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.
@@ -61,12 +61,12 @@ class LocalIndex:
         return len(self.index)
 
     def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
-        """The k nearest items of each query, of all or of some; ids are keys of the store."""
+        """Hits of the k nearest items of each query, by key of the store; `among` are the only keys to search."""
         with self._lock:
             return self.index.search(queries, k, among=among)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key, idempotently. Searches continue while a type without removal is rebuilt."""
+        """Remove and add items by key; repeated calls do no harm. Searches continue while the index is rebuilt."""
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -101,7 +101,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """FAISS type for a gallery of type `indexed`: "hnsw" keeps an existing graph, None keeps any type.
+    """FAISS type for a gallery that has the type `indexed`: "hnsw" keeps an existing graph, None keeps any type.
 
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")
@@ -130,11 +130,12 @@ def build_index(
     source: Path,
     trained: Index | None = None,
 ) -> Index:
-    """An index of items, which come by rising key: built anew, or the one in the folder `cache` updated.
+    """The index of these items: the saved one in the folder `cache`, updated, or a new one.
 
     Args:
+        items: items by rising key.
         factory: the FAISS type; if the items are too few for it, Flat replaces it, with a warning.
-        source: the file of the items, for errors such as of another dimension.
+        source: the file of the items, for error messages.
         trained: an empty trained index of this type to fill, instead of the cached one.
     """
     index = trained if trained is not None else _load_cached(cache, dimension, factory)
@@ -153,7 +154,7 @@ def build_index(
 
 
 def require_faiss() -> None:
-    """Raise a ValueError if FAISS is missing; it says how to install it."""
+    """Raise a ValueError that says how to install FAISS, if it is missing."""
     try:
         import faiss  # noqa: F401
     except ImportError as error:
@@ -179,7 +180,7 @@ def embeddings_of(items: Collection[Item]) -> Embeddings:
 
 
 def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> Embeddings:
-    """Embeddings of one or more vectors, as items store them, with their κ."""
+    """Embeddings of one or more stored vectors with their κ."""
     mean = torch.from_numpy(np.frombuffer(bytearray().join(vectors), np.float32).reshape(len(vectors), -1))
     kappa = torch.tensor(kappas, dtype=torch.float64)
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))

@@ -13,7 +13,7 @@ from lam.gallery.refusal import Refusal
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of one operation: removed keys, and the stored item with its key, or None after a deletion.
+    """The effect of one operation: removed keys, and the stored item with its key (None if there is no such item).
 
     Attributes:
         created: whether the id of the item is new.
@@ -29,27 +29,27 @@ class Change:
 
 @dataclass(frozen=True)
 class Fuse:
-    """An item of one image: it is fused into the item with its id, or put if there is no such item."""
+    """The fusion of an item of one image into the item with its id; without such an item, it is added."""
 
     item: Item
 
     def over(self, old: Item) -> Item:
-        """The fused item; refused as by `fuse`."""
+        """The fused item; refusals as of `fuse`."""
         return fuse(old, self.item)
 
 
 @dataclass(frozen=True)
 class Replace:
-    """An item that replaces another and keeps its label, its metadata, or both.
+    """The replacement of an item that keeps the old label, the old metadata, or both.
 
-    A text in the old metadata is not kept: it belongs to the old content.
+    A text in the old metadata is dropped, because it is the old content.
     """
 
     item: Item
     keeps: Sequence[str]
 
     def over(self, old: Item) -> Item:
-        """The new item with the fields that it keeps from the old one; refused if the metadata are too long."""
+        """The new item with the fields kept from the old one; refused if the metadata are too long."""
         item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
         if "metadata" not in self.keeps:
             return item
@@ -89,11 +89,11 @@ class DeleteWhere:
 
 @dataclass(frozen=True)
 class Batch:
-    """Items to put, replace or fuse in one transaction; if it is `whole`, one refused item undoes the others."""
+    """Items to add, replace or fuse in one transaction; if it is `whole`, one refused item undoes the others."""
 
     operations: Sequence[Item | Replace | Fuse]
     whole: bool
 
 
 Operation = Item | Replace | Fuse | Patch | DeleteWhere | Batch | str
-"""An item to put, replace or fuse, a change of its facts, a batch, or a filter or id of items to delete."""
+"""An item to add, replace or fuse; a patch; a deletion by filter; a batch; or the id of an item to delete."""

@@ -1,9 +1,9 @@
-"""A Milvus collection that follows the store, behind a circuit breaker: the server may fail, the store may not.
+"""A Milvus collection that follows the store, behind a circuit breaker, so that changes do not wait for the server.
 
 While the circuit is closed, searches and changes go to the server. An error or time-out opens it: searches are then
 refused at once, and changes go to the store only. A thread tries the server at intervals (half-open). When the server
-answers, keys are compared, the collection is updated, and the circuit closes. An outage leaves no state, so it may
-outlast the process.
+answers, keys are compared, the collection is updated, and the circuit closes. Nothing about an outage is stored, so it
+may outlast the process.
 """
 
 import logging
@@ -36,10 +36,10 @@ _LOG = logging.getLogger(__name__)
 class RemoteIndex:
     """The items of a store in a collection; any thread may search while one thread applies changes.
 
-    The collection belongs to this store: other entities in it are deleted. At the first use it is empty or missing.
+    The collection belongs to this store: other entities in it are deleted. At first use it must be empty or missing.
 
     Args:
-        follows: whether this process keeps the collection equal to the store; else another one does.
+        follows: whether this process keeps the collection equal to the store; False if another process does.
 
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`; with `follows=False`,
@@ -72,7 +72,7 @@ class RemoteIndex:
 
     @property
     def factory(self) -> str:
-        """The address, which stands for the FAISS type."""
+        """The address; it is shown where a local index has its FAISS type."""
         return self._address
 
     @property
@@ -83,7 +83,7 @@ class RemoteIndex:
         return "the index does not answer, or is not up to date yet; changes are stored, and follow later"
 
     def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
-        """The k nearest items of each query, of all or of some, by key; refused as `busy` while the circuit is open."""
+        """As `LocalIndex.search`; refused as `busy` while the circuit is open."""
         index = self._index
         if index is None:
             raise self._refusal()
@@ -94,7 +94,7 @@ class RemoteIndex:
             raise self._refusal() from None
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add by key; while the server fails, the changes wait until it is back."""
+        """Remove and add items by key; while the server fails, the changes wait until it is back."""
         self._count = len(self._store)
         with self._changing:
             self._gone |= gone
@@ -185,7 +185,7 @@ class RemoteIndex:
             self._index, self._reason = index, ""
 
     def _follow(self, index: MilvusIndex) -> None:
-        """Apply waiting changes; a key that is both new and gone was added, then removed, for ever."""
+        """Apply waiting changes. A removed key never returns, so additions come first."""
         self._put(index, self._new)
         index.discard(sorted(self._gone))
         self._gone, self._new = set(), set()

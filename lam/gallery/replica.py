@@ -1,8 +1,8 @@
-"""A gallery that another process writes: read-only, searched in the collection of the writer.
+"""A read-only gallery beside a process that writes it, searched in that process's Milvus collection.
 
-Items and facts come from the store at each request, as new as the last change that the writer has acknowledged. The
-collection follows the writer. SQLite's log needs memory that the processes share, so replicas run on the machine of
-the writer; a network file system will not do.
+Items and facts are read from the store at each request, up to the last change that the writer has acknowledged.
+SQLite's log needs memory that the processes share, so replicas run on the machine of the writer; a network file system
+will not do.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Replica(Gallery):
         keys = None if among is None else among.keys
         gone = set[int]()
         hits, infos, missing = self._search_once(queries, k, keys)
-        while not missing <= gone:  # deeper, for as many further hits; each turn finds one more that is gone
+        while not missing <= gone:  # search deeper, to replace deleted hits; each turn finds at least one more of them
             gone |= missing
             hits, infos, missing = self._search_once(queries, k + len(gone), keys)
         if not gone:

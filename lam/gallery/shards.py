@@ -3,7 +3,7 @@
 paths, labels (N,) text      ids, positions (N,) int64: hash of the content; position in the unsharded list
 mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): items of the folder    listing (): hash of its names
-encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are the network's own
+encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are not averages
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
 skipped (M,) int64           positions of damaged images, if any
 flagged (N,)                 images that the calibration flags, if the run has one
@@ -36,7 +36,7 @@ _FACTS = {"format": "i0", "shard": "i1", "total": "i0", "listing": "U0", "encode
 _OPTIONAL = {"facts": "u1", "skipped": "i1"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error)  # NumPy raises all of these on flipped bits
-_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # limits of unpacking: these bytes, or this multiple of the file's size
+_UNPACKED, _COMPRESSION = 32 * 2**20, 200  # a file may unpack to these bytes, or to this multiple of its size
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _is_fact(of_one: Any) -> bool:
 
 
 def _facts(path: Path, part: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The listed id and the metadata of each row."""
+    """The id in the list and the metadata of each row, or None."""
     count = len(part["paths"])
     if "facts" not in part:
         return [{"id": None, "metadata": None}] * count
@@ -210,7 +210,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Reject a zip bomb: embeddings hardly compress, padded texts somewhat, a bomb a thousandfold."""
+    """Reject a zip bomb, which compresses a thousandfold; embeddings hardly compress, and padded texts a little."""
     if not zipfile.is_zipfile(path):  # NumPy rejects it
         return
     with zipfile.ZipFile(path) as archive:

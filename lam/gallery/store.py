@@ -3,8 +3,8 @@
 SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
 The ledger, the number of rows and the XOR of their hashes, detects lost, repeated or replaced rows. XOR is its own
 inverse, so a change updates the ledger without reading other rows. A row is never changed: an update inserts it under a
-new key. So a key has one content for ever, and an index follows by comparing keys. A mark beside the file says that
-it existed: a lost file is then an error, not a new gallery. This module knows no index.
+new key. So a key has one content for ever, and an index follows by comparing keys. A second file, the mark, says that
+the database existed: if the database is lost, opening it is an error and creates no new gallery.
 """
 
 import os
@@ -90,7 +90,7 @@ class ItemStore:
         return connection
 
     def _cannot_change(self) -> bool:
-        """Whether the folder is read-only and holds no log, which an immutable connection would ignore."""
+        """Whether the folder is read-only and holds no log; an immutable connection would ignore a log."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
@@ -160,7 +160,7 @@ class ItemStore:
     def copy(self, path: str | Path) -> None:
         """Copy the items of one moment into a new file, while another process may write."""
         with explain_errors(self.path), closing(sqlite3.connect(path)) as new:
-            self._writer.backup(new)  # all pages in one read transaction: in several, each write would restart it
+            self._writer.backup(new)  # one transaction for all pages: with several, each write would restart the copy
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
         """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault as text."""
@@ -180,12 +180,12 @@ class ItemStore:
         if count != rows:
             return {}, f"it has {count} rows instead of {rows}"
         if digest != int.from_bytes(sum_of_all, "big"):
-            return {}, f"it has {rows} rows, but not the stored ones"
+            return {}, f"its {rows} rows are not the stored ones"
         return {}, ""
 
     def _corrupt(self, fault: str) -> CorruptFileError:
         return CorruptFileError(
-            f"{self.path}: {fault}; restore it from a copy, or start with --drop-corrupt to go on without them"
+            f"{self.path}: {fault}; restore it from a copy, or start with --drop-corrupt to keep the intact rows"
         )
 
     def __len__(self) -> int:
@@ -226,9 +226,9 @@ class ItemStore:
             return reader.execute(query, known).fetchall()
 
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
-        """Items by key after an id that pass a filter, by rising id; fewer if their metadata exceeds `MAX_PAGE`.
+        """At most `limit` items that pass a filter, by key, in the order of ids, from the first id after `after`.
 
-        The page has its own connection, so searches do not wait for it. A filter that takes too long is refused.
+        A page ends early once its metadata reach `MAX_PAGE`. A filter that takes too long is refused as `busy`.
         """
         items, size = dict[int, ItemInfo](), 0
         text, parameters = ("1", ()) if where is None else (where.sql.text, where.sql.parameters)
@@ -263,7 +263,7 @@ class ItemStore:
 
     @contextmanager
     def _scan(self) -> Iterator[sqlite3.Connection]:
-        """The connection of listings, which searches do not wait for; a long scan is refused."""
+        """The connection of listings, for which searches do not wait; a long scan is refused as `busy`."""
         with self._listing, refuse_locked(), limited_time(self._lister):
             yield self._lister
 
@@ -281,7 +281,7 @@ class ItemStore:
     def write(
         self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None
     ) -> list[Change | Refusal]:
-        """Put, fuse and delete items in one transaction: on return it is on disk; after an error nothing has changed.
+        """Apply operations in one transaction: on return it is on disk; after an error nothing has changed.
 
         An item replaces an item with the same id and other content. Deleting a missing id is no error. A refused
         operation does not stop the others. After a deletion, the log holds the deleted item until `erase_log`.
@@ -302,10 +302,10 @@ class ItemStore:
         return effects
 
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
-        """Replace all items of origin `index`, in one transaction; refused as by `write`.
+        """Replace all items of origin `index`, in one transaction; errors as `write`.
 
-        Items added or changed while serving stay, and win over a new item with their id. A new item with the content of
-        an intact old item keeps its key. The new items have different ids.
+        Items added or changed while serving stay, and win over a new item with their id. A new item that equals an
+        intact old one keeps its key. The ids of `items` must differ.
         """
         with refuse_unstored(), transaction(self._writer) as changes:
             changes.replace(items)

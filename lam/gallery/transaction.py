@@ -1,4 +1,4 @@
-"""A transaction that changes the items of a store, with the ledger that it keeps."""
+"""A transaction that changes the items of a store and its ledger together."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +24,9 @@ _DELETE = "DELETE FROM items WHERE key = ?"
 def transaction(writer: sqlite3.Connection) -> Iterator["Transaction"]:
     """Within the context, changes and ledger are written together, or not at all.
 
-    IMMEDIATE takes the write lock now: a deferred transaction would read the ledger first, and could not write if
+    IMMEDIATE takes the write lock at once. A deferred transaction would read the ledger first, and could not write if
     another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so changes acknowledged
-    after it survive a power cut. Any error rolls back, also an error of Python.
+    after it survive a power cut. Any exception rolls back.
     """
     writer.execute("BEGIN IMMEDIATE")
     try:
@@ -93,7 +93,7 @@ class Transaction:
         self._update_ledger(len(new), *(row[-1] for row in new.values()))
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Delete altered rows, and count the others anew."""
+        """Delete altered rows, and compute the ledger of the others anew."""
         self._writer.executemany(_DELETE, [(key,) for key in keys])
         hashes = [sha256 for (sha256,) in self._writer.execute("SELECT sha256 FROM items")]
         self.ledger = 0, 0
@@ -124,7 +124,7 @@ class Transaction:
 
     def _delete_where(self, where: Filter) -> Change:
         query = f"SELECT key, sha256 FROM items WHERE {where.sql.text}"
-        with limited_time(self._writer):  # apart from the deletion: an interrupted change would undo all others
+        with limited_time(self._writer):  # the query alone: interrupting the deletion would undo the transaction
             rows = self._writer.execute(query, where.sql.parameters).fetchall()
         return self._delete_rows(rows)
 

@@ -1,8 +1,8 @@
-"""Corrupted images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C.
+"""Corruptions of images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C.
 
-Strengths of lam's kinds are relative to the image, for any size. Published kinds have their severities for CIFAR-10:
-lengths are in pixels of a 32-pixel image, and scale with the shorter side of a larger image. `saturate` needs colours.
-Two kinds are left out: `frost` needs photographs of ice, `spatter` the edges of OpenCV.
+Strengths of lam's kinds are relative to the size of the image. Published kinds have the severities of CIFAR-10-C, with
+lengths in pixels of a 32-pixel image; lengths grow with the shorter side of a larger image. `saturate` needs colours.
+Two kinds are left out: `frost` needs photographs of ice, `spatter` needs OpenCV's edge detector.
 """
 
 import io
@@ -48,10 +48,10 @@ def corrupt(
 ) -> Float[Tensor, "N C H W"]:
     """Corrupt images.
 
-    Differences to the published code: `glass-blur` takes each pixel from a random place next to it, instead of swapping
+    Differences from the published code: `glass-blur` takes each pixel from a random position nearby, and does not swap
     pixels one after the other. Movements are interpolated, not rounded. `brightness` adds to the lightest channel and
     keeps the ratios of the others, like the value of HSV. `jpeg` compresses each channel separately unless there are 1
-    or 3 channels. Grey pixels have the hue of red: severities 4 and 5 of `saturate` make them redder. As published,
+    or 3 channels. Grey pixels have the hue of red, so severities 4 and 5 of `saturate` make them redder. As published,
     strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with every
     severity; `saturate` removes colours at severities 1 and 2.
 
@@ -216,7 +216,7 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
 )
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
-    """Flakes: mean, deviation, enlargement, least value, reach and deviation of their fall; remaining image share."""
+    """Adds flakes of this mean, deviation, enlargement, least value, reach and blur; keeps this share of the image."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * filters.normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = filters.zoom(flakes, enlargement)
@@ -230,7 +230,7 @@ def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generato
 
 @_published("fog", (0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
 def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """Clouds of this amount and smoothness."""
+    """Adds clouds of this amount and smoothness."""
     amount, decay = strength
     height, width = images.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
@@ -256,7 +256,7 @@ def _low_contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
 @_published("elastic", (0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 def _elastic(images: Tensor, strength: tuple[float, float, float], generator: torch.Generator) -> Tensor:
-    """Shift, smoothness of the shift, and movement of three corners, in shorter sides."""
+    """Distorts by this pixel shift, smoothness of the shift, and movement of three corners, in shorter sides."""
     shift, smoothness, movement = strength
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])

@@ -17,8 +17,8 @@ from lam.utils.extras import install_command
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "AVIF")  # decoded without other programs
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # bytes for each pixel; 4 in other modes
-_DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # greatest bytes for each pixel in addition
-_MOST = 8  # bytes for each pixel of Pillow's greatest image
+_DECODER = {"WEBP": 12, "AVIF": 10, "HEIF": 8}  # greatest bytes for each pixel in the decoder
+_MOST = 8  # bytes that decoding may take for each pixel of Pillow's limit
 MAX_SIDE = 65_535  # pixels of the longest side of a JPEG
 _DEPTHS = (8, 10, 12, 14, 16)  # bits of a grey pixel in cameras and scanners
 DEEP_MODES = ("I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -95,12 +95,12 @@ def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
         decoder = 2 * sum(shares) / max(shares)
     elif isinstance(image, TiffImageFile):  # its decoder holds a strip, sometimes the whole image
         decoder = sum(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) / 8
-    reduction(image, least)
+    reduction(image, least)  # a JPEG now has its reduced size
     return int(pixels * decoder) + image.width * image.height * _STORED.get(image.mode, 4)
 
 
 def _scale_ppm(image: Image.Image) -> Image.Image:
-    """A PPM image scaled to its own white, in strips, because Pillow's loop over pixels is slow; others unchanged."""
+    """Scale a PPM image by its white value, in strips: Pillow's loop over pixels is slow. Others are unchanged."""
     if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
         return image
     _, _, offset, (_, white) = cast(Any, image.tile[0])
@@ -150,7 +150,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
 
 def reduction(image: Image.Image, least: int | None) -> int:
-    """Factor of the reduction in `decode`; an opened JPEG is first set to reduce itself during decoding."""
+    """Factor of the reduction in `decode`; as a side effect, an opened JPEG will reduce itself during decoding."""
     if least is None:
         return 1
     image.draft(None, (least, least))
@@ -174,7 +174,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """Largest value of the fewest bits that hold all pixels: files do not say that they use 12 of 16 bits."""
+    """White, the largest value of the fewest bits that hold all pixels: files do not tell that they use 12 of 16."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

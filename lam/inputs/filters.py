@@ -18,12 +18,12 @@ def pixel(images: Tensor) -> float:
 
 
 def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal numbers in the type of a tensor."""
+    """Standard normal numbers with the type and device of `like`."""
     return torch.randn(shape, generator=generator).to(like)
 
 
 def uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers in [0, 1) in the type of a tensor."""
+    """Uniform numbers in [0, 1) with the type and device of `like`."""
     return torch.rand(shape, generator=generator).to(like)
 
 
@@ -35,7 +35,7 @@ def pixels(picture: Any) -> Tensor:
 
 
 def bell(reach: int, sigma: float) -> Float[Tensor, " K"]:
-    """Normal weights at −reach, ..., reach, with sum 1."""
+    """Gaussian weights at −reach, ..., reach, with sum 1."""
     places = torch.arange(-reach, reach + 1, dtype=torch.float64)
     weights = (-places.square() / (2 * max(sigma, 1e-6) ** 2)).exp()
     return weights / weights.sum()
@@ -75,7 +75,7 @@ def zoom(images: Tensor, enlargement: float) -> Tensor:
 def smear(
     images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """Smear each image in a random direction within these degrees, by half a bell of this radius and deviation."""
+    """Smear each image in a random direction within these degrees, by a one-sided Gaussian (radius, deviation)."""
     length = pixel(images)
     steps = 2 * max(1, round(radius * length)) + 1
     weights = bell(steps - 1, sigma * length)[steps - 1 :]
@@ -90,7 +90,7 @@ def smear(
 
 
 def plasma(n: int, side: int, decay: float, generator: torch.Generator) -> Float[Tensor, "N S S"]:
-    """Clouds in [0, 1] by the diamond-square algorithm: each step halves the length and divides noise by the decay."""
+    """Clouds in [0, 1] by the diamond-square algorithm: each step halves the length, and divides noise by `decay`."""
     cloud, step, noise = torch.zeros(n, side, side), side, 100.0
 
     def disturbed(total: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`Preprocessing`, from an image or its path to a network's input: a record that is saved beside the network.
+"""`Preprocessing` turns an image or its path into a network's input; it is a record that is saved beside the network.
 
 It uses only Pillow, NumPy and torch, so a saved encoder reads images the same way on every machine.
 `lam.inputs.decoding` reads the files.
@@ -32,8 +32,8 @@ class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
     Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency becomes white, and palettes,
-    CMYK and 16 bits are converted to `mode`. White of deep grey images is the largest value of 8, 10, 12, 14 or 16
-    bits, the fewest that hold all pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
+    CMYK and 16 bits are converted to `mode`. White of a deep grey image is the largest value of the fewest bits (8, 10,
+    12, 14 or 16) that hold all its pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
     by a whole factor, a JPEG during decoding.
 
     Args:
@@ -41,11 +41,11 @@ class Preprocessing:
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
         mean: a number for each channel, in units of [0, 1], subtracted after scaling; or None.
-        std: a positive number for each channel, the divisor after that; or None.
+        std: a positive number for each channel, divides after the subtraction; or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:
-        ValueError: If a field has another value, or the crop exceeds the size.
+        ValueError: for an invalid field, or a crop larger than the size.
 
     Example:
         >>> preprocessing = Preprocessing.imagenet(size=64)
@@ -153,7 +153,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """A `Preprocessing` unchanged, options by `from_options`, or, for None, `imagenet(size)`."""
+        """The `Preprocessing` of options (`from_options`), a given one unchanged, or `imagenet(size)` for None."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)

@@ -1,4 +1,4 @@
-"""`TextPreprocessing`, from a text to its UTF-8 bytes; `lam.models.sentences` turns these into tokens."""
+"""`TextPreprocessing` turns a text into its UTF-8 bytes; `lam.models.sentences` turns bytes into tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

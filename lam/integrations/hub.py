@@ -1,7 +1,7 @@
 """Hugging Face Hub: an encoder and its calibration as a repository, with a model card.
 
-A repository holds `encoder/` and `calibration/`, as lam seals them: safetensors and JSON with hashes, checked before
-anything is parsed. There is no pickle, and a network of other tensors or shapes is an error.
+A repository holds the folders `encoder/` and `calibration/` as lam saves them: safetensors and JSON with hashes, which
+are checked before anything is parsed. There is no pickle. A network with other tensors or shapes is an error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
     Attributes:
         encoder: the encoder.
         calibration: thresholds and probabilities; None without a calibration.
-        metrics: of an evaluation, by the keys of `metrics.json`, for the model card.
+        metrics: metrics of an evaluation for the model card, by the keys of `metrics.json`.
     """
 
     encoder: Encoder
@@ -50,7 +50,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
 
     @classmethod
     def of(cls, encoder: Encoder, calibration: Calibration | None = None, metrics: Any = None) -> "HubEncoder":
-        """An encoder to be published; arguments as the attributes."""
+        """An encoder to publish, from the attributes."""
         hub = cls()
         hub.encoder, hub.calibration, hub.metrics = encoder, calibration, metrics or {}
         return hub
@@ -65,7 +65,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         if self.calibration is None and (save_directory / FOLDER).exists():
             raise ValueError(f"{save_directory} holds the calibration of another encoder: save to another folder")
         self.encoder.save(save_directory / _ENCODER)
-        if self.calibration is not None:  # it belongs to the files as they are written
+        if self.calibration is not None:  # its key is the hash of the encoder's files, which are new
             save_calibration(save_directory, replace(self.calibration, key=fingerprint(save_directory / _ENCODER)))
         write_json(save_directory / _CONFIG, {"library_name": "lam", "metrics": dict(self.metrics)})
 
@@ -105,7 +105,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
 
 
 def _promises(calibration: Calibration) -> tuple[str, ...]:
-    """The rates of a calibration, and the words of `lam calibrate` if a run made it."""
+    """Lines with the rates of a calibration; for a run's calibration, also the output of `lam calibrate`."""
     targets = calibration.targets
     rates = [
         f"- At most {targets.far:g} of queries without a match are answered.",
@@ -119,7 +119,7 @@ def _promises(calibration: Calibration) -> tuple[str, ...]:
 
 
 def _metric_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
-    """Metrics that depend on no score."""
+    """A table of the metrics that do not depend on a score."""
     rows = {key: METRICS[key] for key in metrics if key in METRICS and METRICS[key].by_score is None}
     if rows:
         yield "## Metrics\n\n| metric | value | |\n| --- | --- | --- |"
@@ -128,7 +128,7 @@ def _metric_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
 
 
 def _score_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
-    """A row for each score and a column for each metric of scores; of several OOD sets, the first."""
+    """A table with a row for each score and a column for each metric that depends on it, for the first OOD set."""
     cells: dict[str, dict[str, float | int | None]] = {}
     for key, (metric, score, ood_set) in ((key, Key.parse(key)) for key in metrics):
         by = METRICS[metric].by_score if metric in METRICS else None

@@ -1,4 +1,4 @@
-"""What the adapters of text libraries share: texts to predictions, and P(right) of each hit of a query."""
+"""Predictions for texts, and P(right) of each hit of a query, for the adapters of text libraries."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ OnUnknown = Literal["return", "empty", "raise"]
 
 
 class UnknownQueryError(ValueError):
-    """A query that is not answered `match`, where the caller asks for an error."""
+    """Raised for a query that is not answered `match`, if the caller wants an error."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Judgement:
         return [{**same, "probability": probability} for probability in self.probabilities]
 
     def is_shown(self, on_unknown: OnUnknown) -> bool:
-        """Whether to return the hits; for an answer other than `match` the caller may want an `UnknownQueryError`."""
+        """Whether to return the hits; may raise `UnknownQueryError` for an answer other than `match`."""
         if self.decision == "match" or on_unknown == "return":
             return True
         if on_unknown == "raise":
@@ -57,7 +57,7 @@ class Judgement:
 
 
 def fields_of(item: Item) -> dict[str, Any]:
-    """Metadata and label of an item of texts, without its text."""
+    """Metadata and label of an item, without its text."""
     fields = {**json.loads(item.metadata), "label": item.label}
     return {name: value for name, value in fields.items() if name != "text"}
 
@@ -87,9 +87,10 @@ def judge_each(
 ) -> Judgement:
     """The decision on a query, and P(right) of each of its first k hits.
 
-    Hits of one label are right together: the first of them has the calibrated P(right), the others share it. The next
-    label is right only if the earlier ones are wrong. Its P(right) is therefore the calibrated one without their hits,
-    times one minus their sum. A hit without a label is a class of its own.
+    All hits of a label have the same P(right). For the label of the first hit, this is the calibrated probability. A
+    later label is right only if the earlier ones are wrong. So its P(right) is the calibrated probability of a search
+    without the hits of earlier labels, times one minus the sum of their P(right). A hit without a label counts as a
+    label of its own.
 
     Args:
         calibration: calibration of the encoder and of the gallery.
@@ -108,7 +109,7 @@ def judge_each(
 
     def decided(rest: Tensor, size: int) -> SearchDecisions:
         scores = cosines[rest][None]
-        hits = Hits(rest[None], scores, torch.full_like(scores, torch.nan))  # κ of hits has no part in a decision
+        hits = Hits(rest[None], scores, torch.full_like(scores, torch.nan))  # decisions do not use κ of hits
         return calibration.decide(
             hits, query.embeddings, features=query.features, labels=numbers[:, rest], gallery_size=size
         )

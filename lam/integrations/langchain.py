@@ -43,9 +43,9 @@ class LamVectorStore(VectorStore):
     """Documents in memory, searched exactly by cosine. Relevance scores are P(right), see `lam.integrations.judging`.
 
     Args:
-        embedding: `LamEmbeddings`; others store and search, but give no probabilities.
-        calibration: of the encoder and a gallery like this store; None for a store without probabilities.
-        label: the metadata field with a document's label; a document without it is a class of its own.
+        embedding: `LamEmbeddings`; with other embeddings, the store gives no probabilities.
+        calibration: calibration of the encoder on a gallery like this store; None for a store without probabilities.
+        label: the metadata field with a document's label; a document without it counts as a label of its own.
     """
 
     def __init__(self, embedding: Embeddings, calibration: Calibration | None = None, *, label: str = "label") -> None:
@@ -76,7 +76,7 @@ class LamVectorStore(VectorStore):
         return self._embedding
 
     def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
-        """Ids of the added documents. A document replaces the one of its id; without an id it gets a new one."""
+        """Add documents, and return their ids. A document replaces one with its id; without an id, it gets a new id."""
         texts = list(texts)
         metadatas, ids = metadatas or [{}] * len(texts), ids or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):

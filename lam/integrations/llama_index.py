@@ -1,4 +1,4 @@
-"""LlamaIndex: a postprocessor that scores nodes by P(right), and what an index of a run's texts needs."""
+"""LlamaIndex: a postprocessor that scores nodes by P(right); nodes and embeddings of a run for an index."""
 
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,18 @@ class LamEmbedding(BaseEmbedding):
 
 
 class LamPostprocessor(BaseNodePostprocessor):
-    """The first nodes with P(right) as score, in the place of `SimilarityPostprocessor`.
+    """Return the first nodes, scored by P(right); use it instead of `SimilarityPostprocessor`.
 
-    The retriever must hand over 50 nodes (`similarity_top_k=50`) or all, with their cosines. Each returned node has
+    The retriever must return 50 nodes (`similarity_top_k=50`) or all, with their cosines. Each returned node has
     `metadata["lam"]`: decision, probability and the query's κ.
 
     Args:
         encoder: encoder of the index and the queries.
-        calibration: of the encoder and a gallery like the index.
+        calibration: calibration of the encoder on a gallery like the index.
         probability_cutoff: nodes with a smaller P(right) are left out.
-        top_n: number of nodes to return at most.
-        gallery_size: number of nodes in the index; None if it is as at the calibration.
-        label: the metadata field with a node's label; a node without it is a class of its own.
+        top_n: greatest number of nodes to return.
+        gallery_size: number of nodes in the index; None: as at the calibration.
+        label: the metadata field with a node's label; a node without it counts as a label of its own.
         on_unknown: for a query that is not answered `match`: return the nodes, none, or raise an `UnknownQueryError`.
         n_samples: as in `Encoder.embed`.
     """
@@ -134,7 +134,7 @@ def _cosines_of(nodes: list[NodeWithScore], least: int) -> torch.Tensor:
 
 
 def _with_facts(node: Any, facts: dict[str, Any]) -> Any:
-    """A copy of a node with `metadata["lam"]`, which neither embedding nor language model is shown."""
+    """A copy of a node with `metadata["lam"]`, hidden from embedding and language models."""
     copy = node.model_copy(update={"metadata": {**node.metadata, "lam": facts}})
     copy.excluded_embed_metadata_keys = [*node.excluded_embed_metadata_keys, "lam"]
     copy.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, "lam"]

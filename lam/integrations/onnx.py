@@ -28,7 +28,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
     noise behind κ is part of the graph, so κ equals `encoder.embed(...).kappa` up to rounding.
 
     Args:
-        encoder: with a network of tensors; networks of texts tokenize in Python, which no graph does.
+        encoder: an encoder of images or other tensors; a graph cannot tokenize texts.
         path: the file, usually with the suffix .onnx.
         example: (N, ...) a batch of at least 2 inputs; by default blank images of the shape of `preprocessing`.
         options: `n_samples`, as in `BayesianEncoder.export`.
@@ -61,7 +61,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
-    """Name the outputs; other values of these names, such as `mean` of an operator, get another."""
+    """Name the outputs; inner values with these names, such as `mean` of an operator, are renamed."""
     for node in graph.all_nodes():
         for value in node.outputs:
             if value.name in names:
@@ -71,10 +71,10 @@ def _name_outputs(graph: Any, names: list[str]) -> None:
 
 
 def _hypot(a: Any, b: Any) -> Any:
-    """√(a² + b²), which is far from overflow: κ is at most 1e8."""
+    """√(a² + b²); it cannot overflow here, as κ is at most 1e8."""
     return _op.Sqrt(_op.Add(_op.Mul(a, a), _op.Mul(b, b)))
 
 
 def _cumprod(values: Any, dim: int, **_: Any) -> Any:
-    """Products of positive numbers along an axis."""
+    """Cumulative products of positive numbers along an axis."""
     return _op.Exp(_op.CumSum(_op.Log(values), _op.Constant(value_int=dim)))

@@ -1,7 +1,7 @@
 """Qdrant: calibrate on an existing collection, and decide on its hits.
 
-The collection stays as it is: vectors searched by cosine, and a label in each payload. A filtered search is another
-gallery, so `QdrantGallery` filters nothing. The contract of hits is in `lam.retrieval.decisions.judge`.
+The collection must search by cosine, and have a label in each payload. A filtered search would be another gallery, so
+`QdrantGallery` does not filter. `lam.retrieval.decisions.judge` says what hits must satisfy.
 """
 
 import warnings
@@ -50,7 +50,7 @@ class QdrantGallery:
         collection: name of an existing collection with distance Cosine.
         label: key of the payload that holds an item's label.
         vector: name of the vector, in a collection of named vectors.
-        exact: search without the graph, which may miss neighbours. If False, keep the recall of 50 hits above 0.95.
+        exact: search without the graph, which may miss neighbours. If False, make sure that recall@50 is above 0.95.
 
     Raises:
         ValueError: for a missing collection or vector, or a distance other than Cosine.
@@ -102,7 +102,7 @@ class QdrantGallery:
             self.client.upsert(self.collection, points[start : start + _PAGE], wait=True)
 
     def vectors(self) -> tuple[Float[Tensor, "G D"], list[str]]:
-        """Vectors and labels of all points; the label is empty where the payload has none."""
+        """Vectors and labels of all points; a point without a label has an empty one."""
         rows, labels, offset = [], [], None
         while True:
             points, offset = self.client.scroll(
@@ -124,8 +124,8 @@ class QdrantGallery:
 
         Args:
             queries: embeddings of the queries.
-            calibration: of this collection.
-            features: (Q, P) of the queries, from `Encoder.predict`; they add scores.
+            calibration: calibration on this collection.
+            features: (Q, P) features of the queries, from `Encoder.predict`; some scores need them.
             k: number of points in an answer, at least 1.
         """
         check_at_least("k", k, 1)

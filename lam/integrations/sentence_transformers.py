@@ -25,8 +25,8 @@ class KappaModule(Module):
     """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
 
     Args:
-        encoder: encoder of the embeddings that the modules before give: one of `lam.fit_features`, or one around this
-            model (`head="identity"`, or a head on its last layer).
+        encoder: encoder for the embeddings of the preceding modules: from `lam.fit_features`, or one around this model
+            (`head="identity"`, or a head on its last layer).
 
     Raises:
         ValueError: for an encoder without a posterior over one last layer.
@@ -73,9 +73,9 @@ class KappaModule(Module):
 
 
 def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
-    """A model with the modules of another and κ: `encode` gives the same, `encode(output_value=None)` also κ.
+    """A model that also computes κ: `encode` returns the same embeddings, `encode(output_value=None)` also κ.
 
-    The given model stays as it is. An encoder of embeddings of another width is a `ValueError`.
+    The given model is not changed. An encoder for embeddings of another width is a `ValueError`.
     """
     module, width = KappaModule(encoder), model.get_embedding_dimension()
     if module.width != width:

@@ -23,15 +23,15 @@ from lam.utils.checks import check_choice, check_share, positive_integer
 
 Score = Literal["knn", "kappa"]
 _BATCH = 512  # items among which neighbours are pairs
-_SAME, _ROUNDING = 1e-6, 1e-8  # distance of equal directions, and of equal scores
+_SAME, _ROUNDING = 1e-6, 1e-8  # tolerances for equal directions, and for rounded scores
 
 
 class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, BaseEstimator):
     """Detect rows whose direction is unlike the training data; at most a promised share of usual rows is flagged.
 
-    A part of the rows is held out. `offset_` is minus the conformal quantile of their scores: a new row from the same
-    source is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional and make
-    pairs for the Laplace posterior; without two classes with two rows each, nearest neighbours are the pairs.
+    A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
+    is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional: rows of one label
+    are pairs for the Laplace posterior. With a single class, or one row a class, nearest neighbours are the pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the
@@ -100,7 +100,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
             problem = f"flag_rate {self.flag_rate:g} needs {needed(self.flag_rate)} held-out rows, got {n_held_out}"
             warnings.warn(f"{problem}, so it is {self.flag_rate_:g}: give more rows or raise calibration", stacklevel=2)
         offset = -ConformalScores.of(-self._scores(X[held_out])).threshold(self.flag_rate_)
-        self.offset_ = offset - _ROUNDING * (1 + abs(offset))  # the row that sets it is usual, however it is rounded
+        self.offset_ = offset - _ROUNDING * (1 + abs(offset))  # rounding must not flag the row that sets it
         return self
 
     def transform(self, X: Any) -> np.ndarray:
@@ -134,13 +134,13 @@ def _tensor(X: np.ndarray) -> Tensor:
 
 
 def _pairs(rows: Tensor, labels: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Relation]:
-    """Batches with targets, and what makes a pair: a label, or else a direction as near as nearest neighbours are."""
+    """Batches with targets, and the relation of pairs: equal labels, or else directions as near as neighbours are."""
     counts = torch.zeros(0) if labels is None else labels.unique(return_counts=True)[1]
     if labels is not None and len(counts) > 1 and bool((counts > 1).any()):
         return [(rows, labels)], Relation("dataset")
     unit = nn.functional.normalize(rows)
     distances = torch.cdist(unit[:_BATCH], unit[:_BATCH])
-    distances = distances.masked_fill(distances < _SAME, torch.inf)  # equal directions, and each with itself
+    distances = distances.masked_fill(distances < _SAME, torch.inf)  # each row with itself, and equal directions
     if not (is_different := distances.isfinite()).any():
         raise ValueError(f"X must have rows of different directions, got one direction in {len(rows)} rows to fit")
     near = float(distances.amin(1).median()) * (1 + _ROUNDING)

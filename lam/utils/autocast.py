@@ -1,4 +1,4 @@
-"""Computations on the outputs of networks without torch's autocast, in the precision of their inputs."""
+"""Turns torch's autocast off for computations on the outputs of networks."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

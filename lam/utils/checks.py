@@ -33,7 +33,7 @@ def check_no_nan(name: str, values: Tensor) -> None:
 
 
 def check_distributions(name: str, rows: Tensor) -> None:
-    """Require rows of probabilities; the error names the first with a negative value or another sum than 1."""
+    """Require rows of probabilities; the error names the first row with a negative value or a sum other than 1."""
     wrong = (~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() < 1e-3))).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])
@@ -66,7 +66,7 @@ def integers(name: str, values: Any) -> Tensor:
         for value in np.asarray(values, dtype=object).flat:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise ValueError(f"{name} must be from -2⁶³ to 2⁶³ - 1, got {value}")
-    if array.size and array.dtype.kind not in "iu":  # an empty list has no type of its own
+    if array.size and array.dtype.kind not in "iu":  # an empty list becomes an array of floats
         raise ValueError(f"{name} must be integers, got {array.dtype.name} in {type(values).__name__}")
     return torch.from_numpy(array.astype(np.int64))
 
@@ -92,7 +92,7 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
         (..., N, D) float64 unit rows.
 
     Raises:
-        ValueError: If a row is not finite or is all zero; the error names the first. Also for no tensor (..., N, D).
+        ValueError: If a row is not finite or is all zero; the error names the first. Also for fewer than two axes.
     """
     check_tensor(name, vectors)
     if vectors.ndim < 2:

@@ -109,7 +109,7 @@ def broadcast_from_rank_zero(function: Callable[[], T]) -> T:
 
 
 def rank_zero_first(function: Callable[[], T]) -> T:
-    """Call a function in the first process, then in the others, which so find its downloads complete.
+    """Call a function in the first process, then in the others, so that they find its downloads complete.
 
     Example:
         >>> rank_zero_first(lambda: 1 + 1)
@@ -243,7 +243,7 @@ class _Indices(Dataset[Any]):
 
 
 def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the first of all batches, followed by this process's batches."""
+    """A loader of the first batch of all, then of this process's batches."""
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
             "the loader's DistributedSampler divides items between processes, but lam divides batches: leave it out"

@@ -2,7 +2,7 @@
 
 Every file is written under a temporary name in its own folder, flushed, synced and renamed. A folder's `MANIFEST.json`
 holds the SHA-256 of each of its files and is written last. Readers check it first: without it, a flipped bit in a
-safetensors file loads as another weight. This module does not know what the files mean.
+safetensors file loads as another weight.
 """
 
 import csv
@@ -68,11 +68,11 @@ def check_output(path: str | Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Require a folder that can be written, or made in the nearest folder above it."""
+    """Require a folder that can be written, or created in the nearest existing folder above it."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         why = f"{there} is a file" if there.is_file() else f"this user may not write to {there}"
-        raise ValueError(f"{folder} cannot be written, because {why}: give another place, or change its permissions")
+        raise ValueError(f"{folder} cannot be written, because {why}: give another folder, or change its permissions")
 
 
 def sync_folder(folder: Path) -> None:
@@ -197,7 +197,7 @@ class FolderFormat:
         for name, contents in zip(self.tensors + self.optional, tensors, strict=True):
             if contents is not None:
                 write_tensors(folder / name, contents)
-        write_json(folder / self.record, {"format": self.number, **record})
+        write_record(folder / self.record, record, format=self.number)
 
     def read_files(self, folder: Path) -> tuple[Any, ...]:
         """The record and the tensors of each file, after their hashes were checked; None for a missing optional file.
@@ -270,7 +270,7 @@ def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True
     Args:
         folder: a folder that `seal` closed.
         names: files that the manifest must hold.
-        others: whether to check files that `names` does not hold, too.
+        others: whether to check files that are not in `names`, too.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
@@ -324,7 +324,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: if the folder holds files, but none of these names; they stay.
+        ValueError: if the folder's manifest lists other files only; these stay.
     """
     folder = Path(folder)
     if folder.is_file():

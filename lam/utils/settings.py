@@ -98,7 +98,7 @@ def _expand_home(settings: Any) -> Any:
 
 
 def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, prefix: str) -> str:
-    """A problem as the record's own check words it, else as pydantic does."""
+    """The message of a problem, from the record's own check or from pydantic."""
     kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
     if kind == "unexpected_keyword_argument":
         return unknown_setting(place, command)

@@ -58,10 +58,10 @@ class Table:
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
         The first line of a CSV file names its columns. The first lines show their separator: a comma, semicolon, tab
-        or bar. A `Note` names a separator that is no comma. A line such as `sep=;` may come before. Blanks after a
-        separator, empty lines, and rows of separators only at the end, are skipped. A JSON file holds a list of
-        objects, or tasks of Label Studio (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first
-        sheet of an .xlsx workbook, and Parquet, need the extra `tables`.
+        or bar. A `Note` names a separator other than a comma. A line such as `sep=;` may come before. Blanks after a
+        separator, empty lines, and rows without any value at the end are skipped. A JSON file holds a list of objects,
+        or tasks of Label Studio (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first sheet of
+        an .xlsx workbook is read; it and Parquet need the extra `tables`.
 
         Args:
             path: the file.
@@ -140,7 +140,7 @@ class Table:
         """Require right values in a column.
 
         Raises:
-            ValueError: If there are others; it states the `rule`, counts them and quotes the first.
+            ValueError: If there are wrong values; it states the `rule`, counts them and quotes the first.
         """
         if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
             first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]
@@ -180,7 +180,7 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 
 
 def _first_undecodable(path: Path, opened: Any) -> str:
-    """The line and byte that are not in UTF-8; a decoder of streams tells only a place within its buffer."""
+    """The line and byte that are not UTF-8; a decoder of streams would only tell the position in its buffer."""
     with opened(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
@@ -225,7 +225,7 @@ def _long_fields() -> Iterator[None]:
 def _sniff_separator(head: Sequence[str], path: Path) -> str:
     """The separator that cuts most of a file's first lines into as many values as the line of names, at least two.
 
-    The line of names alone would mislead: `question (long, in English);answer` holds both.
+    The line of names alone would mislead: `question (long, in English);answer` holds a comma and a semicolon.
     """
     found, best = ",", (0, 1)
     for separator in _SEPARATORS:

@@ -19,10 +19,10 @@ def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, with its label under the name of its control.
+    """The data of each task, and its label under the name of the control in Label Studio that set it.
 
     If a task has several annotations, the ground truth counts, else the most frequent label. Skipped tasks and tasks
-    without a label are left out; a message counts them.
+    without a label are left out; a log message counts them.
 
     Args:
         path: the file, for errors.

@@ -1,10 +1,10 @@
 """Makes torchvision importable beside a CPU-only torch, once lam is imported.
 
 torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch, its extension does not load and its operators
-are not declared. `import torchvision` then fails when it registers the shapes of one: "operator torchvision::nms does
+are not declared. `import torchvision` then fails when it registers shapes for them: "operator torchvision::nms does
 not exist". Networks, transforms and data sets do not call these operators, so declaring their schemas is enough. lam
-declares them just before that registration, and only if the extension has not: a second declaration would break a
-sound install. `torchvision.ops.nms` and its kin then have no code, and raise an error when they are called.
+declares them just before that registration, unless the extension has: a second declaration would break a sound install.
+`torchvision.ops.nms` and other operators then have no code, and raise an error when they are called.
 
 `import lam` does not import torchvision. It watches for its import, also by libraries such as timm and transformers.
 """

@@ -27,7 +27,7 @@ class SourceImage:
 
     Attributes:
         path: its file.
-        label: its class, or the empty label.
+        label: its class; empty for none.
         content: number of its content, see `lam.gallery.item.content_id`.
         listed_id: its id in the list, if any.
         metadata: other columns of the list.

@@ -119,7 +119,7 @@ class _Compiler:
         if self._conditions > MAX_CONDITIONS:
             _refuse(f"has more than {MAX_CONDITIONS} conditions")
         if not isinstance(content, dict) or not content:
-            _refuse("has a condition that is no object, or an empty one")
+            _refuse("has a condition that is empty, or is not an object")
         if content.keys() & set(_CLAUSES):
             return self.filter(content, level + 1)
         kinds = content.keys() & set(_CONDITIONS)
@@ -127,7 +127,7 @@ class _Compiler:
             _refuse(f"needs conditions with one of {', '.join(_CONDITIONS)}")
         (kind,) = kinds
         if kind != "key" and len(content) > 1:
-            _refuse(f"has more than {kind} in one condition")
+            _refuse(f"has other names beside {kind} in one condition")
         value = content[kind]
         match kind:
             case "has_id":
@@ -183,7 +183,7 @@ class _Compiler:
         numbers = [_number(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         booleans = [str(value).lower() for value in values if isinstance(value, bool)]
         if len(texts) + len(numbers) + len(booleans) < len(values):
-            _refuse("matches only texts, numbers and booleans; is_null and is_empty ask for the others")
+            _refuse("matches only texts, numbers and booleans: use is_null or is_empty for other values")
         parts: list[Sql] = []
         if texts:
             parts.append(_joined(" AND ", [Sql(f"{name}.type = 'text'"), _in(f"{name}.atom", texts)]))

@@ -31,7 +31,7 @@ def fuse(known: Item, image: Item) -> Item:
     if _holds(known, image):
         return known
     if known.images.count >= MAX_IMAGES:
-        raise Refusal("conflict", f"the item was made of {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
+        raise Refusal("conflict", f"the item already has {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
     sums = _sums(known) + _sums(image)
     direction = sums.direction(_mean(known))[0].float().numpy()
     kappas = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)
@@ -57,13 +57,13 @@ def _refuse_another(known: Item, image: Item) -> None:
     if image.label not in ("", known.label):
         raise Refusal(
             "conflict",
-            f"images of one item have one label: it has {known.label!r}, this image {image.label!r}",
+            f"images of one item have one label: the item has {known.label!r}, this image {image.label!r}",
             allowed="the same label or none; without fuse the image replaces the item",
         )
     if _beside_text(image) not in ({}, _beside_text(known)):
         raise Refusal(
             "conflict",
-            "images of one item have one metadata: this image has another",
+            "images of one item have the same metadata: this image has other metadata",
             allowed="the same metadata or none; without fuse the image replaces the item",
         )
 

@@ -239,14 +239,14 @@ class Gallery:
         """The refusal for a deletion with traces left, or None."""
         after = 1
         if not self.store.erase_log():
-            where = "a reader of the database keeps its log, which still holds it"
+            where = "a reader of the database keeps its log, which still holds the item"
         elif self._cache.exists():
-            where = "the cache of the index may still hold it and cannot be deleted now"
+            where = "the cache of the index may still hold the item, and cannot be deleted now"
         elif self._index.complaint is not None:
-            where, after = "the index does not answer: it holds the vector until it is back", self._index.retry_after
+            where, after = "the index holds its vector, and does not answer now", self._index.retry_after
         else:
             return None
-        return busy(f"the item is deleted and is not found again, but {where}", after=after)
+        return busy(f"the item is deleted and no longer found, but {where}", after=after)
 
     def _search_once(
         self, queries: Embeddings, k: int, among: np.ndarray | None

@@ -66,7 +66,7 @@ class LocalIndex:
             return self.index.search(queries, k, among=among)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add items by key; repeated calls do no harm. Searches continue while the index is rebuilt."""
+        """Remove and add items by key, idempotently. Searches continue while a type without removal is rebuilt."""
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -83,7 +83,7 @@ class LocalIndex:
         recall = self.index.measure_recall(n_queries=_QUERIES, k=_NEIGHBOURS, depth=N_HITS)
         if recall is not None and recall.share < LEAST_RECALL:
             _LOG.warning(
-                "%s; less than %s of the neighbours: serve with --index flat, or make the gallery anew with a wider "
+                "%s; less than %s of the neighbours: serve with --index flat, or index the gallery again with a wider "
                 "graph, such as `lam index --factory HNSW64`, or with fewer cells",
                 recall,
                 percent(LEAST_RECALL),

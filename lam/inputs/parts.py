@@ -14,7 +14,7 @@ MOST_SEGMENTS = 256  # of metadata: application segments and comments
 MOST_PARTS = 1_000  # tables of a JPEG, chunks, blocks, EXIF entries
 MOST_STRIPS = 2**18  # strips or tiles of a TIFF file
 MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
-_LEAST_OF_CHUNK = 1_024  # average bytes of chunks of pixels beyond the first `MOST_PARTS`
+_LEAST_OF_CHUNK = 1_024  # bytes of a file that allow one more chunk of pixels than `MOST_PARTS`
 
 MOST_PLAIN = 2**22  # bytes and pixels of formats that Pillow decodes in Python: run-length BMP, plain PPM
 _PPM_HEADER = 2**16  # bytes
@@ -50,7 +50,7 @@ def check_parts(file: _Bytes) -> None:
     Example:
         >>> check_parts(b"\\xff\\xd8" + 257 * b"\\xff\\xfe\\x00\\x02")
         Traceback (most recent call last):
-        lam.inputs.parts.TooManyPartsError: more than 256 segments of metadata: save the image again without them
+        lam.inputs.parts.TooManyPartsError: more than 256 segments of metadata: save it again as a plain JPEG or PNG
     """
     head = file[:12]
     if head.startswith(b"\xff\xd8"):
@@ -71,7 +71,7 @@ def check_parts(file: _Bytes) -> None:
 
 def _limit(number: int, most: int, part: str) -> None:
     if number > most:
-        raise TooManyPartsError(f"more than {most:,} {part}: save the image again without them")
+        raise TooManyPartsError(f"more than {most:,} {part}: save it again as a plain JPEG or PNG")
 
 
 def _check_jpeg(file: _Bytes) -> None:

@@ -61,7 +61,7 @@ class TextPreprocessing:
         return len(_content(text)) > self.max_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for JSON; only texts have `max_bytes`."""
+        """The fields for JSON; `max_bytes` tells them from the fields of images."""
         return {"max_bytes": self.max_bytes}
 
     @classmethod

@@ -34,7 +34,7 @@ class Judgement:
     Attributes:
         decision: match, unknown or abstain.
         kappa: κ of the query.
-        probabilities: P(right) of each of the first hits.
+        probabilities: P(right) of each of the first k hits.
     """
 
     decision: Decision
@@ -93,9 +93,9 @@ def judge_each(
     label of its own.
 
     Args:
-        calibration: calibration of the encoder and of the gallery.
+        calibration: calibration of the encoder on the gallery.
         query: prediction of one query.
-        cosines: (N,) of the hits, falling: 50 or more, or all that the gallery holds.
+        cosines: (N,) cosines of the hits, best first: 50 or more, or all of the gallery.
         labels: N labels of the hits, empty for a hit without a label.
         k: number of hits to judge.
         gallery_size: number of items in the gallery; None for N.

@@ -136,7 +136,7 @@ class LamVectorStore(VectorStore):
 class LamRetriever(BaseRetriever):
     """The k nearest documents, each with `metadata["lam"]`: decision, probability (its P(right)) and the query's κ.
 
-    A query that is not answered `match` gets its documents, none, or an `UnknownQueryError`, by `on_unknown`.
+    For a query that is not answered `match`, `on_unknown` chooses: its documents, none, or an `UnknownQueryError`.
     """
 
     store: LamVectorStore

@@ -97,7 +97,7 @@ def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmb
 
     Args:
         folder: folder of a calibrated run on texts.
-        options: of `LamPostprocessor`.
+        options: options of `LamPostprocessor`.
 
     Raises:
         ValueError: for a run without calibration, or on images.
@@ -128,7 +128,7 @@ def _cosines_of(nodes: list[NodeWithScore], least: int) -> torch.Tensor:
     cosines = torch.tensor([node.score for node in nodes], dtype=torch.float32)
     if not (cosines.abs() <= 1 + _TOLERANCE).all() or (cosines.diff() > _TOLERANCE).any():
         raise ValueError(
-            f"scores must be cosines, best first, got {cosines[:3].tolist()}...: put this before a reranker"
+            f"scores must be cosines, best first, got {cosines[:3].tolist()}...: put LamPostprocessor before a reranker"
         )
     return cosines.clamp(-1, 1)
 

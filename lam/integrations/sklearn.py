@@ -22,7 +22,7 @@ from lam.retrieval.metrics.reference import Reference, knn_distance
 from lam.utils.checks import check_choice, check_share, positive_integer
 
 Score = Literal["knn", "kappa"]
-_BATCH = 512  # items among which neighbours are pairs
+_BATCH = 512  # rows of a batch, in which nearest neighbours are pairs
 _SAME, _ROUNDING = 1e-6, 1e-8  # tolerances for equal directions, and for rounded scores
 
 
@@ -37,8 +37,8 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the
             embedding under the posterior.
         dimension: D of a linear layer that is trained on the pairs; None keeps the features' directions.
-        margin: of the contrastive loss, in (0, 2].
-        k: number of the neighbour of `knn`.
+        margin: margin of the contrastive loss, in (0, 2].
+        k: rank of the neighbour for `knn`.
         flag_rate: share of usual rows that may be flagged, in (0, 1).
         calibration: share of the rows that is held out, in (0, 1).
         random_state: seed of the split, of training and of the samples.

@@ -50,11 +50,11 @@ Verdict = tuple[SearchDecisions, PValues]
 
 @dataclass(frozen=True)
 class Responder:
-    """Answers by a calibration; without one, it returns hits without a decision.
+    """Answers searches and comparisons by a calibration; without one, answers have no decision.
 
     Attributes:
         calibration: calibration of the run, if any.
-        dimension: `Encoder.kappa_dimension`.
+        dimension: the encoder's `kappa_dimension`.
         ambiguity: explains why a query is uncertain; None if the encoder has not learnt its ambiguity.
     """
 
@@ -108,7 +108,7 @@ class Responder:
         """Answer a search of a gallery of this size.
 
         Args:
-            search, query: the options, and the query.
+            search, query: the search, and its query (`Search.read`).
             hits: hits of the query: at least k, and at least as many as a decision needs.
             infos: information on the hits, by key.
             judged: whether to decide; False for a query unlike the calibration queries.

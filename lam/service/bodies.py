@@ -47,15 +47,15 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.IG
 def content_type(headers: Mapping[str, str], *allowed: str) -> str:
     """The content type without parameters; another type than the allowed ones, or a compressed body, is refused (415).
 
-    Other names of image types become JPEG, because the file itself says its format.
+    Other names of image types become image/jpeg, because the decoder recognises the format by the file.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
-        what = f"the body is encoded, as {encoding[:_SHOWN]!r}"
+        what = f"the body has the content encoding {encoding[:_SHOWN]!r}"
         raise ServiceError(415, what, allowed="identity", headers={"Accept-Encoding": "identity"})
     if kind == "multipart/form-data":
-        what = "the body is a form, as curl -F sends it: send the file itself, under its own content type"
+        what = "the body is a form, as curl -F sends it: send the file itself, with its content type"
         raise ServiceError(
             415, what, allowed={"types": list(allowed), "curl": "--data-binary @FILE -H 'Content-Type: TYPE'"}
         )

@@ -71,7 +71,7 @@ class Embedder:
         if isinstance(body, str) or isinstance(preprocessing, TextPreprocessing):
             return [self._read_text(body)]
         if not isinstance(preprocessing, Preprocessing):
-            raise ServiceError(422, "this run does not know how an image becomes an input", allowed="embeddings")
+            raise ServiceError(422, "this run has no preprocessing for images", allowed="embeddings")
         image = read_image(body, self._settings, least=preprocessing.reduced_to)
         try:
             return [(preprocessing(image), {"thumbnail": thumbnail(image) if with_thumbnail else None})]
@@ -115,9 +115,9 @@ class Embedder:
     def _lost(self, error: RuntimeError) -> Exception:
         """The error that a batch reports when its device fails; after a GPU fails, the network runs on the CPU."""
         if self.device != "cpu":
-            _LOG.error("the network goes on without %s: %s", self.device, error)
+            _LOG.error("the network moves to the CPU, because %s failed: %s", self.device, error)
             self.encoder, self.device = Run(self._run.folder).encoder, "cpu"
-            return busy("the device of the network was lost; it goes on without")
+            return busy("the device of the network failed; the network now runs on the CPU")
         if "memory" in str(error):
             return busy("there is not enough memory for this batch")
         return error

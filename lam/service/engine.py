@@ -321,7 +321,7 @@ class Engine:
 
 
 def _set_threads(faiss_threads: int = 1) -> None:
-    """Give this thread one thread of torch."""
+    """Give this thread one thread of torch, and some threads of FAISS."""
     import faiss
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Blocks SIGHUP, which makes a service read its calibration again, while the service starts or ends."""
+"""Blocks SIGHUP while a service starts or ends; at other times, SIGHUP makes it reload its runs."""
 
 import signal
 from collections.abc import Iterator

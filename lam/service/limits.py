@@ -112,11 +112,11 @@ class Limits:
             if refused is not None:
                 raise refused
             if scope["http_version"] not in HTTP_VERSIONS:
-                raise ServiceError(505, "the service speaks HTTP/1.1, and no HTTP/2", allowed=HTTP_VERSIONS)
+                raise ServiceError(505, "the service speaks HTTP/1.1, not HTTP/2", allowed=HTTP_VERSIONS)
             scope = _in_origin_form(scope)
             headers = {name.lower(): value for name, value in scope["headers"]}
             if b"content-length" in headers and b"transfer-encoding" in headers:
-                raise ServiceError(400, "the body has two lengths", allowed="Content-Length, or Transfer-Encoding")
+                raise ServiceError(400, "the body has Content-Length and Transfer-Encoding", allowed="one of them")
             self._require_host(headers)
             found, path = self._sites.find(scope["path"])
             if found is None:

@@ -27,7 +27,7 @@ Accept = Annotated[str, Field(description="the deciding statistic: `probability`
 
 
 def _set_aside(text: str, info: Any) -> int:
-    """Collect stored metadata, and serialize a zero that `Answer.to_json` replaces by them."""
+    """Collect stored metadata, and serialize a zero that `Answer.to_json` replaces by it."""
     info.context.append(text)
     return 0
 
@@ -117,7 +117,7 @@ class Group(Answer):
 
 
 class UnseenFields(Answer):
-    """Whether the gallery lacks the query's class; it assumes that gallery and query are one random sample."""
+    """Whether the gallery lacks the query's class; valid if the gallery is a random sample of queries."""
 
     p_new: Annotated[Share, Field(description="p-value of “the class is new”; small for a known class")]
     p_in_gallery: Annotated[Share, Field(description="p-value of “the class is known”; small for a new class")]

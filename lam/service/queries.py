@@ -38,7 +38,7 @@ class Query:
 
     @property
     def capped(self) -> bool:
-        """Whether κ is a bound, not an estimate."""
+        """Whether κ is an upper bound, not an estimate."""
         return bool(self.embedding.capped[0])
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:

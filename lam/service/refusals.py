@@ -20,7 +20,7 @@ _SHOWN = 80
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise a ServiceError of 422 for query parameters that are unknown, repeated or no UTF-8."""
+    """Raise a ServiceError of 422 for query parameters that are unknown, repeated or not UTF-8."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
@@ -71,7 +71,7 @@ def _answer(error: ServiceError) -> JSONResponse:
 
 
 def _parameters(request: Request, *places: str) -> dict[str, dict[str, Any]]:
-    """The schema of each parameter in these places of a request's route."""
+    """The schema of each parameter of a request's route, by name; `places` are "query" and "path"."""
     operations = request.app.openapi()["paths"][request.scope["route"].path_format]
     operation = operations["get" if request.method == "HEAD" else request.method.lower()]
     parameters = operation.get("parameters", ())

@@ -191,7 +191,7 @@ def _spans() -> Any:
     try:
         from lam.service.spans import Spans
     except ImportError as error:
-        raise ValueError(f"traces need more than is installed ({error}): {install_command('otel')}") from None
+        raise ValueError(f"traces need a package that is missing ({error}): {install_command('otel')}") from None
     return Spans()
 
 

@@ -92,7 +92,7 @@ class Worker(Generic[Job, Result]):
             if self._closing:
                 raise busy("the service is shutting down", after=5)
             if len(self._jobs) + len(jobs) > self._queue:
-                raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, and no more may")
+                raise busy(f"{len(self._jobs)} requests already wait for the {self.name} worker, the most")
             self._jobs.extend(entries)
             self._changed.notify()
         return [future for _, future in entries]
@@ -184,4 +184,4 @@ def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
         before += worker.jobs
         seconds += before * worker.seconds_a_job
     if seconds > patience and any(map(len, workers)):
-        raise busy(f"{before} requests with {seconds:.1f} s of work are before this one, and no more may wait")
+        raise busy(f"{before} requests with {seconds:.1f} s of work are before this one, at most {patience:g} s may be")

@@ -1,6 +1,6 @@
 """Ranks, broadcasts, gathered rows and shards of the processes that torchrun starts.
 
-In one process every function returns its argument unchanged. `lam.training` chooses devices and averages gradients.
+In a single process, broadcasts, sums and gathers change nothing. `lam.training` chooses devices and averages gradients.
 """
 
 import atexit
@@ -45,9 +45,9 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Leave the other processes, if this one has joined them; runs by itself when the process ends.
+    """Leave the other processes, if this one has joined them; also called when the process ends.
 
-    It ends gloo's threads. A thread that releases a tensor while the interpreter shuts down aborts the process.
+    It ends gloo's threads: a thread that releases a tensor while the interpreter shuts down aborts the process.
     """
     if dist.is_initialized():
         gc.collect()  # a DistributedDataParallel left over would end the group before its threads have finished
@@ -197,7 +197,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches of all processes in their order before `shard`; on the CPU if there are several processes."""
+    """Batches of all processes, in the order that they had before `shard`; with several processes, on the CPU."""
     if world_size() == 1:
         yield from batches
         return

@@ -253,7 +253,7 @@ def read_json(path: Path) -> object:
     """
     with _open_text(path) as stream:
         return _parse_json(
-            stream.read(), f"{path} is no valid JSON file (an object in each line needs a name in .jsonl)"
+            stream.read(), f"{path} is no valid JSON file (name a file with an object in each line .jsonl)"
         )
 
 

@@ -23,7 +23,7 @@ class Finder(MetaPathFinder):
     """Declares missing operators of torchvision just before it needs them; finds no module."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        """Leave every module to the other finders."""
+        """Declare missing operators before their shapes are registered; leave every module to the other finders."""
         if fullname == _REGISTRATIONS and not hasattr(torch.ops.torchvision, "nms"):
             _declare_operators()
 

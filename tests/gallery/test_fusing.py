@@ -102,10 +102,10 @@ def test_what_is_of_the_item_stays() -> None:
 @pytest.mark.parametrize(
     ("known", "given", "match"),
     [
-        ({"label": "vase"}, {"label": "plate"}, "one label: it has 'vase', this image 'plate'"),
-        ({}, {"label": "plate"}, "one label: it has '', this image 'plate'"),
-        ({"metadata": '{"a": 1}'}, {"metadata": '{"a": 2}'}, "one metadata"),
-        ({"images": Images(10_000, 0.9)}, {}, "the item was made of 10000 images"),
+        ({"label": "vase"}, {"label": "plate"}, "has 'vase', this image 'plate'"),
+        ({}, {"label": "plate"}, "has '', this image 'plate'"),
+        ({"metadata": '{"a": 1}'}, {"metadata": '{"a": 2}'}, "other metadata"),
+        ({"images": Images(10_000, 0.9)}, {}, "10000 images"),
     ],
 )
 def test_what_cannot_be_fused_is_refused(known: dict[str, object], given: dict[str, object], match: str) -> None:

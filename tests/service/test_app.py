@@ -102,7 +102,7 @@ def test_what_clients_call_an_image_is_one_where_its_body_is(client: TestClient,
 def test_bodies_that_are_compressed_are_refused(client: TestClient, route: str, encoding: str, png: bytes) -> None:
     for kind in (PNG, JSON):
         response = client.post(route, content=png, headers={**kind, "content-encoding": encoding})
-        assert refused(response, 415) == f"the body is encoded, as {encoding!r}"
+        assert repr(encoding) in refused(response, 415)
         assert response.json()["allowed"] == response.headers["accept-encoding"] == "identity"
     assert client.post("/v1/search", content=png, headers={**PNG, "content-encoding": "Identity"}).status_code == 200
 

@@ -109,9 +109,9 @@ def test_what_cannot_be_fused_is_told(engine: Engine, png: bytes) -> None:
     body = embedding(engine.gallery.dimension, metadata={"shelf": 3})
     client.post("/v1/items?id=a&label=one", json=body)
     said = refused(client.post("/v1/items?fuse=true", content=png, headers=PNG), 422)
-    assert said == "fuse needs the id of the item that the image is of"
+    assert "fuse needs the id" in said
     said = refused(client.post("/v1/items?id=a&fuse=true&label=two", content=png, headers=PNG), 409)
-    assert said == "images of one item have one label: it has 'one', this image 'two'"
+    assert "the item has 'one', this image 'two'" in said
     said = refused(client.put("/v1/items/a?fuse=true", json={**body, "metadata": {"shelf": 4}}), 409)
     assert "one metadata" in said
     assert "fuse" in refused(client.post("/v1/items?id=a&fuse=perhaps", content=png, headers=PNG), 422)

@@ -240,4 +240,5 @@ def test_thumbnails_carry_nothing_else() -> None:
 
 def test_too_many_scans_are_refused_and_named() -> None:
     error = refusal(with_scans(100))
-    assert (error.status, error.error) == (413, "the image has more than 64 scans: save the image again without them")
+    assert error.status == 413
+    assert "more than 64 scans" in error.error

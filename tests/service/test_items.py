@@ -143,7 +143,7 @@ def test_what_the_address_and_the_body_say_must_be_the_same(client: TestClient, 
         (client.post, "/v1/items?id=j2&label=", {"label": "b"}, "label"),
     ):
         response = send(path, json={**embedding(dimension), **fields})
-        assert refused(response, 422) == f"the {name} in the address is not the one in the body"
+        assert f"the {name} in the address" in refused(response, 422)
     assert len(shared_engine.gallery) == size
     for send, path in (
         (client.put, "/v1/items/j2?label=b"),

@@ -73,7 +73,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     @app.post("/v1/items", status_code=201, responses=schema.ENROLLED, openapi_extra=schema.ITEM)
     async def add_item(
         request: Request,
-        id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content is the id")] = None,
+        id: Annotated[str | None, Query(description=f"{ID_RULE}; without one, the content gives the id")] = None,
         label: Label = None,
         uncertain: Uncertain = "keep",
         fuse: Fusing = False,
@@ -184,7 +184,7 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
     label = None if parsed.label is None else normalize_label(parsed.label)
     item_id = None if parsed.id is None else check_id(parsed.id)
     if fuse and item_id is None:
-        raise ServiceError(422, "fuse needs the id of the item that the image is of", allowed="id=ID&fuse=true")
+        raise ServiceError(422, "fuse needs the id of an item", allowed="id=ID&fuse=true")
     return replace(parsed, id=item_id, label=label)
 
 
@@ -325,7 +325,7 @@ def _same(name: str, in_address: str | None, in_body: str | None) -> str | None:
     """A field from the address, the body, or both if they agree."""
     if None not in (in_address, in_body) and in_address != in_body:
         raise ServiceError(
-            422, f"the {name} in the address is not the one in the body", allowed="one of them, or equal"
+            422, f"the {name} in the address differs from the one in the body", allowed="one of them, or equal ones"
         )
     return in_address if in_body is None else in_body
 

@@ -162,8 +162,8 @@ class Gallery:
     def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
         """Hits of the k nearest items of each query, and information on them by key.
 
-        `among` are the only items to search; None for all. Changes during the search may be seen or not. If Milvus does
-        not answer, the search is refused as `busy`.
+        `among` are the only items to search; None for all. A search sees the items before or after a concurrent write.
+        If Milvus does not answer, the search is refused as `busy`.
         """
         keys = None if among is None else among.keys
         hits, infos, gone = self._search_once(queries, k, keys)

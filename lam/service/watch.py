@@ -117,7 +117,7 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Begin the promise of another calibration; refused as `full` if it cannot be stored."""
+        """Begin the promise of a calibration, unless it is the present one; refused as `full` if not stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return

@@ -382,7 +382,7 @@ def test_a_lost_device_is_replaced_by_the_cpu(engine: Engine, png: bytes, monkey
     monkeypatch.setattr(engine.embedder, "device", "meta")
     monkeypatch.setattr(engine.embedder.encoder, "predict", lost)
     client = client_of(engine)
-    assert "lost" in refused(client.post("/v1/search", content=png, headers=PNG), 503)
+    assert "the CPU" in refused(client.post("/v1/search", content=png, headers=PNG), 503)
     assert engine.embedder.device == "cpu"
     assert client.post("/v1/search", content=png, headers=PNG).status_code == 200
 

@@ -53,7 +53,7 @@ Label = Annotated[
 
 
 class _ItemId(Convertor[str]):
-    """The id of an item in an address: it may hold slashes, but does not end in an address below an item's."""
+    """The id of an item in an address: it may hold slashes, but does not end in `/search` or `/thumbnail`."""
 
     regex = r"(?!.*/(?:search|thumbnail)$).+"
 

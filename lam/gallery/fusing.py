@@ -31,7 +31,7 @@ def fuse(known: Item, image: Item) -> Item:
     if _holds(known, image):
         return known
     if known.images.count >= MAX_IMAGES:
-        raise Refusal("conflict", f"the item already has {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
+        raise Refusal("conflict", f"the item has {known.images.count} images", allowed=f"at most {MAX_IMAGES}")
     sums = _sums(known) + _sums(image)
     direction = sums.direction(_mean(known))[0].float().numpy()
     kappas = (known.kappa if known.images.least_kappa is None else known.images.least_kappa, image.kappa)

@@ -92,7 +92,7 @@ class Worker(Generic[Job, Result]):
             if self._closing:
                 raise busy("the service is shutting down", after=5)
             if len(self._jobs) + len(jobs) > self._queue:
-                raise busy(f"{len(self._jobs)} requests already wait for the {self.name} worker, the most")
+                raise busy(f"{len(self._jobs)} requests wait for the {self.name} worker, the most that may")
             self._jobs.extend(entries)
             self._changed.notify()
         return [future for _, future in entries]

@@ -163,7 +163,7 @@ def test_the_limit_is_of_images_not_of_requests(monkeypatch: pytest.MonkeyPatch)
     first, second, third = images(3, 4)
     fused = fuse(first, second)
     assert fuse(fused, second) is fused
-    with pytest.raises(Refusal, match="made of 2 images"):
+    with pytest.raises(Refusal, match="has 2 images"):
         fuse(fused, third)
 
 

@@ -202,7 +202,7 @@ def test_what_is_written_in_an_outage_follows(gallery: Gallery, server: Server) 
     for refusal in (deleted, unknown):  # neither is said to be erased while nobody knows
         assert isinstance(refusal, Refusal)
         assert refusal.kind == "busy"
-        assert "it holds the vector until it is back" in refusal.error
+        assert "does not answer" in refusal.error
     gallery.write(items(3, seed=3))
     assert gallery.write(["3-1"])[0].kind == "busy"
     assert server.calls == before

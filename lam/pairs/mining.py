@@ -125,11 +125,11 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Pairs weighted by their number of triplets of a kind, in O(N² log N) without forming these; or by drawn triplets.
+    """Pairs weighted by the number of triplets of a kind that contain them; beyond `max_triplets`, by drawn triplets.
 
-    The negatives of each anchor are ranked by distance. For one positive, the negatives in triplets of a kind have
-    consecutive ranks, from `first` up to `last`. So the number of triplets of each negative is a cumulative sum of +1
-    at every `first` and −1 at every `last`.
+    Triplets are counted in O(N² log N), without forming them. The negatives of each anchor are ranked by distance. For
+    one positive, the negatives in triplets of a kind have consecutive ranks, from `first` up to `last`. So the number
+    of triplets of each negative is a cumulative sum of +1 at every `first` and −1 at every `last`.
     """
     positive, negative = pairs.positive > 0, pairs.negative > 0
     distance = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist")

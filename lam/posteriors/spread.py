@@ -26,11 +26,11 @@ class Spread(ABC):
     @property
     @abstractmethod
     def variance(self) -> Float[Tensor, "N D"]:
-        """Their diagonals."""
+        """Diagonals of the covariance matrices."""
 
     @property
     def total(self) -> Float[Tensor, " N"]:
-        """Their traces."""
+        """Traces of the covariance matrices."""
         return self.variance.sum(1)
 
     @abstractmethod

@@ -44,7 +44,7 @@ settings, their defaults (and allowed values):"""
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A command; the help of one with settings lists them, which takes slow imports."""
+    """The parser of a command. Help lists the settings of commands that take them, after slow imports."""
 
     def format_help(self) -> str:
         do = self.get_default("do")

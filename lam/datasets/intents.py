@@ -83,6 +83,6 @@ def _texts(
     pairs: list[tuple[str, str]], classes: list[str], path: Path, name: str = "clinc150", **options: Any
 ) -> Texts:
     if strange := sorted({label for _, label in pairs} - set(classes)):
-        raise ValueError(f"{path} has {', '.join(strange[:3])}, but no training text has it; get it again")
+        raise ValueError(f"{path} has {', '.join(strange[:3])} without a training text of this intent; get it again")
     labels = labels_of((label for _, label in pairs), classes)
     return Texts([text for text, _ in pairs], labels, name=name, classes=classes, **options)

@@ -32,13 +32,13 @@ class PlaceImages(FolderImages):
     Args:
         paths: N image files.
         labels: (N,) int64, areas.
-        positions: (N, X) in metres, in a frame for each area.
+        positions: (N, X) in metres, in a coordinate system of each area.
         name, preprocessing, is_query: as for `Dataset`; items that are no queries are the database.
         classes: names of the areas.
         angles: (N,) compass angles in degrees, with any number of whole turns.
 
     Raises:
-        ValueError: If these differ in number, a position is not finite, or an angle is infinite.
+        ValueError: If these differ in length, a position is not finite, or an angle is infinite.
     """
 
     positions: Float64[Tensor, "N _"]

@@ -1,4 +1,4 @@
-"""Several random views of every image: two views that match only each other, or a view of each of several kinds."""
+"""Several random views of every image: two views that match only each other, or one view of each kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ class NeighbourEncoder(ConcentrationEncoder):
 
     Args:
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
-        k: number of the neighbour, from 1.
+        k: rank of the neighbour, from 1.
     """
 
     kind = "knn_distance"

@@ -83,7 +83,7 @@ class AugmentationReadout(ImageExperiment):
                     row[what] = linear_probe(known[features], labels, unseen[features], truth)
                 row["mean of augmentations"] = sum(row[kind] for kind in kinds) / len(kinds)
                 rows.append({**row, SECONDS: seconds})
-        return Outcome(rows, notes=["The accuracy of chance is 0.5 for each augmentation."])
+        return Outcome(rows, notes=["By chance, the accuracy is 0.5 for each augmentation."])
 
     def _method(self, name: LossOfViews) -> Method:
         views: dict[str, Any] = {"crop_scale": self.crop_scale, "jitter": self.jitter}

@@ -59,7 +59,7 @@ class Experiment(ABC):
         accelerator: "cpu", "cuda", or "auto" for CUDA if it is available.
         name: key in `lam.experiments.EXPERIMENTS` and on the command line.
         title: title of the page.
-        conditions: columns that say what a row is about; the other columns are results.
+        conditions: columns that identify a row; the other columns are results.
     """
 
     seed: int = 0

@@ -138,7 +138,7 @@ class PosteriorRecovery(Experiment):
                 plots[f"Five posteriors of the process, and as {name} learned them"] = drawn(process, learned, few)
         notes = [f"κ of the process lies in {self.ambiguity[0]:g} to {self.ambiguity[1]:g}, D = {self.dimension}."]
         if clouds:
-            plots = {"κ̂ over κ, an input a point": Plot("κ", "κ̂", clouds), **plots}
+            plots = {"κ̂ over κ, one point for each input": Plot("κ", "κ̂", clouds), **plots}
         return Outcome(rows, plots, notes)
 
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":

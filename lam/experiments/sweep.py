@@ -37,7 +37,7 @@ class Sweep:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Columns that say what a row is about."""
+        """Columns that identify a row."""
         return (*(name for name in self.values if name != SEED), *self.experiments[0].conditions)
 
     def settings(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Method(ABC):
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:
-        """The loss that trains networks of D dimensions: the training's, or the method's own."""
+        """The loss that trains networks of D dimensions: the loss of the training, or the method's own loss."""
         return loss
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def empty_layers_curvature(
     matrices = max(size, 4) * n_items * len(curvature.terms) * layer.out_features**2
     n_weights = sum(rows * columns for rows, columns in empty.shapes)
     cost = (
-        f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} passes backwards, {kept:,} bytes, "
+        f"{n_weights:,} weights in {len(layers)} layers: {layer.out_features} backward passes, {kept:,} bytes, "
         f"{matrices:,} bytes a batch and {an_item:,} bytes an item"
     )
     sampled = sum(weight.nbytes for _, weights in own.values() for weight in weights.values())

@@ -20,7 +20,7 @@ class KnnDistance(Method):
     """Train a network, then keep the features of some training items.
 
     Attributes:
-        k: number of the neighbour whose distance counts, from 1.
+        k: rank of the neighbour that gives the distance, from 1.
         reference: number of random training items to keep, at least k; all if there are fewer.
     """
 

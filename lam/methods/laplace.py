@@ -108,7 +108,7 @@ class Laplace:
 
     @property
     def loss_margin(self) -> float | None:
-        """`margin`, by default the curvature's."""
+        """`margin`, by default the margin of the curvature."""
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
     def with_structure(self, n_outputs: int, n_inputs: int) -> "Laplace":

@@ -46,13 +46,13 @@ Tune = Literal["calibration", "marginal_likelihood", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceMethod(Method):
-    """Options of both Laplace methods: the retrieved direction, the curvature, and the tuning of the posterior.
+    """Options of both Laplace methods: the direction of embeddings, the curvature, and the tuning of the posterior.
 
     Attributes:
         tune: what to choose after training: the likelihood scale s, by `calibration` on held-out data; the prior
             precision α, by `marginal_likelihood`; or `none`.
         tune_step: with `marginal_likelihood`, move log α once by this step, instead of to the maximum.
-        mean: the retrieved direction: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
+        mean: the direction of an embedding: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
             outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
             `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.

@@ -166,10 +166,10 @@ def _facts(
 
 
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
-    """The detector of new classes, from the gallery's items as queries.
+    """The detector of new classes, learnt from the gallery's items as queries.
 
-    None if no class has exactly one item, beyond `UNSEEN` items, and for answers or fused items: queries differ from
-    them.
+    None if no class has exactly one item, if there are more than `UNSEEN` items, or for answers and fused items,
+    because queries differ from these.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
@@ -220,7 +220,7 @@ def _warn_of_constant_flag(calibration: Calibration) -> None:
     scores = calibration.detector.conformal_scores(calibration.flag).scores
     if len(scores) > 1 and scores[0] == scores[-1]:
         warnings.warn(
-            f"{calibration.flag} is {float(scores[0]):.6g} for all {len(scores)} calibration queries, like votes if "
-            "every item has its own label: it separates no queries; flag by another score",
+            f"{calibration.flag} is {float(scores[0]):.6g} for all {len(scores)} calibration queries, so it separates "
+            "none of them: flag by another score (votes are constant if every item has its own label)",
             stacklevel=3,
         )

@@ -79,8 +79,8 @@ def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embed
     is_query = _drawn(images, len(images) - n_replaced, seed)
     kept = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[n_replaced:].sort().values
     warnings.warn(
-        f"the gallery holds no item of the {len(images.labels.unique())} validation classes: {n_replaced} of their "
-        f"{len(images)} items replace as many of its {len(labels)}; for bounds on your own classes, index their items "
+        f"the gallery holds no item of the {len(images.labels.unique())} validation classes: {n_replaced} of the "
+        f"{len(images)} validation items replace as many of its {len(labels)}; for your own classes, index their items "
         "and calibrate on a --folder of other items",
         Note,
         stacklevel=3,
@@ -114,7 +114,7 @@ def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
 def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, " N"]) -> Relevance:
 
     if images.targets.ndim > 1:
-        raise ValueError(f"an index has labels, but no positions: calibrate places with the gallery '{HELD_OUT}'")
+        raise ValueError(f"stored items have labels, but no positions: calibrate places with the gallery '{HELD_OUT}'")
     numbers = {name: number for number, name in enumerate(images.classes)}
     stored = torch.tensor([numbers.setdefault(name, len(numbers)) for name in labels], dtype=torch.int64)
     is_query = torch.cat([is_query, torch.zeros(len(stored), dtype=torch.bool)])
@@ -122,8 +122,8 @@ def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, 
     if not relevance.count().any():
         raise ValueError(
             f"no label of the {len(stored)} stored items is a label of the calibration data, such as "
-            f"{images.classes[0]!r}: give a --folder (a file for texts) with labels or answers of the index, or choose "
-            f"the gallery '{HELD_OUT}'"
+            f"{images.classes[0]!r}: give a --folder (a file for texts) with labels or answers that are stored, or "
+            f"choose the gallery '{HELD_OUT}'"
         )
     return relevance
 

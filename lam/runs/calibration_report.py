@@ -16,7 +16,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
     left_out = f", {facts['without_label']} more without label left out" if facts["without_label"] else ""
     yield f"gallery: {calibration.gallery_size} items{left_out}; calibrated on {facts['queries']} queries"
     if calibration.is_stale(calibration.gallery_size + facts["without_label"]):
-        yield "         so many items without label are searched too that no bound holds: answers are stale; label them"
+        yield "         too many searched items lack a label for any bound: answers are marked stale; label these items"
     threshold = calibration.accept_above
     far, (low, high) = calibration.false_accepts.rate(threshold), calibration.false_accepts.interval(threshold)
     by = "P(known) · P(right | known)" if calibration.accept == PROBABILITY else statistic_name(calibration.accept)
@@ -51,7 +51,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
         yield "       if the gallery is a random sample of what comes in, and the network was not trained on its items"
     share = f"{1 - targets.conformal_miss:g}"
     if calibration.depth is None:
-        yield f"hits: too few queries had a match to say how many hits hold one with probability {share}"
+        yield f"hits: too few queries had a match to say how many hits include one with probability {share}"
     else:
         yield f"hits: if the gallery holds a match, one is among the first {calibration.depth} with probability {share}"
 
@@ -79,7 +79,7 @@ def bounded_queries(
     if not n_classes:
         return sentence
     least = least_rate(n_classes)
-    return f"{sentence}: {n_classes} held-out classes can bound {least:g} or more (--target-far {least:g})"
+    return f"{sentence}: {n_classes} held-out classes can bound a rate of {least:g} or more (--target-far {least:g})"
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:

@@ -260,7 +260,7 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
     may_hide = reference is not None and n_others > 0 and bool(is_trained_on.any())
     outcome = f"they are left out, and P(known) is learnt from the other {len(rest)}"
     if may_hide:
-        outcome = f"P(known) is not learnt from them, because more may be among {n_others} other training items"
+        outcome = f"P(known) is not learnt, as {n_others} training items outside the reference may be among them, too"
     elif len(rest) == 0:
         outcome = "P(known) is not learnt from them"
     warnings.warn(

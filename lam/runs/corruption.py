@@ -1,4 +1,4 @@
-"""Curves of κ and recall over the severity of corruption, to test whether κ falls with quality; corruption of texts.
+"""Corruption of texts, and curves of κ and recall over the severity, which show whether κ falls with quality.
 
 `lam.inputs.corruption` corrupts images.
 """

@@ -41,7 +41,7 @@ from lam.utils import distributed
 EMBEDDING_BATCH = 500
 _WITHOUT_MATCHES = {
     "texts": ", such as questions with answers (columns question and answer), or search with the network as it is, "
-    "which needs no labels that occur twice: lam run texts knn_distance --network.head=identity --data.root=FILE",
+    "without training and matches: lam run texts knn_distance --network.head=identity --data.root=FILE",
     "images": ", at least eleven images with two or more of each class, in one folder for each class, or take a "
     "method without labels, such as simclr",
 }

@@ -36,7 +36,7 @@ class LiveQueries:
     """
 
     def __init__(self, run: Run, size: int) -> None:
-        check_at_least("how many queries are kept", size, 1)
+        check_at_least("the number of queries to keep", size, 1)
         self._run, self._size = run, size
         self.seen = self._unwritten = 0
         self._kept: list[tuple[Embeddings, Tensor]] = []

@@ -196,7 +196,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
     run = Run(checkpoint)
     config, trained = run.config, run.encoder.network
     if trained is None or isinstance(trained, nn.ModuleList):
-        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name} with several networks: give one")
+        raise ValueError(f"checkpoint {checkpoint} is a run of {config.method.name}, with several networks: give one")
     try:
         load_state(network, dict(trained.state_dict()), source=f"checkpoint {checkpoint}: ")
     except ValueError as error:

@@ -77,7 +77,7 @@ def _plots(
         path = folder / "extremes_ood.png"
         _draw_extremes(path, evaluation, test, ood)
         caption = "Queries and OOD items by κ; OOD items should be the least certain."
-        yield Plot("Most and least certain, OOD among them", caption, path)
+        yield Plot("Most and least certain, with OOD items", caption, path)
     if answerable.any() and not answerable.all():
         path = folder / "no_match.png"
         parted = {name: (values[answerable], values[~answerable]) for name, values in scores.items()}
@@ -93,7 +93,7 @@ def _plots(
         roc, curve = folder / f"roc_{name}.png", folder / f"precision_recall_{name}.png"
         plots.plot_roc(roc, against)
         plots.plot_precision_recall(curve, against)
-        yield Plot(f"ROC against {name}", "OOD is the positive class; by score.", roc)
+        yield Plot(f"ROC against {name}", "OOD is the positive class; one curve for each score.", roc)
         yield Plot(f"Precision-recall against {name}", "The line is the prevalence of OOD.", curve)
     for number in range(0, len(corrupted), plots.MOST):
         some = list(corrupted.items())[number : number + plots.MOST]

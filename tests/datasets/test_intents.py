@@ -45,7 +45,7 @@ def test_clinc150_refuses(tmp_path: Path) -> None:
         datasets.load("clinc150", root=tmp_path)
     with pytest.raises(ValueError, match="must have test, a list of pairs of a text and its intent"):
         datasets.load("clinc150", root=write_clinc150(tmp_path, test=["only a text"]))
-    with pytest.raises(ValueError, match="has weather, but no training text has it"):
+    with pytest.raises(ValueError, match="has weather without a training text"):
         datasets.load("clinc150", root=write_clinc150(tmp_path, test=[["is it cold", "weather"]]))
     like = datasets.load("docstrings").test
     with pytest.raises(ValueError, match="part must be one of train, validation, test, got 'all'"):

@@ -143,7 +143,7 @@ def test_what_it_costs_is_said_before(caplog: pytest.LogCaptureFixture, capsys: 
     with caplog.at_level(logging.INFO):
         fit(layers="all")
     cost = (
-        "of 123 weights in 2 layers: 3 passes backwards, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item; "
+        "of 123 weights in 2 layers: 3 backward passes, 1,968 bytes, 1,152 bytes a batch and 180 bytes an item; "
         "later 492 bytes for each network that is sampled"
     )
     assert cost in caplog.text

@@ -399,7 +399,7 @@ def test_what_is_printed_can_be_acted_on(run_copy: Path, capsys: pytest.CaptureF
     assert main(["calibrate", str(run_copy), "--quiet", *TARGETS, "--target-miss=0.0001", "--flag=kappa"]) == 0
     printed, made = capsys.readouterr().out, Run(run_copy).calibration
     assert f"abstain: kappa below {made.kappa_below:.6g}; false flags at most 0.05" in printed
-    assert "too few queries had a match to say how many hits hold one with probability 0.9999" in printed
+    assert "too few queries had a match to say how many hits include one with probability 0.9999" in printed
     assert main(["calibrate", str(run_copy), "--quiet", "--target-miss=0.1", "--flag=knn"]) == 0
     printed, made = capsys.readouterr().out, Run(run_copy).calibration
     assert f"abstain: knn above {made.flag_above:.6g}" in printed
@@ -445,7 +445,7 @@ def test_a_run_that_held_whole_classes_out_is_calibrated_on_halves_of_these(
     with pytest.warns(Note, match=r"few items in a class \(4\): of the 12 classes .*, 2 for test and 2 for validation"):
         run(load_config("folder laplace_posthoc", settings), progress=False)
     targets = Targets(far=0.25, ood=0.25)
-    with pytest.warns(Note, match="of the 2 validation classes: 4 of their 8 items") as told:
+    with pytest.warns(Note, match="of the 2 validation classes: 4 of the 8") as told:
         calibration = calibrate_run(tmp_path / "run", CalibrationOptions(targets=targets), progress=False)
     assert len(told) == 1  # how the run split its data was said by the run
     assert (calibration.facts["gallery"], calibration.facts["queries"]) == ("held-out", 4)

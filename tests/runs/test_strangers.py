@@ -104,7 +104,8 @@ def test_of_too_few_classes_it_says_the_least_that_they_promise(
     printed, calibration = capsys.readouterr().out, Run(run_with_strangers).calibration
     assert calibration.false_accepts.classes is None
     assert calibration.facts["false_accepts"] == (
-        "for known classes; no bound for unseen classes: 3 held-out classes can bound 0.25 or more (--target-far 0.25)"
+        "for known classes; no bound for unseen classes: 3 held-out classes can bound a rate of 0.25 or more "
+        "(--target-far 0.25)"
     )
     assert calibration.facts["false_accepts"] in printed
     shown = re.search(r"of the 3 held-out classes ([\d.]+) are accepted, 95 % interval ([\d.]+) to ([\d.]+)", printed)

@@ -86,7 +86,7 @@ def test_it_is_written_now_and_then_and_at_the_end_and_damage_is_named(served_ru
     run = Run(served_run)
     with pytest.raises(ValueError, match="no queries .* were kept: `lam serve --keep-queries 2000` keeps them"):
         live_queries(run)
-    with pytest.raises(ValueError, match="how many queries are kept must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="queries to keep must be at least 1, got 0"):
         LiveQueries(run, 0)
     live = LiveQueries(run, 500)
     for number in range(EVERY + 5):

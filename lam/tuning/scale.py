@@ -203,7 +203,7 @@ def calibrate_scale(
         ValueError: if no query has a match, for an empty range, or if κ is at its upper end at every s.
     """
     if not relevance.count().any():
-        raise ValueError(f"all {len(relevance.queries)} queries lack an answer: give held-out items with matches")
+        raise ValueError(f"all {len(relevance.queries)} queries lack a match: give held-out items that match others")
     if not 0 < least < greatest < math.inf:
         raise ValueError(f"likelihood scales must satisfy 0 < least < greatest, got {least} and {greatest}")
     check_at_least("refinements", refinements, 0)

@@ -96,7 +96,7 @@ class Acceptance:
         unanswerable = strangers if of_strangers else no_match
         if len(unanswerable) == 0:
             raise ValueError(
-                "false accepts need queries without a match, got none: add gallery items that do not match the queries"
+                "the bound on false accepts needs queries without a match, got none: add other classes to the gallery"
             )
         right_hits = queries.double().masked_fill(~evidence.right, -torch.inf)[evidence.has_match]
         separate = strangers if has_strangers else strangers[:0]

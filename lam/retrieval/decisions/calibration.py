@@ -335,7 +335,7 @@ class Calibration:
             ValueError: for a calibration without pairs, or with too few for the target, or two different shapes.
         """
         if self.verifier is None:
-            raise ValueError("this calibration saw no pairs: run `lam calibrate` again")
+            raise ValueError("this calibration was learnt without pairs of images: run `lam calibrate` again")
         if first.mean.shape != second.mean.shape:
             raise ValueError(
                 "first and second must be equal in number and dimension, "

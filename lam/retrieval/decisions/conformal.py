@@ -113,7 +113,7 @@ class ConformalScores:
         Source: Vovk (2012), proposition 2.
         """
         if self.classes is not None:
-            raise ValueError("the rate of scores with classes follows no Beta law")
+            raise ValueError("law needs scores without classes: with classes, the rate follows no Beta law")
         self._require_units(target)
         rank = min(math.ceil(round((len(self) + 1) * (1 - target), 6)), len(self))
         return len(self) + 1 - rank, rank

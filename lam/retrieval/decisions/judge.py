@@ -180,7 +180,7 @@ def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
     if (rises := cosines[:, 1:] > cosines[:, :-1] + _RISE).any():
         row, place = rises.nonzero()[0].tolist()
         raise ValueError(
-            f"scores must fall along a query, the best first, got {float(cosines[row, place + 1]):.6g} after "
+            f"scores of a query must be sorted, the best first, got {float(cosines[row, place + 1]):.6g} after "
             f"{float(cosines[row, place]):.6g} in query {row}: the cosine of a cosine distance is 1 - distance"
         )
     return cosines.clamp(-1, 1).float()  # as `lam.retrieval.Index` returns them

@@ -54,7 +54,7 @@ class MonotoneRegression:
 
     def __post_init__(self) -> None:
         if not len(self.evidence) == len(self.scales) == len(self.weights) > 0:
-            raise ValueError(f"there must be a scale and a weight for each score, got {len(self.weights)} weights")
+            raise ValueError(f"each score must have a scale and a weight, got {len(self.weights)} weights")
         if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights):
             raise ValueError(f"weights must be finite and not negative, got {self.weights}")
 
@@ -142,7 +142,7 @@ class Correctness:
 
     def __post_init__(self) -> None:
         if not len(self.evidence) == len(self.ranks) == len(self.weights) > 0:
-            raise ValueError(f"there must be ranks and a weight for each score, got {len(self.weights)} weights")
+            raise ValueError(f"each score must have ranks and a weight, got {len(self.weights)} weights")
         if not all(map(math.isfinite, (*self.weights, self.intercept))):
             raise ValueError(f"weights must be finite numbers, got {self.weights} and {self.intercept}")
         check_knots("knots", self.knots, "levels", self.levels)

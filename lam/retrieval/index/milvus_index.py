@@ -254,7 +254,7 @@ class MilvusIndex:
         fields = {field["name"]: field for field in self._call("describe_collection")["fields"]}
         if fields.keys() != _FIELDS:
             raise ValueError(
-                f"the {name} is not one of lam: it must have the fields {', '.join(sorted(_FIELDS))}, "
+                f"the {name} is not an index of lam: it must have the fields {', '.join(sorted(_FIELDS))}, "
                 f"got {', '.join(sorted(fields))}"
             )
         stored_dimension = int(fields["vector"]["params"]["dim"])

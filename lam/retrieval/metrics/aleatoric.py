@@ -15,7 +15,7 @@ def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> 
     For κ against the severity of a corruption, or against the entropy of people's labels, −1 is best.
     """
     if len(one) < 2 or one.shape != other.shape:
-        raise ValueError(f"one and other must hold at least two values, equally many, got {len(one)} and {len(other)}")
+        raise ValueError(f"one and other must be equal in number, at least 2, got {len(one)} and {len(other)}")
     check_finite("one", one)
     check_finite("other", other)
     if (one == one[0]).all() or (other == other[0]).all():
@@ -32,7 +32,7 @@ def less_sure_of_crops(kappa: Float[Tensor, " N"], kappa_of_crop: Float[Tensor, 
     Source: Kirchhof et al. (2023), "URL: a representation learning benchmark for transferable uncertainty estimates".
     """
     if len(kappa) == 0 or kappa.shape != kappa_of_crop.shape:
-        raise ValueError(f"each image needs its crop, at least one, got {len(kappa)} and {len(kappa_of_crop)}")
+        raise ValueError(f"each kappa needs a kappa_of_crop, at least one, got {len(kappa)} and {len(kappa_of_crop)}")
     check_finite("kappa", kappa)
     check_finite("kappa_of_crop", kappa_of_crop)
     return float(((kappa_of_crop < kappa).double() + (kappa_of_crop == kappa).double() / 2).mean())

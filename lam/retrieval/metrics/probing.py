@@ -40,7 +40,7 @@ class LinearProbe:
     def __init__(self, features: Float[Tensor, "N P"], labels: Shaped[Tensor, " N"]) -> None:
         _check_rows("features", features, labels)
         if len(labels.unique()) < 2:
-            raise ValueError(f"labels must be of at least two classes, got {labels.unique().tolist()}")
+            raise ValueError(f"labels must hold at least two classes, got {labels.unique().tolist()}")
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
@@ -99,7 +99,7 @@ def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) 
     Source: Ward (1963) for the clusters; Wang et al. (2025), "Variational supervised contrastive learning", table 6.
     """
     if len(directions) != len(classes):
-        raise ValueError(f"directions must have one row for each class, got {len(directions)} for {len(classes)}")
+        raise ValueError(f"directions and classes must be equal in number, got {len(directions)} and {len(classes)}")
     n_classes = len(classes.unique())
     if n_classes < 2 or n_classes == len(classes):
         return None

@@ -65,7 +65,7 @@ class Reference:
         unit = F.normalize(features)
         if embeddings is not None:
             if len(embeddings) != len(features):
-                raise ValueError(f"embeddings must be one for each reference feature, got {len(embeddings)}")
+                raise ValueError(f"embeddings must have a row for each of {len(features)} items, got {len(embeddings)}")
             check_finite("reference embeddings", embeddings)
             embeddings = F.normalize(embeddings)
             if embeddings.shape == unit.shape and (embeddings - unit.to(embeddings)).abs().max() <= _SAME_DIRECTION:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lam.pairs.relevance import LabelRelevance, Relevance
 from lam.retrieval.index.exact import sampled_nearest
 from lam.retrieval.metrics.uncertainty import ReliabilityBins
-from lam.utils.checks import check_choice, check_length, positive_integer
+from lam.utils.checks import check_at_least, check_choice, check_length, positive_integer
 
 Closed = Literal["right", "left"]
 
@@ -33,8 +33,7 @@ class Votes:
 
     def __post_init__(self) -> None:
         check_length("correct", self.correct, "votes", len(self.agree))
-        if self.n_samples < 1:
-            raise ValueError(f"votes must be of at least one sampled network, got {self.n_samples}")
+        check_at_least("n_samples", self.n_samples, 1)
 
     @property
     def log_score(self) -> Float[Tensor, " Q"]:

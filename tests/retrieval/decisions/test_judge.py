@@ -112,10 +112,10 @@ def squared_distances(scores: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda scores: 1 - scores, "must fall .* query 0: the cosine of a cosine distance is 1 - distance"),
+        (lambda scores: 1 - scores, "must be sorted, .* query 0: the cosine of a cosine distance is 1 - distance"),
         (lambda scores: 40 * scores, "from -1 to 1, got .*: let the store search normalised vectors"),
         (lambda scores: squared_distances(scores) + 1, "from -1 to 1"),
-        (lambda scores: scores.flip(1), "must fall"),
+        (lambda scores: scores.flip(1), "must be sorted"),
         (lambda scores: scores[:, :10], "needs k=50 hits from a gallery of 300, got k=10"),
         (lambda scores: scores[:1], "a row for each of 3 queries, got 1"),
         (lambda scores: scores * torch.nan, "scores must be finite"),

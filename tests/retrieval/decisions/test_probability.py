@@ -161,7 +161,7 @@ def test_what_is_refused() -> None:
     model = Correctness.fit(scores, correct)
     with pytest.raises(ValueError, match="needs the scores cosine, votes, norm; missing: votes"):
         model({"cosine": scores["cosine"], "norm": scores["norm"]})
-    with pytest.raises(ValueError, match="ranks and a weight for each score, got 1 weights"):
+    with pytest.raises(ValueError, match="ranks and a weight, got 1 weights"):
         replace(model, weights=(1.0,))
     with pytest.raises(ValueError, match="weights must be finite numbers"):
         replace(model, intercept=math.inf)

@@ -40,7 +40,7 @@ def test_separable_classes_are_probed_whatever_the_scale_of_a_feature() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     features, labels = clusters(20, 0)
-    with pytest.raises(ValueError, match="labels must be of at least two classes, got"):
+    with pytest.raises(ValueError, match="at least two classes, got"):
         linear_probe(features, torch.zeros(20, dtype=torch.long), features, labels)
     for k, message in ((0, "k must be at least 1, got 0"), (21, "k must be at most the number of items that vote, 20")):
         with pytest.raises(ValueError, match=message):
@@ -82,5 +82,5 @@ def test_what_cannot_be_clustered_is_undefined_or_refused() -> None:
     assert clustering(unit, torch.arange(4)) is None
     assert clustering(unit[:0], torch.zeros(0, dtype=torch.long)) is None
     unchecked: Any = getattr(clustering, "__wrapped__", clustering)
-    with pytest.raises(ValueError, match="directions must have one row for each class, got 4 for 3"):
+    with pytest.raises(ValueError, match="directions .* got 4 and 3"):
         unchecked(unit, torch.arange(3))

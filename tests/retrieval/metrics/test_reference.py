@@ -227,7 +227,7 @@ def test_what_a_reference_refuses() -> None:
         Reference.of(torch.zeros(0, P))
     with pytest.raises(ValueError, match="reference features must be finite, got nan at index 1"):
         Reference.of(torch.tensor([[1.0], [math.nan]]))
-    with pytest.raises(ValueError, match="embeddings must be one for each reference feature, got 2"):
+    with pytest.raises(ValueError, match="embeddings must have a row for each .* got 2"):
         Reference.of(torch.ones(3, P), embeddings=torch.ones(2, P))
     with pytest.raises(ValueError, match="reference embeddings must be finite, got inf at index 1"):
         Reference.of(torch.ones(2, P), embeddings=torch.tensor([[1.0], [math.inf]]))

@@ -187,5 +187,5 @@ def test_calibration_refuses() -> None:
         unwrap(majority_votes)(torch.tensor([[0]]), labels, ranked.repeat(2, 1))
     with pytest.raises(ValueError, match="closed must be one of right, left, got 'both'"):
         unwrap(Votes.binned)(Votes(labels, labels == 0, 1), closed="both")
-    with pytest.raises(ValueError, match="votes must be of at least one sampled network, got 0"):
+    with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
         Votes(torch.tensor([0]), torch.tensor([True]), 0)

@@ -232,7 +232,7 @@ def test_the_folder_above_a_run_stands_for_it_where_it_is_the_only_one(
     second = Path(shutil.copytree(run_copy, run_copy.parent / "second"))
     (second / "MANIFEST.json").unlink()  # it has not finished
     told = failure(["search", str(run_copy.parent), image], capsys)
-    assert f"{run_copy.parent} is no run of lam; did you mean {run_copy}?" in told
+    assert f"{run_copy.parent} is not a run of lam; did you mean {run_copy}?" in told
 
 
 @pytest.mark.filterwarnings("default")

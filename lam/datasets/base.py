@@ -64,7 +64,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         soft_labels: (N, C) shares of people who chose each class; None if unknown.
 
     Raises:
-        ValueError: If there is no item, a label has no class, an attribute not N values, or an input no fixed shape.
+        ValueError: For no items, a label without a class, an attribute without N values, or inputs of unknown shape.
     """
 
     is_query: Bool[Tensor, " N"] | None = None

@@ -36,7 +36,7 @@ _SYSTEM = frozenset(
 )
 """Lower-case names of files that file managers, network drives and archives create."""
 _OF_SYSTEM = "are of the system"  # a reason for leaving files out
-_NO_IMAGE = "are no images by name"
+_NO_IMAGE = "do not have the suffix of an image"
 
 
 class FolderImages(Dataset):
@@ -47,7 +47,7 @@ class FolderImages(Dataset):
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number; later, on reading a file that is no image.
+        ValueError: If paths and labels differ in number; later, on reading a file that is not an image.
     """
 
     paths: tuple[Path, ...]

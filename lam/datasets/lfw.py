@@ -3,7 +3,7 @@
     lfw-deepfunneled/ (or lfw_funneled/, lfw/)      <Person_Name>/<Person_Name>_0001.jpg, ...
     peopleDevTrain.txt, peopleDevTest.txt           number of people, then lines "<Person_Name> TAB <number of images>"
 
-The lists lie beside the folder of people; without them, people are split at random. Tested on generated files in this
+The lists are next to the folder of people; without them, people are split at random. Tested on generated files in this
 layout, not on the original files.
 """
 
@@ -91,7 +91,7 @@ def _people_folder(root: Path) -> Path:
 
 
 def _lists(people: Path) -> tuple[Path, Path] | None:
-    """Both published lists: beside the folder of people, in it or above it; None if they are missing."""
+    """Both published lists: next to the folder of people, in it or above it; None if they are missing."""
     for folder in (people.parent, people, people.parent.parent):
         lists = folder / _TRAIN, folder / _TEST
         missing = [path for path in lists if not path.is_file()]

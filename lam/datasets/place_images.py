@@ -33,7 +33,7 @@ class PlaceImages(FolderImages):
         paths: N image files.
         labels: (N,) int64, areas.
         positions: (N, X) in metres, in a coordinate system of each area.
-        name, preprocessing, is_query: as for `Dataset`; items that are no queries are the database.
+        name, preprocessing, is_query: as for `Dataset`; items that are not queries are the database.
         classes: names of the areas.
         angles: (N,) compass angles in degrees, with any number of whole turns.
 

@@ -235,7 +235,7 @@ class Encoder(ABC):
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that `save` writes beside the network."""
+        """Tensors that `save` writes in addition to the network."""
         return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(
@@ -280,7 +280,7 @@ class Encoder(ABC):
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.
             reference: further batches of known items, such as training items, from which neighbours may come.
-            kappa_head: a κ head trained beside the same network; it gives κ_a, and only p_known is learnt.
+            kappa_head: a κ head trained on the features of the same network; it gives κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 

@@ -1,7 +1,7 @@
 """An encoder as a folder: safetensors and JSON with hashes, no pickle.
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
-posterior.safetensors    tensors beside the network, such as weight, bias, sums of the curvature, eigenvectors
+posterior.safetensors    tensors outside the network, such as weight, bias, sums of the curvature, eigenvectors
 network.safetensors      state of the network, if any, by names without wrappers
 ambiguity.safetensors    tensors of `learn_ambiguity`, if it was called
 """

@@ -322,7 +322,7 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
     """The pairs of a batch of `Process.batches`: an anchor has its positive and all negatives.
 
-    Positives of other anchors are no negatives, because positives are not uniform.
+    Positives of other anchors are not negatives, because positives are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

@@ -56,7 +56,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         The saved calibration.
 
     Raises:
-        ValueError: for a folder that is no finished run, changed data, too few data to bound a target rate (with the
+        ValueError: for a folder without a finished run, changed data, too few data to bound a target rate (with the
             number needed), a flag without its features, damaged files, or a gallery without a match for any query.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """

@@ -85,7 +85,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file: give another --output")
     if output.is_dir() and any(output.iterdir()) and not (output / _JSON).is_file():
-        raise ValueError(f"{output} holds files that are no comparison: give another --output")
+        raise ValueError(f"{output} holds files that are not a comparison: give another --output")
     for run in runs:
         require_finished(run)
         if CURVES not in read_json(run / MANIFEST)["sha256"]:

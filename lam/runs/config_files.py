@@ -11,7 +11,7 @@ of the authors' file instead of the data set's.
 A section `networks` holds settings for single networks. The first installed one replaces the network that the file
 names, unless the settings name a network or weights.
 
-A file may extend another configuration, `extends: digits hib`, or a file beside it, `extends: base.yaml`, and hold only
+A file may extend another configuration, `extends: digits hib`, or a file next to it, `extends: base.yaml`, and hold only
 the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. If the
 method changes, the options of the earlier method are dropped.
 """
@@ -173,7 +173,7 @@ def _file_of(where: str) -> Path:
     if where and path.is_dir():
         if (path / CONFIG).is_file():
             return path / CONFIG
-        raise ValueError(f"{path} is no run of lam: it has no {CONFIG}")
+        raise ValueError(f"{path} is not a run of lam: it has no {CONFIG}")
     if path.is_file():
         return path
     raise ValueError(
@@ -221,7 +221,7 @@ def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[
     """The settings of a file, with its section for the network, and its sections for methods."""
     content = read_yaml(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is no configuration: it must hold settings, such as `margin: 0.7`")
+        raise ValueError(f"{path} is not a configuration: it must hold settings, such as `margin: 0.7`")
     methods_of_it, networks = (_sections(path, content, name) for name in (SECTIONS, NETWORKS))
     if network is None:
         network = _installed(path, networks)

@@ -28,7 +28,7 @@ class Run:
         folder: folder of the run.
 
     Raises:
-        ValueError: if the folder is no run or the run did not finish.
+        ValueError: if the folder is not a run or the run did not finish.
         CorruptFileError: naming the file that is missing, truncated or altered; every property raises it too.
     """
 

@@ -55,7 +55,7 @@ def require_finished(folder: Path) -> None:
     """Require a finished run; report and plots are not checked.
 
     Raises:
-        ValueError: if the folder is no run, the run did not finish, or it has another format.
+        ValueError: if the folder is not a run, the run did not finish, or it has another format.
         CorruptFileError: naming the file of settings or data that is missing, truncated or altered.
     """
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def require_finished(folder: Path) -> None:
     if not _is_run(folder):
         finished = [run for run in _runs_inside(folder) if (run / MANIFEST).is_file()]
         hint = f"; did you mean {finished[0]}?" if finished else ": `lam run CONFIG` or `lam demo` makes one"
-        raise ValueError(f"{folder} is no run of lam{hint}")
+        raise ValueError(f"{folder} is not a run of lam{hint}")
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"the run in {folder} has not finished: `lam run {folder}` continues it")
     verify(folder, [CONFIG, DATA], others=False)
@@ -97,7 +97,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
                 "give another --output or delete it"
             )
     elif folder.is_dir() and any(not path.match(_TEMPORARY) for path in folder.iterdir()):
-        raise ValueError(f"{folder} holds files that are no run of lam: give another --output")
+        raise ValueError(f"{folder} holds files that are not a run of lam: give another --output")
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
@@ -179,7 +179,7 @@ def _summary(items: Dataset) -> dict[str, Any]:
 
 
 def _with_defaults(settings: Any) -> Any:
-    """Settings with all defaults; unchanged if they are no configuration."""
+    """Settings with all defaults; unchanged if they are not a configuration."""
     try:
         return RunConfig.parsed(settings).resolved() if isinstance(settings, Mapping) else settings
     except ValueError:

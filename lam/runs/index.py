@@ -50,7 +50,7 @@ def index_images(
         The new items of the gallery, and the uncertain images.
 
     Raises:
-        ValueError: for a folder that is no finished run, or that another process writes to or serves; an unknown FAISS
+        ValueError: for a folder without a finished run, or that another process writes to or serves; an unknown FAISS
             type, or one that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
             calibration; or damaged files. The gallery then stays unchanged.
     """

@@ -97,6 +97,6 @@ def test_several_files_are_refused_and_other_json_is_none(tmp_path: Path) -> Non
     for name in ("cat", "dog"):
         coco(tmp_path / "classes" / "notes.json", tmp_path / "classes" / name, n=10)
     (tmp_path / "classes" / "notes.json").write_text("{")
-    with pytest.warns(Note, match=r"1 file\(s\) are no images by name and are left out: notes.json"):
+    with pytest.warns(Note, match=r"1 file\(s\) do not have the suffix of an image and are left out: notes.json"):
         parts = datasets.load("folder", root=tmp_path / "classes", preprocessing=SMALL)
     assert parts.train.classes == ("cat", "dog")

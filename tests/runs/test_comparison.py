@@ -145,11 +145,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
         compare([folder] * 25, output)
     with pytest.raises(ValueError, match="run is given twice: give each run once"):
         compare([folder, other, folder.parent / "." / "run"], output)
-    with pytest.raises(ValueError, match="is no run of lam"):
+    with pytest.raises(ValueError, match="is not a run of lam"):
         compare([folder, tmp_path], output)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="thesis holds files that are no comparison: give another --output"):
+    with pytest.raises(ValueError, match="thesis holds files that are not a comparison: give another --output"):
         compare([folder, other], tmp_path / "thesis")
     with pytest.raises(ValueError, match=r"thesis\.tex is a file: give another --output"):
         compare([folder, other], tmp_path / "thesis" / "thesis.tex")

@@ -47,7 +47,7 @@ def test_a_configuration_is_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
         load_config(["digits"])
     with pytest.raises(ValueError, match="there is no setting paper"):
         load_config("digits norm paper")
-    with pytest.raises(ValueError, match="is no run of lam: it has no config.yaml"):
+    with pytest.raises(ValueError, match="is not a run of lam: it has no config.yaml"):
         load_config(tmp_path)
 
 
@@ -108,8 +108,8 @@ def test_a_wrong_setting_is_explained_in_one_line(override: str, message: str) -
     ("content", "message"),
     [
         ("data: [", r"mine.yaml is not valid YAML: .* line"),
-        ("hello", "mine.yaml is no configuration: it must hold settings"),
-        ("", "mine.yaml is no configuration: it must hold settings"),
+        ("hello", "mine.yaml is not a configuration: it must hold settings"),
+        ("", "mine.yaml is not a configuration: it must hold settings"),
         ("network: {name: convnet8}", "mine.yaml: method.name is missing; known are deterministic, "),
         ("method: hib\nnetwork: {name: convnet8}", "mine.yaml: data: Field required"),
         (

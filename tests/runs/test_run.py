@@ -156,7 +156,7 @@ def test_a_folder_keeps_its_settings(finished_run: FinishedRun) -> None:
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="holds files that are no run of lam: give another --output"):
+    with pytest.raises(ValueError, match="holds files that are not a run of lam: give another --output"):
         run(tiny(tmp_path), progress=False)
     with pytest.raises(ValueError, match="thesis.tex is a file: give another --output"):
         run(tiny(tmp_path / "thesis.tex"), progress=False)
@@ -229,12 +229,12 @@ def test_an_unfinished_run_is_refused_and_can_be_continued(run_copy: Path, finis
 
 
 def test_the_folder_above_a_run_names_it(run_copy: Path) -> None:
-    with pytest.raises(ValueError, match=f"{run_copy.parent} is no run of lam; did you mean {run_copy}\\?"):
+    with pytest.raises(ValueError, match=f"{run_copy.parent} is not a run of lam; did you mean {run_copy}\\?"):
         _ = Run(run_copy.parent).encoder
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run of lam: `lam run CONFIG` or `lam demo` makes one"):
+    with pytest.raises(ValueError, match="is not a run of lam: `lam run CONFIG` or `lam demo` makes one"):
         _ = Run(tmp_path).encoder
     with pytest.raises(ValueError, match="there is no folder .*missing"):
         _ = Run(tmp_path / "missing").encoder

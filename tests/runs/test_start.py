@@ -145,7 +145,7 @@ def test_a_kappa_head_is_left_out_where_too_few_items_have_a_match_or_nothing_is
 @pytest.mark.usefixtures("unrendered")
 def test_a_run_that_cannot_be_started_from_is_refused_before_any_work(first: Path, tmp_path: Path) -> None:
     for settings, message in (
-        ([f"--checkpoint={first.parent}"], f"{first.parent} is no run of lam; did you mean"),
+        ([f"--checkpoint={first.parent}"], f"{first.parent} is not a run of lam; did you mean"),
         (
             [f"--checkpoint={first}", "--network.dimension=5"],
             r"checkpoint .*mcinfonce: the network differs from the saved one.* --network.name=",

@@ -11,7 +11,7 @@ of the authors' file instead of the data set's.
 A section `networks` holds settings for single networks. The first installed one replaces the network that the file
 names, unless the settings name a network or weights.
 
-A file may extend another configuration, `extends: digits hib`, or a file next to it, `extends: base.yaml`, and hold only
+A file may extend a configuration, `extends: digits hib`, or a file next to it, `extends: base.yaml`, and hold only
 the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. If the
 method changes, the options of the earlier method are dropped.
 """

@@ -5,7 +5,7 @@ exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these 
 folds scores each calibration query, and a function learnt on all folds scores new queries. This is cross-conformal
 prediction: it uses all data, and each calibration score is of a query that its function did not see.
 
-If the functions of all folds scored a new query, and their counts were added, the rate would be at most twice the
+One could score a new query by the functions of all folds and add their counts. Then the rate is at most twice the
 target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for
 new queries, as here, the rate is at most the target if leaving out a fold changes no decision. Over 2,000 simulated
 calibration sets in `tests/retrieval/decisions/test_acceptance`, no mean rate exceeds the target.
@@ -71,9 +71,9 @@ class Acceptance:
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
-            accept: name of the statistic. By default it is `probability`, or the best single score if its AUROC is
-                greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC is of right
-                first hits against queries without a match and strangers.
+            accept: name of the statistic; by default `probability`. The best single score replaces this default if its
+                AUROC is greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC is
+                of right first hits against queries without a match and strangers.
             of_strangers: promise the rate for strangers instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers, to promise the rate for a random item of a new class.

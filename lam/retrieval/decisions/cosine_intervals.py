@@ -19,8 +19,8 @@ _PAIRS = 2000  # more pairs would move the ends less than sampling does
 class CosineIntervals:
     """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
 
-    The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`, in
-    the mean over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: one
+    The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`,
+    averaged over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: one
     width for all would hold the cosine too rarely for uncertain queries.
 
     Attributes:

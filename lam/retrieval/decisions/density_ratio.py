@@ -65,7 +65,7 @@ class DensityRatio:
         For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
         equality if A holds no stranger. The three sets A hold 0.25, 0.5 and 0.75 of the known queries, the most known
         by a regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level
-        divided among the sets; its upper end holds if one of the sets holds no stranger.
+        divided among the sets. Its upper end is valid if one of the sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """

@@ -1,7 +1,7 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
 In a part, the statistic of queries without a match has another distribution than in the whole gallery, where the
-probability was learnt. So a filtered search accepts by the cosine of the first hit alone, which is not learnt. The
+probability was learnt. So a filtered search accepts by the cosine of the first hit alone, which needs no learning. The
 calibration's `UnmatchedQueries` search the part, each without its matches. Their cosines are exchangeable with a new
 query's. So the threshold by counting keeps the target exactly (`lam.retrieval.decisions.conformal`), in any part that
 was chosen without regard to these queries.

@@ -3,9 +3,9 @@
 The hits must satisfy a contract, because thresholds and probabilities are learnt from cosines of exact searches:
 
 - Vectors are `mean` of the encoder that embeds the queries. Mean directions of samples need the same number of samples.
-- Scores are cosines, best first. Convert what a store returns: pgvector (`<=>`) and Chroma (space `cosine`) give
-  distances, the cosine is 1 - distance; Elasticsearch gives (1 + cosine) / 2, the cosine is 2 score - 1; Qdrant
-  (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only of unit vectors.
+- Scores are cosines, best first. Convert what a store returns. pgvector (`<=>`) and Chroma (space `cosine`) give
+  distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
+  (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
 - The search is exact or nearly exact: a missed neighbour lowers cosines and votes. Recall of 50 hits should be above
   0.95.
 - Each query has 50 hits (`N_HITS`), or all items of the store. Each hit has its label.

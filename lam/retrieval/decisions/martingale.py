@@ -5,8 +5,8 @@ inequality a wealth that begins at 1 then reaches 1/α with a probability of at 
 contrast, a test repeated on a growing stream, such as Kolmogorov and Smirnov's, raises a false alarm sooner or later.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
-is compared with *all* earlier ones. A fixed calibration set would not do: its chance deviation from the truth is the
-same for every query, and bets on it win without end.
+is compared with *all* earlier ones. A fixed calibration set would not do: it deviates from the truth by chance, in the
+same way for every query, so that some bets win without end.
 """
 
 from collections.abc import Callable

@@ -34,9 +34,9 @@ def control_selective_risk(
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
     source, with the same share of strangers. Second, answers of a higher score are not wrong more often than answers of
-    a lower one; without ties it suffices that R exceeds the target below one threshold and nowhere above it. The second
-    is needed because thresholds are scores of calibration queries. 1,080 kinds of adversarial scores that violate it
-    broke the promise in at most 0.044 of 20,000 sets, where 0.05 is allowed.
+    a lower one. (Without ties it suffices that R exceeds the target below one threshold and nowhere above it.) The
+    second is needed because thresholds are scores of calibration queries. 1,080 kinds of adversarial scores that
+    violate it broke the promise in at most 0.044 of 20,000 sets, where 0.05 is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.

@@ -24,7 +24,7 @@ class UnseenClasses:
     """p-values for a new item's class being new and for its being in the gallery, learnt from N gallery items.
 
     Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" allows the statement "of a class in the
-    gallery", and p ≤ α for "in the gallery" allows "of no class in the gallery". Each statement is false for at most a
+    gallery". p ≤ α for "in the gallery" allows "of no class in the gallery". Each statement is false for at most a
     share α of the items of the other kind, so that at most a share α of all items gets a false statement.
 
     These shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item,

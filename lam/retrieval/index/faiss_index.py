@@ -1,8 +1,8 @@
 """A searchable collection of embeddings with their κ, over any FAISS index type.
 
-FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. Their scores are
-exact cosines of the stored vectors. A query with too few candidates is searched exactly. `lam.retrieval.index.rows`
-stores the rows, and `lam.retrieval.index.files` writes them.
+FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. The candidates are
+scored by exact cosines of the stored vectors. A query with too few candidates is searched exactly. The stored rows are
+in `lam.retrieval.index.rows`, files in `lam.retrieval.index.files`.
 """
 
 import warnings
@@ -117,9 +117,9 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for an untrained type, another dimension, a mean that is no unit vector or has another number of
-                samples than the index, a κ that is negative or not finite, ids that are negative, repeated or taken, or
-                an error of FAISS.
+            ValueError: for an untrained type or an error of FAISS; for embeddings of another dimension or number of
+                samples, means that are not unit vectors, or a κ that is negative or not finite; for ids that are
+                negative, repeated or in the index.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)

@@ -24,7 +24,7 @@ from lam.utils.checks import check_length, check_no_nan, check_share
 
 @dataclass(frozen=True)
 class OpenSet:
-    """Open-set metrics at one false-positive rate; they hold for galleries of this size.
+    """Open-set metrics at one false-positive rate, for galleries of size `gallery_size`.
 
     Attributes:
         gallery_size: number of items that were searched.
@@ -77,7 +77,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
     """Least score of a non-mated search above which at most a share `rate` of them lies.
 
-    It describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
+    The threshold describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
 
     Example:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)

@@ -92,7 +92,7 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """Agreement of C classes with C clusters of the unit vectors by Ward's method; it takes 4 N² bytes.
+    """Agreement of C classes with C clusters of the unit vectors by Ward's method, in 4 N² bytes of memory.
 
     None for fewer than two classes, or if every item has a class of its own.
 

@@ -97,12 +97,7 @@ class ImageBatches:
     """
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        preprocessing: Preprocessing,
-        damaged: DamagedFiles,
-        *,
-        goes_on: bool | None = None,
+        self, files: Sequence[Path], preprocessing: Preprocessing, damaged: DamagedFiles, *, goes_on: bool | None = None
     ) -> None:
         size = BATCH if preprocessing.shape is not None else 1
         self._parts = [files[start : start + size] for start in range(0, len(files), size)]

@@ -151,10 +151,10 @@ class _Compiler:
         if len(rest) != 1 or not rest <= {"match", "range"}:
             _refuse(f"needs one of match and range for the field {content['key'][:80]!r}")
         test = self._match if "match" in content else self._range
-        own, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
+        whole, element = (test(content[next(iter(rest))], name) for name in ("v", "e"))
         elements = "json_each(CASE WHEN v.type = 'array' THEN v.value ELSE '[]' END) AS e"
-        text = f"EXISTS ({tables} AND ({own.text} OR EXISTS (SELECT 1 FROM {elements} WHERE {element.text})))"
-        return Sql(text, (*named, *own.parameters, *element.parameters))
+        text = f"EXISTS ({tables} AND ({whole.text} OR EXISTS (SELECT 1 FROM {elements} WHERE {element.text})))"
+        return Sql(text, (*named, *whole.parameters, *element.parameters))
 
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
         """The beginning of an SQL query that selects the value of a field as `v`, and its parameters."""

@@ -105,17 +105,17 @@ def _register(table: dict[str, tuple[Any, ...]], kind: str, *strengths: Any) -> 
     return register
 
 
-_own, _published = partial(_register, STRENGTHS), partial(_register, PUBLISHED_STRENGTHS)
+_of_lam, _published = partial(_register, STRENGTHS), partial(_register, PUBLISHED_STRENGTHS)
 
 
-@_own("noise", 0.05, 0.1, 0.2, 0.3, 0.4)
+@_of_lam("noise", 0.05, 0.1, 0.2, 0.3, 0.4)
 @_published("gaussian-noise", 0.04, 0.06, 0.08, 0.09, 0.1)
 def _noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
     """Gaussian noise of this standard deviation."""
     return images + deviation * filters.normal(images.shape, images, generator)
 
 
-@_own("blur", 0.01, 0.02, 0.05, 0.075, 0.1)
+@_of_lam("blur", 0.01, 0.02, 0.05, 0.075, 0.1)
 def _blur(images: Tensor, share: float, _: torch.Generator) -> Tensor:
     """A Gaussian blur of this standard deviation, in shorter sides."""
     from torchvision.transforms.v2.functional import gaussian_blur
@@ -124,14 +124,14 @@ def _blur(images: Tensor, share: float, _: torch.Generator) -> Tensor:
     return gaussian_blur(images, [2 * max(1, round(2 * sigma)) + 1] * 2, [sigma, sigma])
 
 
-@_own("contrast", 0.75, 0.5, 0.25, 0.15, 0.1)
+@_of_lam("contrast", 0.75, 0.5, 0.25, 0.15, 0.1)
 def _contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
     """Keeps this share of each value's distance from the image's mean."""
     mean = images.mean((1, 2, 3), keepdim=True)
     return mean + left * (images - mean)
 
 
-@_own("crop", 0.9, 0.8, 0.7, 0.6, 0.5)
+@_of_lam("crop", 0.9, 0.8, 0.7, 0.6, 0.5)
 def _crop(images: Tensor, share: float, _: torch.Generator) -> Tensor:
     """This share of each side around the centre, enlarged to the size of the image."""
     from torchvision.transforms.v2.functional import center_crop, resize

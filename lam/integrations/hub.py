@@ -87,7 +87,6 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         return ModelCard(f"---\n{header}\n---\n\n" + "\n".join(self._card()))
 
     def _card(self) -> Iterator[str]:
-        """Lines of the card."""
         yield "# A retrieval network that knows how sure it is\n"
         kind = f"`{self.encoder.kind}`, {self.encoder.dimension} dimensions"
         yield f"An encoder of lam, distribution `lam-retrieval` ({kind}): every embedding is a"

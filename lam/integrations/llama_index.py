@@ -113,8 +113,8 @@ def open_run(folder: str | Path, **options: Any) -> tuple[list[TextNode], LamEmb
         node = TextNode(id_=item.id, text=item.text or "", metadata=fields, embedding=item.embedding.tolist())
         node.excluded_embed_metadata_keys = list(fields)  # the run embedded the text alone
         nodes.append(node)
-    own = {"encoder": run.encoder, "calibration": calibration, "n_samples": gallery.mean_samples}
-    return nodes, embedding, LamPostprocessor(**own, **options)
+    of_run = {"encoder": run.encoder, "calibration": calibration, "n_samples": gallery.mean_samples}
+    return nodes, embedding, LamPostprocessor(**of_run, **options)
 
 
 def _cosines_of(nodes: list[NodeWithScore], least: int) -> torch.Tensor:

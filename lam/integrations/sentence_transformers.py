@@ -98,15 +98,16 @@ def load(folder: str | Path, *, device: str | None = None) -> SentenceTransforme
         ValueError: for a module of another package, or a path outside the folder.
     """
     folder = Path(folder)
-    listed, own = read_json(folder / "modules.json"), f"{KappaModule.__module__}.{KappaModule.__name__}"
+    listed, kappa_module = read_json(folder / "modules.json"), f"{KappaModule.__module__}.{KappaModule.__name__}"
     modules = []
     for entry in listed:
         kind, place = str(entry["type"]), str(entry["path"])
         if not (folder / place).resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{folder}: the path {place!r} of a module leads out of the folder")
-        if kind != own and not kind.startswith("sentence_transformers."):
-            raise ValueError(f"{folder} needs the module {kind}: allowed are sentence_transformers.* and {own}")
-        module = KappaModule if kind == own else import_module_class(kind, model_name_or_path=str(folder))
+        is_kappa = kind == kappa_module
+        if not is_kappa and not kind.startswith("sentence_transformers."):
+            raise ValueError(f"{folder} needs the module {kind}: allowed are sentence_transformers.*, {kappa_module}")
+        module = KappaModule if is_kappa else import_module_class(kind, model_name_or_path=str(folder))
         modules.append(module.load(str(folder), subfolder=place, local_files_only=True))
     saved = read_json(folder / "config_sentence_transformers.json")
     settings = {name: saved[name] for name in _SETTINGS if name in saved}

@@ -319,7 +319,6 @@ def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = No
 
 
 def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any]:
-    """Fields of an answer from its decision."""
     decision, probability = decisions.decision[0], float(decisions.probability[0])
     return {
         "decision": "unknown" if decision == "match" and probability < min_probability else decision,

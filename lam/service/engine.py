@@ -173,16 +173,8 @@ class Engine:
     @property
     def workers(self) -> tuple[Worker[Any, Any], ...]:
         """The workers, in the order of a request."""
-        return (
-            self.lister,
-            self.reader,
-            self.decoder,
-            self.network,
-            self.filterer,
-            self.searcher,
-            self.writer,
-            self.watcher,
-        )
+        before_search = (self.lister, self.reader, self.decoder, self.network, self.filterer)
+        return *before_search, self.searcher, self.writer, self.watcher
 
     @property
     def complaints(self) -> list[str]:

@@ -78,7 +78,7 @@ class GallerySearch:
         matching, known = self._gallery.matching(where), self._known_parts.get(where.text)
         if known is not None and known.matching is matching and known.base is calibration:
             return known
-        own = None
+        calibrated = None
         if calibration is not None:
             scores = false_accepts(
                 calibration,
@@ -87,8 +87,8 @@ class GallerySearch:
                 len(matching),
             )
             if scores is not None and scores.n_units >= needed(calibration.targets.far):
-                own = of_part(calibration, scores, len(matching))
-        self._known_parts[where.text] = part = Part(matching, calibration, own)
+                calibrated = of_part(calibration, scores, len(matching))
+        self._known_parts[where.text] = part = Part(matching, calibration, calibrated)
         while len(self._known_parts) > _KEPT_PARTS:
             del self._known_parts[next(iter(self._known_parts))]
         return part

@@ -203,7 +203,6 @@ def _operation(
 async def _enrol(
     engine: Engine, request: Request, item_id: str | None, label: str | None, *, uncertain: Uncertain, fuse: bool
 ) -> Response:
-    """Add or fuse the item of a request."""
     if content_type(request.headers, *CONTENT_TYPES, JSON) != JSON:
         parsed = ParsedItem(await request.body())
     else:
@@ -218,12 +217,7 @@ async def _enrol(
 
 
 async def _enrol_batch(
-    engine: Engine,
-    parsed: Sequence[ParsedItem | ServiceError],
-    *,
-    on_error: OnError,
-    uncertain: Uncertain,
-    fuse: bool,
+    engine: Engine, parsed: Sequence[ParsedItem | ServiceError], *, on_error: OnError, uncertain: Uncertain, fuse: bool
 ) -> Response:
     """Add or fuse the items of a batch; `on_error` says what a bad item prevents."""
     entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
@@ -268,7 +262,6 @@ def _refuse_bad(parts: Sequence[object]) -> None:
 
 
 def _enrolled(engine: Engine, query: queries.Query, change: Change) -> models.EnrolResponse:
-    """The answer for an added item."""
     assert change.item is not None
     return models.EnrolResponse(
         **_fields_of(ItemInfo.of(change.item), engine.responder),

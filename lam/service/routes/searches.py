@@ -146,7 +146,6 @@ def add_searches(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
 
 
 def _group_size(engine: Engine, k: int, group_by: str | None, group_size: int | None) -> int:
-    """The greatest number of items of a group."""
     if group_by is None and group_size is not None:
         raise ServiceError(422, "group_size needs group_by", allowed="group_by=label")
     size, most = group_size or _GROUP_SIZE, engine.settings.max_k

@@ -63,11 +63,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
             index_recall=None
             if recall is None
             else state_models.RecallFields(
-                queries=recall.n_queries,
-                k=recall.k,
-                recall=recall.share,
-                hits=recall.depth,
-                unchanged=recall.unchanged,
+                queries=recall.n_queries, k=recall.k, recall=recall.share, hits=recall.depth, unchanged=recall.unchanged
             ),
             limits=state_models.LimitFields(
                 max_bytes=settings.max_body,

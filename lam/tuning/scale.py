@@ -44,7 +44,7 @@ METRICS |= {
     "tuned_score_error": Metric("standard error of the difference", "neither", "of the mean difference, over queries"),
     "tuned_ece": Metric("ECE, validation", "lower", "mean gap between confidence and accuracy at the chosen s"),
     "tuned_cosine": Metric(
-        "cosine of sampled and own direction",
+        "cosine of sampled and network direction",
         "higher",
         "below 0.9 the posterior is so wide that the mean of its samples points elsewhere than the network",
     ),

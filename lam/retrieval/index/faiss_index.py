@@ -146,8 +146,8 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and types without removal, only hide a removed row from searches. Once 20 % of the rows are hidden, Flat
-        drops them, and a type without removal is rebuilt.
+        Flat, and types without removal, first hide a removed row from searches. Flat drops the hidden rows of a chunk
+        once they are 20 % of it. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:
             ids: (N,) distinct ids in the index.

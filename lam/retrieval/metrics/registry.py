@@ -184,7 +184,7 @@ METRICS: dict[str, Metric] = {
     "ece_below_one": Metric(
         "ECE below 1",
         "lower",
-        "the ECE of the authors' code, without the queries of confidence 1",
+        "the ECE of Warburg et al.'s code, without the queries of confidence 1",
         lambda agreement: agreement.binned(closed="left").expected_error,
         ("agreement",),
         shown=("table",),

@@ -170,7 +170,7 @@ SCORES: dict[str, Score] = {
         k=hit_scores.NEAREST,
     ),
     "votes": Score(
-        "share of the first hits of another class than the first hit",
+        "share of the first hits with another class than the first hit",
         "votes",
         "the hits do not agree on the class",
         hit_scores.disagreement,

@@ -122,7 +122,7 @@ class SampledAnswers:
     def votes(self) -> Votes:
         """Votes for the most common label; in a tie, the label of the nearest hit is predicted.
 
-        Items with places instead of labels vote for the first hit.
+        Places have no labels, so the votes are for the first hit.
         """
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates

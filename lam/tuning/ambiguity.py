@@ -3,8 +3,8 @@
 The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely an item's matches lie
 around the item; it comes from known items nearby, or from a trained head. One κ combines κ_a and p_known. A match
 follows a von Mises-Fisher distribution of concentration κ_a with probability p_known, else the uniform distribution.
-This mixture has the mean resultant length R = p_known A_D(κ_a). The von Mises-Fisher distribution of this R has
-κ = A_D⁻¹(R).
+This mixture has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R). A_D maps the concentration of a von
+Mises-Fisher distribution to its mean resultant length.
 """
 
 from collections import defaultdict

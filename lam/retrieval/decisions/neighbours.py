@@ -68,7 +68,7 @@ def choose_nearest(
             either side or without the score's evidence.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether their first hits are right.
-        others: evidence of searches without a right hit, such as of strangers; scores without their evidence skip it.
+        others: evidence of searches without a right hit (strangers, say); scores skip searches without their evidence.
 
     Example:
         >>> right = torch.arange(40) < 20

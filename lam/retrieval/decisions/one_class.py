@@ -31,8 +31,8 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls further with the odds, so that remote queries
-    are unknown for any N.
+    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls in inverse proportion to the odds, so that
+    remote queries are unknown for any N.
 
     Strangeness is the greater rank of two statistics. The Mahalanobis distance is two-sided: each score enters as the
     log odds of its rank, extended beyond the extremes (`ExtendedOdds`). `joint_surprise` combines `STRANGER_SCORES`.

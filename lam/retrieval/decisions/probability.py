@@ -117,7 +117,7 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    x_j is the log odds of the rank of a score (see `RankOdds`), and s = b + Σ_j w_j x_j a logistic regression on all.
+    x_j is the log odds of the rank of score j (see `RankOdds`), and s = b + Σ_j w_j x_j a logistic regression on all.
     g is a piecewise linear isotonic regression on out-of-fold values of s, so that log odds need not be linear in the
     scores. The probability is (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression beats the logistic curve σ only
     with hundreds of searches, and σ orders searches where g is level. Values of g stay 1/(N + 2) away from 0 and 1.

@@ -89,5 +89,5 @@ def limited_time(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary error code; for an error that this module raises, the code of corruption."""
+    """SQLite's primary error code; the code of corruption for an error that lam itself raises."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

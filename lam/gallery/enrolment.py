@@ -150,7 +150,7 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
 
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
-    """Item of a data set's preview; its metadata holds the text."""
+    """The gallery item for an item of a data set, with the metadata, text and picture of its preview."""
     metadata = metadata_json({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
     images = Images(paths=json.dumps([preview.path]))
     return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)

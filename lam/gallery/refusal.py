@@ -9,8 +9,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
     """A refused operation; unless the message says otherwise, nothing was changed.
 
     Args:
-        kind: `invalid` can never succeed, `conflict` contradicts the stored items, `busy` can succeed later, `full`
-            could not be stored, `read_only` belongs to another process.
+        kind: `invalid`: it can never succeed; `conflict`: it contradicts the stored items; `busy`: it can succeed
+            later; `full`: it could not be stored; `read_only`: another process writes the gallery.
         error: what was wrong.
         allowed: what is allowed, as JSON.
         after: for `busy`, seconds until the next try.

@@ -90,7 +90,7 @@ class ItemStore:
         return connection
 
     def _cannot_change(self) -> bool:
-        """Whether the folder is read-only and holds no log; an immutable connection would ignore a log."""
+        """Whether the file cannot change: its folder is read-only, and has no log, which `immutable` would ignore."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:

@@ -174,7 +174,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """White, the largest value of the fewest bits that hold all pixels: files do not tell that they use 12 of 16."""
+    """White: the largest value of the fewest bits that hold all pixels. Files do not say if they use 12 of 16 bits."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

@@ -50,7 +50,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
 
     @classmethod
     def of(cls, encoder: Encoder, calibration: Calibration | None = None, metrics: Any = None) -> "HubEncoder":
-        """An encoder to publish, from the attributes."""
+        """A `HubEncoder` with these attributes."""
         hub = cls()
         hub.encoder, hub.calibration, hub.metrics = encoder, calibration, metrics or {}
         return hub

@@ -1,4 +1,4 @@
-"""Predictions for texts, and P(right) of each hit of a query, for the adapters of text libraries."""
+"""Predictions for texts, and P(right), the probability that a hit is right, for the adapters of text libraries."""
 
 import json
 import warnings

@@ -31,7 +31,7 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
     is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional: rows of one label
-    are pairs for the Laplace posterior. With a single class, or one row a class, nearest neighbours are the pairs.
+    are pairs for the Laplace posterior. If there is one class, or one row per class, nearest neighbours are the pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the
@@ -134,7 +134,7 @@ def _tensor(X: np.ndarray) -> Tensor:
 
 
 def _pairs(rows: Tensor, labels: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Relation]:
-    """Batches with targets, and the relation of pairs: equal labels, or else directions as near as neighbours are."""
+    """Batches with targets, and the relation that makes pairs: equal labels, or else directions close together."""
     counts = torch.zeros(0) if labels is None else labels.unique(return_counts=True)[1]
     if labels is not None and len(counts) > 1 and bool((counts > 1).any()):
         return [(rows, labels)], Relation("dataset")

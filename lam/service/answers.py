@@ -69,7 +69,7 @@ class Responder:
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Whether κ is below the flag; None without a calibration. For an item, pass the least κ of its images."""
+        """Whether κ (of an item, its least κ) is below the threshold that flags queries; None without a calibration."""
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def verdicts(
@@ -197,7 +197,7 @@ class Responder:
         return self.calibration if part is None else part.calibration
 
     def about(self, info: ItemInfo) -> dict[str, Any]:
-        """Fields of every answer about an item."""
+        """The fields that every answer about an item has."""
         return {
             "id": info.id,
             "label": info.label,
@@ -297,7 +297,7 @@ def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | Hit
 
 
 def numbers_of(vector: bytes | None) -> list[float] | None:
-    """A stored vector as numbers."""
+    """A stored vector as a list of floats."""
     return None if vector is None else np.frombuffer(vector, np.float32).tolist()
 
 

@@ -190,7 +190,7 @@ def _batch(body: bytes, name: str, limits: JsonLimits) -> list[Any]:
 
 
 def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
-    """The JSON of a body of one or several parts."""
+    """Parse the JSON of a body with at most this number of queries or items."""
     if len(body) > limits.max_json:
         _refuse_costly(body, parts * (limits.dimension + _VALUES_BESIDE) + _VALUES)
     try:

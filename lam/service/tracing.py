@@ -37,7 +37,7 @@ _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 @contextmanager
 def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
-    """Within the context, trace a request. Its id is the id in `headers` (lower-case names), if short and plain."""
+    """Trace a request within the context. A short and plain id in `headers` (names in lower case) becomes its id."""
     sent = headers.get(HEADER.lower().encode(), b"")
     trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
     token = _NOW.set(trace)

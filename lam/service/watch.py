@@ -1,9 +1,9 @@
-"""`Watch`: the promise of a service, its answer ids, and feedback that is durable once it is acknowledged.
+"""`Watch` tests on queries and feedback whether the promised error rates hold, and gives each answer an id.
 
 The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
 Answers are not stored: the id of an answer holds what feedback needs, under a seal. The tests are written with each
 feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, but no
-feedback.
+acknowledged feedback.
 """
 
 import base64

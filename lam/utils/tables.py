@@ -214,7 +214,7 @@ def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let the values of CSV files have any length."""
+    """Within the context, values of CSV files may have any length."""
     limit = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield

@@ -185,7 +185,10 @@ WORTH = {
 @table
 def worth() -> list[Row]:
     """The flag and the probability beside the cosine of the first hit, in short."""
-    heads = ["AUROC of strangers: cosine", "lam's flag", "answered: cosine", "lam's probability"]
+    heads = [
+        *("AUROC of strangers: cosine", "AUROC of strangers: lam's flag"),
+        *("answered: cosine", "answered: lam's probability"),
+    ]
     table: list[Row] = [["data", *heads]]
     for cell, title in WORTH.items():
         aside = [one[ASIDE] for one in draws_of(cell)]

@@ -43,11 +43,22 @@ def filled(text: str) -> str:
     """The page with its tables filled."""
 
     def made(found: re.Match[str]) -> str:
-        head, *rows = TABLES[found[2]]()
+        head, *rows = count_once(TABLES[found[2]]())
         lines = [f"| {' | '.join(row)} |".replace(" ± ", "±") for row in (head, ["---"] * len(head), *rows)]
         return "\n".join((found[1], "", *lines, "", found[3]))
 
     return re.sub(r"(<!-- table (\w+) -->)\n.*?(<!-- end -->)", made, text, flags=re.DOTALL)
+
+
+def count_once(rows: list[Row]) -> list[Row]:
+    """The rows, with a number of seeds, draws or splits that all have in common moved to the head."""
+    (first, *heads), *body = rows
+    counts = {found[1] if (found := re.search(r" \((\d+)\)$", row[0])) else "" for row in body}
+    if counts == {""} or len(counts) > 1 or not re.search(r"\((seeds|draws|splits)\)", first):
+        return rows
+    (count,) = counts
+    first = re.sub(r"\((\w+)\)", rf"({count} \1)", first)
+    return [[first, *heads], *([row[0].removesuffix(f" ({count})"), *row[1:]] for row in body)]
 
 
 def read(name: str) -> dict[str, Any]:
@@ -73,13 +84,13 @@ REAL = {
     "faces__faces": "faces, face network",
     "efficientnet_lite0__faces": "faces",
     "efficientnet_lite0__stamps": "drawings",
-    "efficientnet_lite0__emoji": "emoji of another maker",
+    "efficientnet_lite0__emoji": "emoji",
     "efficientnet_lite0__cifar10": "photographs",
     "efficientnet_lite0__omniglot": "characters",
     "minilm__clinc150": "clinc150",
     "minilm__banking77": "banking77",
     "minilm__docstrings": "docstrings",
-    "minilm__debian": "package descriptions",
+    "minilm__debian": "packages",
 }
 """Cells of `real.py`, and what a reader calls them; images without a network's name are by EfficientNet-Lite0."""
 ALONE, ASIDE = "alone", "set_aside"
@@ -253,9 +264,9 @@ def real_answered() -> list[Row]:
 @table
 def real_promised() -> list[Row]:
     """False accepts in the test at the strictest of two rates that the data can promise."""
-    table: list[Row] = [["data", "promised of", "rate", "false accepts", "inside", "answered right", "by first cosine"]]
+    table: list[Row] = [["data", "promised for", "rate", "false accepts", "inside", "answered right", "by first cosine"]]
     for cell, title in REAL.items():
-        for way, key, whom in ((ALONE, OF_ALONE, "queries without a match"), (ASIDE, OF_ASIDE, "strangers' classes")):
+        for way, key, whom in ((ALONE, OF_ALONE, "no match"), (ASIDE, OF_ASIDE, "strangers")):
             for rate in ("0.05", "0.1"):
                 rows = [(one[way][key][rate], one[way]["accept"]) for one in draws_of(cell)]
                 rows = [(row, accept) for row, accept in rows if "least" not in row]
@@ -275,7 +286,7 @@ def real_promised() -> list[Row]:
 def real_errors() -> list[Row]:
     """ECE of P(right | known) beside chance, and how often it is not behind the best single score."""
     table: list[Row] = [
-        ["data", "test queries", "ECE", "of a perfect probability, below", "AUSC not behind the best score"]
+        ["data", "test queries", "ECE", "ECE by chance", "AUSC not behind the best score"]
     ]
     for cell, title in REAL.items():
         draws = draws_of(cell)
@@ -332,8 +343,8 @@ def both_at_once() -> list[Row]:
 def answer_errors() -> list[Row]:
     rows: list[Row] = [
         [
-            *("data", "queries", "recall@1", "behind the best score", "seeds inside"),
-            *("ECE", "ECE of the perfect", "greatest gap, corrupted"),
+            *("data", "queries", "recall@1", "AUSC behind the best score (error)", "seeds not behind"),
+            *("ECE", "ECE by chance", "greatest gap, corrupted"),
         ]
     ]
     for name, results in answered().items():
@@ -341,7 +352,7 @@ def answer_errors() -> list[Row]:
         first = next(iter(seeds))
         inside = f"{sum(row['not_behind'] for row in seeds)} of {len(seeds)}"
         figures = ("ece", "ece_of_the_perfect", "greatest_gap")
-        behind = f"{results['mean']['behind']:+.4f} (error {results['mean']['behind_error']:.4f})"
+        behind = f"{results['mean']['behind']:+.4f} ({results['mean']['behind_error']:.4f})"
         row = (spread(results, figure) for figure in figures)
         rows.append([name, f"{first['queries']:,}", spread(results, "recall@1"), behind, inside, *row])
     return rows
@@ -366,20 +377,21 @@ def answers_corrupted() -> list[Row]:
 def one_number() -> list[Row]:
     """The κ of an encoder that has learnt its ambiguity, its parts and the cheap rivals, on real networks."""
     names = {
-        "kappa": "**κ, the one number**",
-        "kappa_aleatoric": "κ of ambiguity",
-        "kappa_epistemic": "κ of the posterior",
+        "kappa": "**κ**",
+        "kappa_aleatoric": "κ_a",
+        "kappa_epistemic": "κ_e",
         "cosine": "first cosine",
-        "votes": "votes of 10",
+        "votes": "votes",
         "relative_mahalanobis": "relative Mahalanobis",
     }
-    rows: list[Row] = [["data", "score", "AUSC", "AUROC", "share of the blend", "severity, worst kind"]]
+    rows: list[Row] = [["data", "score", "AUSC", "AUROC", "correlation: blend", "correlation: severity, worst kind"]]
     for cell, measured in kept("ambiguity").items():
         for score, name in names.items():
             of = measured["scores"][score]
             worst = max(of.keys() - {"ausc", "auroc", "blend"}, key=lambda kind: of[kind]["mean"])
             figures = [f"{of[key]['mean']:.2f} ± {of[key]['std']:.2f}" for key in ("ausc", "auroc", "blend", worst)]
-            rows.append([REAL[cell], name, *figures[:-1], f"{figures[-1]} ({worst})"])
+            data = REAL[cell] if score == "kappa" else ""
+            rows.append([data, name, *figures[:-1], f"{figures[-1]} ({worst})"])
     return rows
 
 
@@ -596,12 +608,12 @@ def supcon_settings() -> list[Row]:
 def laplace_torch() -> list[Row]:
     """How many times as fast as laplace-torch, by precision."""
     measured = {size: part for size, part in read("laplace_torch").items() if size != "machine"}
-    rows: list[Row] = [["layer", "structure", "fit", "fit, float64", "covariances", "covariances, float64"]]
+    rows: list[Row] = [["P, D", "structure", "fit", "fit, float64", "covariances", "covariances, float64"]]
     for size in (size for size in measured if f"{size}, float64" in measured and "1024" not in size):
         for structure in ("diag", "kron"):
             parts = (measured[size][structure], measured[f"{size}, float64"][structure])
             ratios = (f"{part[what]['times_faster']:.3g} ×" for what in ("fit", "covariance") for part in parts)
-            rows.append([size, f"`{structure}`", *ratios])
+            rows.append([re.sub("[PD] = ", "", size), f"`{structure}`", *ratios])
     return rows
 
 
@@ -752,8 +764,8 @@ def suite_auroc() -> list[Row]:
 def suite_posteriors() -> list[Row]:
     """The paper's posterior and the default on networks of the same settings and seeds, where both were measured."""
     figures = {"auroc": "AUROC of strangers", "ece": "ECE"}
-    heads = [f"{title}: {name}" for title in figures.values() for name in ("before", "default")]
-    rows: list[Row] = [["run (seeds)", *heads, "ECE by chance", "least fall of κ: before", "default"]]
+    heads = [f"{title}: {name}" for title in figures.values() for name in ("paper's", "default")]
+    rows: list[Row] = [["run (seeds)", *heads, "ECE by chance", "least fall of κ: paper's", "least fall of κ: default"]]
     for name in SUITE:
         results = read(f"suite/{name}")
         if DEFAULT_ROW in results:
@@ -896,18 +908,20 @@ def experiment_rows(name: str, keys: Sequence[str], figures: dict[str, int]) -> 
 @table
 def varcon_accuracy() -> list[Row]:
     """What `lam experiment varcon-accuracy` found."""
-    keys = ["loss", "batch", "images a class"]
+    keys = ["loss", "batch", "images a class"]  # the page has batches of 64, so it leaves out the column
     figures = {"linear probe": 3, "k-NN, 5": 3, "NMI": 3, "under corruption": 3}
     rows = experiment_rows("varcon_accuracy", keys, figures)
-    return [["data (seeds)", *keys, *figures], *(row for row in rows if row[2] == "64" and row[3] != "20")]
+    shown = [row for row in rows if row[2] == "64" and row[3] != "20"]
+    return [["data (seeds)", "loss", "images a class", *figures], *([*row[:2], *row[3:]] for row in shown)]
 
 
 @table
 def explicit_concentration() -> list[Row]:
-    """What `lam experiment explicit-concentration` found."""
+    """What `lam experiment explicit-concentration` found on digits."""
     keys = ["base", "κ"]
     figures = {"linear probe": 3, "k-NN": 3, "correlation with severity": 2, "AUROC of wrong": 2}
-    return [["data (seeds)", *keys, *figures], *experiment_rows("explicit_concentration", keys, figures)]
+    rows = experiment_rows("explicit_concentration", keys, figures)
+    return [[*keys, *figures], *(row[1:] for row in rows if row[0] == "digits (3)")]
 
 
 def of_tables(title: str, keys: Sequence[str]) -> dict[tuple[str, ...], dict[str, list[float]]]:

@@ -234,14 +234,14 @@ def real_right() -> list[Row]:
 @table
 def real_answered() -> list[Row]:
     """Known queries answered, and rightly, where one in twenty of those that cannot be answered is."""
-    names = {"cosine": "first cosine", "relative_mahalanobis": "relative Mahalanobis", "": "what decides"}
+    names = {"cosine": "first cosine", "relative_mahalanobis": "relative Mahalanobis", "": "lam"}
     table: list[Row] = [
         [
             "data",
-            *(f"no match in the gallery: {title}" for title in names.values() if title != "relative Mahalanobis"),
+            *(f"no match: {title}" for title in names.values() if title != "relative Mahalanobis"),
             *(f"strangers: {title}" for title in names.values()),
-            "probability of known queries",
-            "of strangers",
+            "mean probability: known",
+            "mean probability: strangers",
         ]
     ]
     for cell, title in REAL.items():
@@ -381,7 +381,6 @@ def one_number() -> list[Row]:
         "kappa_aleatoric": "κ_a",
         "kappa_epistemic": "κ_e",
         "cosine": "first cosine",
-        "votes": "votes",
         "relative_mahalanobis": "relative Mahalanobis",
     }
     rows: list[Row] = [["data", "score", "AUSC", "AUROC", "correlation: blend", "correlation: severity, worst kind"]]
@@ -397,7 +396,7 @@ def one_number() -> list[Row]:
 
 @table
 def answer_cost() -> list[Row]:
-    rows: list[Row] = [["evidence", "bare search, ms", "κ, ms", "decision, ms", "κ and decision over search"]]
+    rows: list[Row] = [["decide from", "bare search, ms", "κ, ms", "decision, ms", "κ and decision over search"]]
     for name, row in read("answers")["cost"].items():
         rows.append(
             [name, *(f"{row[f'{part}_ms']:.2f}" for part in ("search", "kappa", "decide")), f"{row['ratio']:.3f}"]
@@ -834,7 +833,7 @@ def unseen() -> list[Row]:
 @table
 def corrupted() -> list[Row]:
     keys = ["clean", *(f"{kind}_5" for kind in KINDS)]
-    rows: list[Row] = [["data", "", "clean", *(key.replace("_", " ") for key in keys[1:])]]
+    rows: list[Row] = [["data", "mean", "clean", *(key.replace("_", " ") for key in keys[1:])]]
     data = suites()
     for name in ("fashionmnist", "photographs", "faces", "characters"):
         for figure, title, digits in (("recall@1", "recall@1", 2), ("kappa", "κ", 0)):
@@ -1061,7 +1060,7 @@ def on_a_gpu() -> list[Row]:
 @table
 def gallery_cost() -> list[Row]:
     results = read("gallery")
-    rows: list[Row] = [["", "one index and one JSON file", "gallery", "gallery over the other (range)"]]
+    rows: list[Row] = [["items are", "one index and one JSON file", "gallery", "gallery over the other (range)"]]
     titles = {
         "replaced": "replaced by others",
         "same": "written again, the same",
@@ -1078,7 +1077,7 @@ def gallery_cost() -> list[Row]:
 def pretrained() -> list[Row]:
     figures = ("recall@1", "ausc", "ece", "auroc_kappa", "auroc_knn")
     rows: list[Row] = [
-        ["head", *names(figures[:3]), "AUROC by κ", "by k-NN", "cosine of the mean of samples to the own direction"]
+        ["head", *names(figures[:3]), "AUROC by κ", "by k-NN", "cosine of samples' mean and own direction"]
     ]
     runs = read("pretrained")["runs"]
     for head, split, fix in dict.fromkeys((run["head"], run["split"], run["fix"]) for run in runs):
@@ -1131,7 +1130,8 @@ def no_match() -> list[Row]:
 
 @table
 def verification() -> list[Row]:
-    rows: list[Row] = [["target", "false accepts", "learnt from the validation split", "true accepts then"]]
+    heads = ["false accepts, by random splits", "false accepts, by the validation split", "true accepts then"]
+    rows: list[Row] = [["target", *heads]]
     for row in calibrated()["verification"]["rates"]:
         rows.append([*rate(row), f"{row['of_validation']:.4f}", f"{row['true_accepts_of_validation']:.3f}"])
     return rows
@@ -1156,7 +1156,8 @@ def probability() -> list[Row]:
 
 @table
 def strangers() -> list[Row]:
-    heads = ["above, learnt from known classes", "answered", "above, learnt from strangers", "answered"]
+    sources = ("known classes", "strangers")
+    heads = [f"{what}, calibrated on {source}" for source in sources for what in ("above", "answered")]
     rows: list[Row] = [["target", *heads]]
     for row in read("strangers")["rates"]:
         shares = (
@@ -1170,7 +1171,8 @@ def strangers() -> list[Row]:
 
 @table
 def strangers_of_classes() -> list[Row]:
-    heads = ["data (splits)", "set aside", "rate promised", "above, learnt from known classes", "from those set aside"]
+    heads = ["data (splits)", "set aside", "rate promised"]
+    heads += ["above, calibrated on known classes", "above, calibrated on those set aside"]
     known = {"known above": "answered_lam", "known above, plain cosine": "answered_plain"}
     rows: list[Row] = [[*heads, "splits inside", *known]]
     intents, runs = read("intents"), read("strangers")
@@ -1186,7 +1188,7 @@ def strangers_of_classes() -> list[Row]:
 
 @table
 def setting_aside() -> list[Row]:
-    rows: list[Row] = [["recall@1 (seeds)", "of intents learnt from", "of those set aside", "had all been learnt from"]]
+    rows: list[Row] = [["recall@1 (seeds)", "trained intents", "intents set aside", "the latter, if trained"]]
     for name in ("clinc150", "banking77"):
         row = read("intents")[f"cost_of_setting_aside_{name}"]
         known, aside, all_of = (
@@ -1242,7 +1244,7 @@ def text_losses() -> list[Row]:
     return rows
 
 
-DESCRIBED = {"recall@1": "recall@1", "auroc": "AUROC of what is outside"}
+DESCRIBED = {"recall@1": "recall@1", "auroc": "AUROC of strangers"}
 PUBLISHED_OPEN = {
     "clinc150": {0.25: (91.8, 94.5), 0.5: (88.9, 90.6), 0.75: (88.5, 85.9)},
     "banking77": {0.25: (85.7, 89.9), 0.5: (83.8, 83.9), 0.75: (84.4, 73.1)},
@@ -1269,7 +1271,7 @@ def open_intents() -> list[Row]:
 @table
 def faults() -> list[Row]:
     checks = read("faults")["checks"]
-    rows: list[Row] = [["fault", "tested each time", "full count: its record"]]
+    rows: list[Row] = [["fault", "full count: result"]]
     for one in yaml.safe_load((ROOT / "benchmarks" / "faults.yaml").read_text(encoding="utf-8")):
         if "full" not in one:
             continue
@@ -1277,18 +1279,18 @@ def faults() -> list[Row]:
         ran = [checks[name] for name in named if name in checks]
         passed, failed = (sum(check[ending] for check in ran) for ending in ("passed", "failed"))
         record = f"{passed} passed, {failed} missed" if failed else "passed" if ran else "none"
-        rows.append([one["fault"], one["light"], f"{one['full']}: {record}"])
+        rows.append([one["fault"], f"{one['full']}: {record}"])
     return rows
 
 
 @table
 def crowds() -> list[Row]:
     heads = [
-        "what 1,100 connections of eight addresses do",
+        "1,100 connections from eight addresses",
         "health checks answered",
-        "their p99",
-        "and alone",
-        "memory",
+        "p99 of health checks",
+        "p99 alone",
+        "added memory",
     ]
     rows: list[Row] = [heads]
     titles = {
@@ -1378,7 +1380,7 @@ def beside_faiss() -> list[Row]:
 @table
 def search_alone() -> list[Row]:
     now = read("service")
-    rows: list[Row] = [["", "measured"]]
+    rows: list[Row] = [["index alone", "measured"]]
     rows += [
         [f"speed beside bare FAISS, {one['batch']} a batch", f"{one['index_ratio']:.2f}"] for one in now["search_alone"]
     ]

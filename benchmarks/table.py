@@ -3,8 +3,8 @@
     python benchmarks/table.py
 
 A page holds `<!-- table NAME -->`, the table, and `<!-- end -->`; NAME is a function of this file, decorated with
-`@table`. A test compares the pages with what the functions make of benchmarks/results. ± stands without spaces, so that
-tables stay narrow.
+`@table`. A test compares the pages with what the functions make of benchmarks/results. ± stands without spaces, and ×
+after a number, so that tables stay narrow.
 """
 
 import json
@@ -44,7 +44,10 @@ def filled(text: str) -> str:
 
     def made(found: re.Match[str]) -> str:
         head, *rows = count_once(TABLES[found[2]]())
-        lines = [f"| {' | '.join(row)} |".replace(" ± ", "±") for row in (head, ["---"] * len(head), *rows)]
+        lines = [
+            f"| {' | '.join(row)} |".replace(" ± ", "±").replace(" × |", "× |")
+            for row in (head, ["---"] * len(head), *rows)
+        ]
         return "\n".join((found[1], "", *lines, "", found[3]))
 
     return re.sub(r"(<!-- table (\w+) -->)\n.*?(<!-- end -->)", made, text, flags=re.DOTALL)
@@ -264,7 +267,9 @@ def real_answered() -> list[Row]:
 @table
 def real_promised() -> list[Row]:
     """False accepts in the test at the strictest of two rates that the data can promise."""
-    table: list[Row] = [["data", "promised for", "rate", "false accepts", "inside", "answered right", "by first cosine"]]
+    table: list[Row] = [
+        ["data", "promised for", "rate", "false accepts", "draws inside", "answered right", "by first cosine"]
+    ]
     for cell, title in REAL.items():
         for way, key, whom in ((ALONE, OF_ALONE, "no match"), (ASIDE, OF_ASIDE, "strangers")):
             for rate in ("0.05", "0.1"):
@@ -273,7 +278,7 @@ def real_promised() -> list[Row]:
                 if not rows:
                     continue
                 ours = [row[accept] for row, accept in rows]
-                inside = f"{sum(one['held'] for one in ours)} of {len(ours)}"
+                inside = f"{sum(one['held'] for one in ours)}/{len(ours)}"
                 shares = (spread_of([one[figure] for one in ours], 3) for figure in ("false_accepts", "answered_right"))
                 false, right = shares
                 cosine = spread_of([row["cosine"]["answered_right"] for row, _ in rows], 3)
@@ -285,15 +290,13 @@ def real_promised() -> list[Row]:
 @table
 def real_errors() -> list[Row]:
     """ECE of P(right | known) beside chance, and how often it is not behind the best single score."""
-    table: list[Row] = [
-        ["data", "test queries", "ECE", "ECE by chance", "AUSC not behind the best score"]
-    ]
+    table: list[Row] = [["data", "test queries", "ECE", "ECE by chance", "AUSC not behind the best score"]]
     for cell, title in REAL.items():
         draws = draws_of(cell)
         ours = [one[ALONE] for one in draws]
         level = sum(one["ausc_behind"]["right_if_known"]["not_behind"] for one in ours)
         errors = (spread_of([one[figure] for one in ours], 3) for figure in ("ece", "ece_by_chance"))
-        table.append([title, f"{draws[0]['queries']:,}", *errors, f"{level} of {len(ours)}"])
+        table.append([title, f"{draws[0]['queries']:,}", *errors, f"{level}/{len(ours)}"])
     return table
 
 
@@ -350,7 +353,7 @@ def answer_errors() -> list[Row]:
     for name, results in answered().items():
         seeds = results["seeds"].values()
         first = next(iter(seeds))
-        inside = f"{sum(row['not_behind'] for row in seeds)} of {len(seeds)}"
+        inside = f"{sum(row['not_behind'] for row in seeds)}/{len(seeds)}"
         figures = ("ece", "ece_of_the_perfect", "greatest_gap")
         behind = f"{results['mean']['behind']:+.4f} ({results['mean']['behind_error']:.4f})"
         row = (spread(results, figure) for figure in figures)
@@ -533,8 +536,9 @@ def structures() -> list[Row]:
             setting = curvature.removeprefix("arccos").strip(", ")
             item = mean(row["microseconds_item"] for row in runs)
             title = f"`{structure}`" + (f", {setting}" if setting else "")
-            cells = (over_runs(runs, figure) for figure in figures)
-            rows.append([f"{data} ({len(runs)})", title, *cells, f"{item:.0f}"])
+            if len(runs) > 1:  # differences between single seeds mean nothing
+                cells = (over_runs(runs, figure) for figure in figures)
+                rows.append([f"{data} ({len(runs)})", title, *cells, f"{item:.0f}"])
     return rows
 
 
@@ -680,7 +684,7 @@ def online_cost() -> list[Row]:
     ]
     for case in (*read("online")["cases"], *on_gpu):
         network = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
-        ratio = f"{case['ratio']:.3f} ({' to '.join(f'{end:.3f}' for end in case['ratio_quartiles'])})"
+        ratio = f"{case['ratio']:.3f} ({'–'.join(f'{end:.3f}' for end in case['ratio_quartiles'])})"
         rows.append([network, str(case["n_samples"]), f"{case['deterministic_seconds']:.3f} s", ratio])
     return rows
 
@@ -855,7 +859,7 @@ def recovered_posteriors() -> list[Row]:
         low, high = settings["ambiguity"]
         for row in run["rows"]:
             cells = [NOTHING if row.get(column) is None else f"{row[column]:.3g}" for column in columns]
-            rows.append([str(settings["dimension"]), f"{low:g} to {high:g}", row["loss"], *counts, *cells])
+            rows.append([str(settings["dimension"]), f"{low:g}–{high:g}", row["loss"], *counts, *cells])
     return rows
 
 
@@ -992,7 +996,7 @@ def curvature_size() -> list[Row]:
         ["what", "N, D, P", "measured"],
         ["memory, the largest of the six variants", f"{memory['N']}, {memory['D']}, {memory['P']}", f"{most:.0f} MiB"],
         [
-            f"all {data['unordered_pairs']:,} pairs of a data set, exactly",
+            f"all {data['unordered_pairs']:,} pairs, exactly",
             f"{data['N']}, {data['D']}, {data['P']}",
             f"{data['seconds_margin_0.7']:.0f} s",
         ],
@@ -1021,7 +1025,7 @@ def embedding_cost() -> list[Row]:
     rows: list[Row] = [["network", "batch", "forward pass", "κ alone", "embedding over forward pass (range)"]]
     for case in read("embed")["cases"]:
         times = (f"{1000 * case[f'{part}_seconds']:.1f} ms" for part in ("forward", "kappa_alone"))
-        ratio = f"{case['ratio_embed_to_forward']:.2f} ({' to '.join(f'{end:.2f}' for end in case['ratio_range'])})"
+        ratio = f"{case['ratio_embed_to_forward']:.2f} ({'–'.join(f'{end:.2f}' for end in case['ratio_range'])})"
         rows.append([f"{case['network']}, D = {case['D']}", str(case["batch"]), *times, ratio])
     return rows
 
@@ -1034,11 +1038,11 @@ def on_a_gpu() -> list[Row]:
     for case in ggn["all_pairs"]:
         times = [f"{fix} {case['milliseconds'][f'arccos {fix}']:.1f} ms" for fix in ("fixed", "full")]
         times.append(f"BackPACK {case['backpack_milliseconds']:.1f} ms")
-        size = f"N = {case['N']}, D = {case['D']}, P = {case['P']:,}"
+        size = f"N, D, P: {case['N']}, {case['D']}, {case['P']}"
         rows.append(["curvature of a batch, arccos", size, ", ".join(times)])
     for case in (ggn["data_set"], ggn["a_million"]):
-        size = f"N = {case['N']:,}, D = {case['D']}, P = {case['P']:,}"
-        rows.append(["curvature of all pairs of a data set, exactly", size, f"{case['seconds_margin_0.7']:.2g} s"])
+        size = f"N, D, P: {case['N']}, {case['D']}, {case['P']}"
+        rows.append(["curvature of all pairs, exactly", size, f"{case['seconds_margin_0.7']:.2g} s"])
     for case in layers[:2]:
         size = f"D = {case['D']}, {case['pixels']}² pixels, {case['images']} images"
         times = f"{case['seconds']:.1f} s, {case['peak_gibibytes']:.0f} GiB"
@@ -1068,7 +1072,7 @@ def gallery_cost() -> list[Row]:
     }
     for key, title in titles.items():
         measured = (f"{results[name][key]:,.1f} s" for name in ("plain", "lam"))
-        ends = " to ".join(f"{end:.2f}" for end in results["ratio_range"][key])
+        ends = "–".join(f"{end:.2f}" for end in results["ratio_range"][key])
         rows.append([title, *measured, f"{results['ratio'][key]:.2f} ({ends})"])
     return rows
 
@@ -1181,7 +1185,7 @@ def strangers_of_classes() -> list[Row]:
         n, mean_of = len(row["seeds"]), row["mean"]
         cells = [f"{name} ({n})", f"{mean_of['classes']:.0f}", f"{mean_of['promised']:.3f}"]
         cells += [spread(row, f"false_accepts_{source}") for source in ("of_known_classes_alone", "lam")]
-        cells.append(f"{row['inside_false_accepts']} of {n}")
+        cells.append(f"{row['inside_false_accepts']}/{n}")
         rows.append([*cells, *(spread(row, figure) for figure in known.values())])
     return rows
 
@@ -1271,7 +1275,7 @@ def open_intents() -> list[Row]:
 @table
 def faults() -> list[Row]:
     checks = read("faults")["checks"]
-    rows: list[Row] = [["fault", "full count: result"]]
+    rows: list[Row] = [["fault", "larger count: passed, unless it says otherwise"]]
     for one in yaml.safe_load((ROOT / "benchmarks" / "faults.yaml").read_text(encoding="utf-8")):
         if "full" not in one:
             continue
@@ -1279,7 +1283,7 @@ def faults() -> list[Row]:
         ran = [checks[name] for name in named if name in checks]
         passed, failed = (sum(check[ending] for check in ran) for ending in ("passed", "failed"))
         record = f"{passed} passed, {failed} missed" if failed else "passed" if ran else "none"
-        rows.append([one["fault"], f"{one['full']}: {record}"])
+        rows.append([one["fault"], one["full"] + ("" if record == "passed" else f": {record}")])
     return rows
 
 
@@ -1322,7 +1326,7 @@ def _beside(row: dict[str, Any]) -> Row:
 @table
 def loads() -> list[Row]:
     now = read("service")
-    rows: list[Row] = [["work", "target", "measured", "beside churn"]]
+    rows: list[Row] = [["work", "target", "measured: rate, p50, p99", "during churn"]]
     asked = {
         "vector_flat": ("vector query, Flat", "p99 ≤ 100 ms, no error"),
         "vector_hnsw": ("vector query, HNSW32", "p99 ≤ 50 ms, recall@10 ≥ 0.95"),
@@ -1361,9 +1365,9 @@ def _batched(row: dict[str, Any]) -> str:
 
 def _load(row: dict[str, Any]) -> str:
     refused = row["statuses"].get("503", 0)
-    parts = [f"{row['served_per_second']:g}/s", f"p50 {row['p50_ms']:.0f} ms", f"p99 {row['p99_ms']:.0f} ms"]
+    parts = [f"{row['served_per_second']:g}/s", f"{row['p50_ms']:.0f} ms", f"{row['p99_ms']:.0f} ms"]
     if refused:
-        parts.append(f"{refused} of {sum(row['statuses'].values())} refused, within {row['refused_p99_ms']:.0f} ms")
+        parts.append(f"{refused}/{sum(row['statuses'].values())} refused, within {row['refused_p99_ms']:.0f} ms")
     return ", ".join(parts)
 
 

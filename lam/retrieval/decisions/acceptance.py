@@ -91,7 +91,7 @@ class Acceptance:
         kinds = evidence.queries, evidence.no_match, evidence.strangers
         queries, no_match, strangers = (
             column[:, 0] if accept == PROBABILITY else -kind.scores[accept]
-            for column, kind in zip(columns, kinds, strict=False)
+            for column, kind in zip(columns, kinds, strict=False)  # without the column of simulated strangers
         )
         unanswerable = strangers if of_strangers else no_match
         if len(unanswerable) == 0:

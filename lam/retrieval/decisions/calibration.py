@@ -226,6 +226,7 @@ class Calibration:
         if labels is not None and (is_unlabelled := (labels[:, :N_HITS] < 0).any(1)).any():
             thresholds = {"accept_above": accept_above, "flag_above": flag_above}
             decide = partial(self.decide, hits, queries, features=features, gallery_size=gallery_size, **thresholds)
+            # decided without labels where one is missing, and with labels elsewhere; `where` drops the rows of zeros
             return decide().where(is_unlabelled, decide(labels=labels.masked_fill(is_unlabelled[:, None], 0)))
         scores = self.scores(hits, queries, features=features, labels=labels)
         missing: list[Missing] = ["input"] if features is None else []

@@ -1,8 +1,8 @@
 """A searchable collection of embeddings with their κ, over any FAISS index type.
 
 FAISS proposes candidates; types that compare codes (PQ, RaBitQ, SQ) propose several for each hit. The candidates are
-scored by exact cosines of the stored vectors. A query with too few candidates is searched exactly. The stored rows are
-in `lam.retrieval.index.rows`, files in `lam.retrieval.index.files`.
+scored by exact cosines of the vectors in `lam.retrieval.index.rows`. A query with too few candidates is searched
+exactly. Files are in `lam.retrieval.index.files`.
 """
 
 import warnings
@@ -117,9 +117,8 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for an untrained type or an error of FAISS; for embeddings of another dimension or number of
-                samples, means that are not unit vectors, or a κ that is negative or not finite; for ids that are
-                negative, repeated or in the index.
+            ValueError: for arguments that differ from this description, another number of samples than the index, an
+                untrained type, or an error of FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)

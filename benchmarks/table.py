@@ -676,7 +676,8 @@ def online_settings() -> list[Row]:
 
 @table
 def online_cost() -> list[Row]:
-    rows: list[Row] = [["network", "samples", "deterministic step", "online over deterministic (quartiles)"]]
+    heads = ["deterministic steps", "online over deterministic, 1 sample (quartiles)", "4 samples (quartiles)"]
+    rows: dict[str, tuple[list[str], list[str]]] = {}
     on_gpu = [
         {**case, "network": f"GPU: {case['network']}"}
         for case in read("online_gpu")["cases"]
@@ -685,8 +686,10 @@ def online_cost() -> list[Row]:
     for case in (*read("online")["cases"], *on_gpu):
         network = f"{case['network']}, D = {case['D']}, batch {case['batch']}"
         ratio = f"{case['ratio']:.3f} ({'–'.join(f'{end:.3f}' for end in case['ratio_quartiles'])})"
-        rows.append([network, str(case["n_samples"]), f"{case['deterministic_seconds']:.3f} s", ratio])
-    return rows
+        steps, ratios = rows.setdefault(network, ([], []))
+        steps.append(f"{case['deterministic_seconds']:.3f} s")
+        ratios.append(ratio)
+    return [["network", *heads], *([network, ", ".join(steps), *ratios] for network, (steps, ratios) in rows.items())]
 
 
 # Other data, and what things cost.

@@ -44,11 +44,9 @@ def filled(text: str) -> str:
 
     def made(found: re.Match[str]) -> str:
         head, *rows = count_once(TABLES[found[2]]())
-        lines = [
-            f"| {' | '.join(row)} |".replace(" ± ", "±").replace(" × |", "× |")
-            for row in (head, ["---"] * len(head), *rows)
-        ]
-        return "\n".join((found[1], "", *lines, "", found[3]))
+        lines = [f"| {' | '.join(row)} |".replace(" ± ", "±").replace(" × |", "× |") for row in (head, *rows)]
+        rule = f"|{'---|' * len(head)}"
+        return "\n".join((found[1], "", lines[0], rule, *lines[1:], "", found[3]))
 
     return re.sub(r"(<!-- table (\w+) -->)\n.*?(<!-- end -->)", made, text, flags=re.DOTALL)
 
@@ -305,11 +303,6 @@ def real_errors() -> list[Row]:
 MADE = ("inverted", "permuted", "blurred", "turned")
 """Outsiders that `made_outsiders.py` makes of test images."""
 RIGHT = "p_right"
-JOINED = {COMBINED: "four p-values as one", RIGHT: "**P(right)**"}
-
-
-def title_of(score: str) -> str:
-    return JOINED.get(score) or SCORES[score].short
 
 
 # P(right) beside each score that it is learnt from.
@@ -330,16 +323,6 @@ def spread(results: dict[str, Any], figure: str, digits: int = 3) -> str:
         return NOTHING
     deviation = results["std"].get(figure)
     return f"{results['mean'][figure]:.{digits}f}" + (f" ± {deviation:.{digits}f}" if deviation is not None else "")
-
-
-@table
-def both_at_once() -> list[Row]:
-    """One score for strangers and wrong answers at once, of the scores that a reader would choose from."""
-    scores = ("kappa", "relative_mahalanobis", "cosine", "margin", "weighted_votes", RIGHT)
-    rows: list[Row] = [["data (seeds)", *map(title_of, scores)]]
-    for name, results in answered().items():
-        rows.append([f"{name} {seeds_of(results)}", *(spread(results, f"scod_augrc_{key}") for key in scores)])
-    return rows
 
 
 @table

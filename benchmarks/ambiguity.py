@@ -18,28 +18,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageFilter
-from real import name_of
+from real import CELLS, name_of
 from real_data import Places, load
 from real_networks import NETWORKS
-from real_scores import Cell, part
+from real_scores import Cell, ambiguity_of, mean_of, part, tuned
 from timing import kept, write
 from torch import Tensor
 
-from lam.pairs.relevance import LabelRelevance
 from lam.posteriors import Posterior
 from lam.retrieval.index.exact import rank
 from lam.retrieval.metrics.aleatoric import rank_correlation
 from lam.retrieval.metrics.ood import auroc
 from lam.retrieval.metrics.reference import Reference, relative_mahalanobis
 from lam.retrieval.metrics.uncertainty import ausc
-from lam.tuning.ambiguity import Ambiguity, learn
+from lam.tuning.ambiguity import Ambiguity
 
-CELLS = (
-    *(("faces", "faces"), ("efficientnet_lite0", "faces"), ("efficientnet_lite0", "cifar10")),
-    *(("efficientnet_lite0", "omniglot"), ("minilm", "clinc150"), ("minilm", "banking77")),
-)
 SHARES, CROPS, BLURS = (0.1, 0.2, 0.3, 0.4, 0.5), (0.8, 0.6, 0.4), (1, 2, 4)  # blurs in 60ths of the width
 NOISES, CONTRASTS = (15, 40, 80), (0.6, 0.3, 0.1)
 ITEMS, HITS = 100, 10
@@ -90,19 +84,11 @@ def certainties(
     }
 
 
-def mean_of(cell: Cell, features: Tensor) -> Tensor:
-    """Directions by the layer above the features."""
-    return F.normalize(F.linear(features, cell.weight, cell.bias))
-
-
 def measure(places: Places, file: Path, network: str, data: str, seed: int) -> dict[str, Any]:
     """All figures of one draw."""
     cell = part(file, data, seed)
-    (x, y), (asked, of_asked), (test, labels) = (cell.of(name) for name in ("gallery", "calibration", "test"))
-    is_asked = torch.arange(len(of_asked) + len(y)) < len(of_asked)
-    relevance, both = LabelRelevance(torch.cat([of_asked, y]), is_asked), torch.cat([asked, x])
-    ambiguity, reference = learn(both, mean_of(cell, both), relevance), Reference.of(x, y)
-    known = cell, cell.posterior(), ambiguity, reference
+    (x, y), (test, labels) = (cell.of(name) for name in ("gallery", "test"))
+    known = cell, tuned(cell, cell.posterior()).posterior, ambiguity_of(cell), Reference.of(x, y)
     inside, outside = certainties(*known, test), certainties(*known, cell.of("strange")[0])
     correct = y[rank(mean_of(cell, test), mean_of(cell, x), k=1)[0][:, 0]] == labels
     figures: dict[str, Any] = {

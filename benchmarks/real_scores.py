@@ -36,7 +36,8 @@ from lam.retrieval.metrics.reference import Reference
 from lam.retrieval.metrics.searches import Searches, search_open_set
 from lam.retrieval.metrics.uncertainty import ausc
 from lam.retrieval.metrics.votes import answers_of
-from lam.tuning.scale import calibrate_scale
+from lam.tuning.ambiguity import Ambiguity, learn
+from lam.tuning.scale import Tuned, calibrate_scale
 from lam.vmf.embeddings import Embeddings
 
 RATES = 0.01, 0.05, 0.1
@@ -126,16 +127,16 @@ def measure_posteriors(cell: Cell) -> dict[str, Any]:
         started = time.perf_counter()
         posterior = cell.posterior(**settings)
         seconds = time.perf_counter() - started
-        tuned = calibrate_scale(posterior, *_searched(cell, "calibration"))
+        chosen = tuned(cell, posterior)
         batches, relevance = _searched(cell, "test")
-        own = F.normalize(torch.cat([tuned.posterior.outputs(batch) for batch in batches]))
+        own = F.normalize(torch.cat([chosen.posterior.outputs(batch) for batch in batches]))
         hits, _ = rank(own[relevance.queries], own[relevance.gallery], k=10)
-        draw = tuned.posterior.joint_predictor(tuned.posterior.noise(32))
+        draw = chosen.posterior.joint_predictor(chosen.posterior.noise(32))
         answers = answers_of(torch.cat([draw(batch) for batch in batches], 1), relevance, hits)
         votes, correct = answers.votes(), relevance.of_hits(hits[:, :1])[:, 0]
-        known, outside = tuned.posterior.predict(queries), tuned.posterior.predict(strange)
+        known, outside = chosen.posterior.predict(queries), chosen.posterior.predict(strange)
         (cosine, joint), (cosine_outside, joint_outside) = (
-            tuned.posterior.cosine_variance(part, x[(predicted.mean @ own[: len(x)].T).argmax(1)])
+            chosen.posterior.cosine_variance(part, x[(predicted.mean @ own[: len(x)].T).argmax(1)])
             for part, predicted in ((queries, known), (strange, outside))
         )
         measured[name] = {
@@ -150,12 +151,36 @@ def measure_posteriors(cell: Cell) -> dict[str, Any]:
             "ece": votes.binned().expected_error,
             "ece_by_chance": votes.binned().error_by_chance,
             "log_score": float(answers.votes_for_first_hit().log_score.mean()),
-            "variance_clipped": tuned.tuning.clipped_share,
-            "scale_says_nothing": tuned.tuning.is_flat,
-            "cosine": tuned.tuning.direction_cosine,
+            "variance_clipped": chosen.tuning.clipped_share,
+            "scale_says_nothing": chosen.tuning.is_flat,
+            "cosine": chosen.tuning.direction_cosine,
             "seconds": seconds,
         }
+        if name == "kron":
+            ambiguity = ambiguity_of(cell)
+            whole, whole_outside = (
+                ambiguity(part, predicted).kappa for part, predicted in ((queries, known), (strange, outside))
+            )
+            measured[name] |= {"auroc_learnt": auroc(-whole, -whole_outside), "ausc_learnt": ausc(correct, -whole)}
     return measured
+
+
+def tuned(cell: Cell, posterior: Posterior) -> Tuned:
+    """A posterior with the width that the calibration queries choose."""
+    return calibrate_scale(posterior, *_searched(cell, "calibration"))
+
+
+def ambiguity_of(cell: Cell) -> Ambiguity:
+    """κ_a and p_known learnt on the calibration queries, with the gallery as further known items."""
+    (x, y), (asked, of_asked) = cell.of("gallery"), cell.of("calibration")
+    is_asked = torch.arange(len(of_asked) + len(y)) < len(of_asked)
+    features, relevance = torch.cat([asked, x]), LabelRelevance(torch.cat([of_asked, y]), is_asked)
+    return learn(features, mean_of(cell, features), relevance)
+
+
+def mean_of(cell: Cell, features: Tensor) -> Tensor:
+    """Directions by the layer above the features."""
+    return F.normalize(F.linear(features, cell.weight, cell.bias))
 
 
 RATIOS = tuple(10.0**exponent for exponent in range(-6, 1))

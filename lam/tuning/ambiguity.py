@@ -1,10 +1,11 @@
 """`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that its kind is known.
 
 The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely an item's matches lie
-around the item; it comes from known items nearby, or from a trained head. One κ combines κ_a and p_known. A match
-follows a von Mises-Fisher distribution of concentration κ_a with probability p_known, else the uniform distribution.
-This mixture has the mean resultant length R = p_known A_D(κ_a), and κ = A_D⁻¹(R). A_D maps the concentration of a von
-Mises-Fisher distribution to its mean resultant length.
+around the item; it comes from known items nearby, or from a trained head. One κ combines the three. With probability
+q, a match lies around a direction with κ_a, and this direction around the retrieved one with κ_e; else the match is
+uniform on the sphere. Mean resultant lengths multiply, so R = q A_D(κ_a) A_D(κ_e), and κ = A_D⁻¹(R). A_D maps the
+concentration of a von Mises-Fisher distribution to its mean resultant length. q is p_known at prior odds of 100 to 1
+instead of 1 to 1: q/(1 − q) = 100 p_known/(1 − p_known), so that it lowers κ only far from all known items.
 """
 
 from collections import defaultdict
@@ -38,6 +39,9 @@ UNSEEN: Doubt = "I have not seen such a thing"
 SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
+ODDS = 100.0
+"""Prior odds that an item is known, for its part in κ; p_known itself has even odds."""
+
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
 """Candidates for s in the neighbour weights exp(s cos)."""
 _AMBIGUOUS, _LEVEL, _DRAWS = 0.1, 0.05, 50
@@ -131,13 +135,17 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with κ combined from κ_a and p_known; the old κ becomes `kappa_epistemic`."""
+        """The embeddings with κ combined from κ_e, κ_a and p_known; the old κ becomes `kappa_epistemic`, κ_e."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
-        known = self.typicality(features)
-        rest = 1 - known + known * bessel_ratio_complement(dimension, aleatoric)
-        resultant = known * bessel_ratio(dimension, aleatoric)
+        epistemic, known = embeddings.kappa.to(aleatoric), self.typicality(features)
+        cosine, distance = bessel_ratio(dimension, aleatoric), bessel_ratio_complement(dimension, aleatoric)
+        known_at_odds = ODDS * known / (1 + (ODDS - 1) * known)
+        resultant = known_at_odds * cosine * bessel_ratio(dimension, epistemic)
+        # 1 − R from complements, as subtraction would lose the digits of a large κ
+        distance = distance + cosine * bessel_ratio_complement(dimension, epistemic)
+        rest = (1 - known) / (1 + (ODDS - 1) * known) + known_at_odds * distance
         kappa = kappa_from_resultant(resultant, dimension, one_minus_resultant=rest, max_kappa=most).clamp(min=least)
         return replace(
             embeddings,

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import mpmath
 import pytest
@@ -28,7 +30,7 @@ from lam.tuning.ambiguity import (
     match_cosines,
     match_loss,
 )
-from lam.vmf import KAPPA_RANGE, Embeddings, bessel_ratio, kappa_from_resultant
+from lam.vmf import KAPPA_RANGE, Embeddings, VonMisesFisher, bessel_ratio, kappa_from_resultant
 from tests.encoders.small import WIDE
 
 
@@ -161,14 +163,64 @@ def test_ambiguous_items_get_a_small_kappa_and_strangers_a_small_p_known(learnt:
     assert learnt.ambiguity.doubts(most) == [""]
 
 
-def test_kappa_is_that_of_the_mixture_with_the_uniform_distribution(learnt: lam.BayesianEncoder) -> None:
-    embeddings = learnt.embed(items(seed=4)[0])
+def at_odds(known: Any) -> Any:
+    """A probability at odds of 100 to 1, by Bayes's rule."""
+    return 100 * known / (100 * known + 1 - known)
+
+
+def resultant_of(embeddings: Embeddings) -> torch.Tensor:
+    """A_D(κ_a) A_D(κ_e) times p_known at odds of 100 to 1."""
     assert embeddings.p_known is not None
     assert embeddings.kappa_aleatoric is not None
-    resultant = embeddings.p_known.double() * bessel_ratio(6, embeddings.kappa_aleatoric.double())
+    assert embeddings.kappa_epistemic is not None
+    kappas = (embeddings.kappa_aleatoric, embeddings.kappa_epistemic)
+    ratios = [bessel_ratio(embeddings.dimension, kappa.double()) for kappa in kappas]
+    return at_odds(embeddings.p_known.double()) * ratios[0] * ratios[1]
+
+
+def test_kappa_combines_its_parts(learnt: lam.BayesianEncoder) -> None:
+    embeddings = learnt.embed(items(seed=4)[0])
+    resultant = resultant_of(embeddings)
     torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(bessel_ratio(6, embeddings.kappa.double()), resultant, rtol=1e-5, atol=1e-6)
     assert (embeddings.kappa >= KAPPA_RANGE[0]).all()
+
+
+def test_resultant_is_the_mean_cosine_of_drawn_matches(learnt: lam.BayesianEncoder) -> None:
+    """A direction is drawn around the retrieved one, and a match around it, or a match anywhere."""
+    n, generator = 200_000, torch.Generator().manual_seed(0)
+    wide = Embeddings(*(torch.tensor(value) for value in ([[1.0, 0, 0, 0, 0, 0]], [4.0], [0.5], [0.0])))
+    assert learnt.ambiguity is not None
+    longer = items(seed=4)[0][:1] * torch.linspace(1, 9, 200)[:, None]
+    doubtful = (at_odds(learnt.ambiguity.typicality(longer)) - 0.5).abs().argmin()
+    embeddings = learnt.ambiguity(longer[doubtful][None], wide)
+    assert embeddings.p_known is not None
+    assert 0.3 < at_odds(float(embeddings.p_known)) < 0.7
+    assert embeddings.kappa_aleatoric is not None
+    centres = VonMisesFisher(wide.mean[0].double(), wide.kappa[0].double()).sample((n,), generator=generator)
+    matches = VonMisesFisher(centres, embeddings.kappa_aleatoric.double().expand(n)).sample((), generator=generator)
+    is_known = torch.rand(n, generator=generator) < at_odds(embeddings.p_known)
+    elsewhere = F.normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64))
+    cosines = torch.where(is_known[:, None], matches, elsewhere)[:, 0]
+    assert float(embeddings.resultant) == pytest.approx(float(cosines.mean()), abs=4 / n**0.5)
+
+
+@pytest.mark.parametrize("kappa", [1e3, 1e6])
+def test_a_large_kappa_keeps_its_digits(learnt: lam.BayesianEncoder, kappa: float) -> None:
+    assert learnt.ambiguity is not None
+    alike = NeighbourConcentration(torch.eye(6)[:1], *(torch.tensor(value) for value in (1.0, 1 - 1e-7, 0.0)))
+    sure = replace(learnt.ambiguity, head=alike)
+    wide = Embeddings(torch.eye(6)[:1], *(torch.tensor([value], dtype=torch.float64) for value in (kappa, 1.0, 0.0)))
+    typical = items(seed=4)[0].mean(0, keepdim=True)
+    embeddings = sure(typical, wide)
+    assert embeddings.p_known is not None
+    assert embeddings.kappa_aleatoric is not None
+    with mpmath.workdps(40):
+        one, other = (mpmath.mpf(float(value)) for value in (embeddings.kappa_aleatoric, kappa))
+        ratio = math.prod(mpmath.besseli(3, value) / mpmath.besseli(2, value) for value in (one, other))
+        expected = at_odds(mpmath.mpf(float(embeddings.p_known))) * ratio
+        found = mpmath.besseli(3, float(embeddings.kappa)) / mpmath.besseli(2, float(embeddings.kappa))
+        assert abs((1 - found) / (1 - expected) - 1) < 1e-9
 
 
 @pytest.mark.long
@@ -295,8 +347,7 @@ def test_a_head_that_was_trained_gives_kappa_a_and_p_known_alone_is_learnt(form,
     assert other.p_known is not None
     torch.testing.assert_close(embeddings.kappa_aleatoric, head(features).detach(), rtol=1e-5, atol=1e-5)
     assert ((embeddings.p_known > 0.5) == (other.p_known > 0.5)).double().mean() > 0.9
-    resultant = embeddings.p_known.double() * bessel_ratio(6, embeddings.kappa_aleatoric.double())
-    torch.testing.assert_close(embeddings.resultant.double(), resultant, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(embeddings.resultant.double(), resultant_of(embeddings), rtol=1e-5, atol=1e-6)
     encoder.save(tmp_path)
     loaded = lam.load(tmp_path).embed(features)
     assert all(torch.equal(getattr(loaded, part), values) for part, values in embeddings.parts().items())

@@ -257,7 +257,7 @@ class Encoder(ABC):
             raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """Embeddings with κ from κ_a and p_known if the encoder has learnt its ambiguity; else unchanged."""
+        """Embeddings with κ from its three parts if the encoder has learnt its ambiguity; else unchanged."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
     @torch.inference_mode(False)
@@ -273,9 +273,9 @@ class Encoder(ABC):
     ) -> None:
         """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        κ of every embedding becomes A_D⁻¹(p_known A_D(κ_a)): it is small for ambiguous and for unseen items. Embeddings
-        keep its parts: `kappa_epistemic`, the κ so far, `kappa_aleatoric` (κ_a) and `p_known`. Directions, posterior
-        and samples stay the same. See `lam.tuning.ambiguity`.
+        κ of every embedding then joins three parts, and is small if one of them is. Embeddings keep the parts:
+        `kappa_epistemic` (κ_e, the κ so far), `kappa_aleatoric` (κ_a) and `p_known`. Directions, posterior and samples
+        stay the same. `lam.tuning.ambiguity` has the formula.
 
         Args:
             held_out: items that the network was not trained on; training items lie closer to their matches.

@@ -228,7 +228,7 @@ class AmbiguityConfig:
 
     Attributes:
         learn: whether to learn them; by default only if the `checkpoint` has a κ head and enough items have a match. κ
-            is then A_D⁻¹(p_known A_D(κ_a)) instead of the posterior's κ.
+            then joins κ_a, p_known and the posterior's κ.
         reference: number of training items that neighbours may come from, in addition to the validation split.
     """
 

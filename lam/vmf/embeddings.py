@@ -24,8 +24,8 @@ class Embeddings:
     Attributes:
         mean: (N, D) unit vectors that retrieval compares: the network's f/‖f‖, unless `mean_samples` is set. A row is
             zero if the network's output is zero.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. With the three parts
-            of κ below, it is A_D⁻¹(p_known A_D(kappa_aleatoric)).
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. It joins the three
+            parts of κ below, if they are set; see `lam.tuning.ambiguity`.
         resultant: (N,) mean resultant length in [0, 1] that belongs to `kappa`, such as the length of the mean sample.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.

@@ -160,7 +160,7 @@ export function aboutCut(answer) {
 
 /** The numbers of an answer: name, value and meaning. */
 export function facts(decision, answer, calibration) {
-  const meaning = `concentration: higher is surer${answer.p_known === null ? "" : "; the next two explain it"}`;
+  const meaning = `concentration: higher is surer${answer.p_known === null ? "" : "; the next three explain it"}`;
   const numbers = [];
   if (probabilityOf(decision, answer, calibration)) {
     const right = `that ${named(answer.hits[0])} is right, if the gallery holds it`;
@@ -178,6 +178,7 @@ export function facts(decision, answer, calibration) {
   }
   numbers.push(["κ", `${answer.kappa_capped ? "≤ " : ""}${plain(answer.kappa)}`, meaning]);
   if (answer.p_known !== null) {
+    numbers.push(["κ of the posterior", plain(answer.kappa_epistemic), "small: training leaves the embedding open"]);
     numbers.push(["Seen before", percent(answer.p_known), "small: I have not seen such a thing"]);
     numbers.push(["κ of ambiguity", plain(answer.kappa_aleatoric), "small: this could be several things"]);
   }

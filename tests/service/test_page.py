@@ -516,6 +516,7 @@ def test_which_doubt_it_is_is_said_in_words(page: Browser, address: str) -> None
         said, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": doubt})))
         assert said == (f"“{doubt[0].upper()}{doubt[1:]}.”" if doubt else "")
         assert ["Seen before", "small: I have not seen such a thing"] in numbers
+        assert ["κ of the posterior", "small: training leaves the embedding open"] in numbers
         assert ["κ of ambiguity", "small: this could be several things"] in numbers
     _, numbers = page.run(script.replace("ANSWER", json.dumps(answer | {"doubt": None, "p_known": None})))
     assert [name for name, _ in numbers] == ["κ"]

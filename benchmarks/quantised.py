@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 import faiss
@@ -122,7 +122,7 @@ def share(which: Tensor) -> float:
 
 
 def real(cache: Path, draws: int) -> dict[str, Any]:
-    """Each cell over draws: means, and the size of its gallery."""
+    """Each cell over draws: means and standard deviations, and the size of its gallery."""
     real_scores.MOST = 10**6  # all items: galleries as large as there are
     results: dict[str, Any] = {}
     for cell in CELLS:
@@ -135,6 +135,7 @@ def real(cache: Path, draws: int) -> dict[str, Any]:
             "dimension": parts.gallery.embeddings.dimension,
             **{
                 kind: {key: mean(one[kind][key] for one in measured) for key in row}
+                | {f"{key}_std": stdev(one[kind][key] for one in measured) for key in row}
                 for kind, row in measured[0].items()
             },
         }

@@ -27,7 +27,7 @@ from PIL import Image
 from real_data import Places, load
 from real_scores import Cell, Draw, draw, parted
 from safetensors import safe_open
-from timing import write
+from timing import kept, write
 from torch import Tensor, nn
 
 from lam.losses import SupCon
@@ -39,6 +39,7 @@ TEACHERS = {
     "cifar10": "efficientnet_lite0",
     "omniglot": "efficientnet_lite0",
     "stamps": "efficientnet_lite0",
+    "faces": "efficientnet_lite0",
     "clinc150": "minilm",
     "banking77": "minilm",
 }
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=TEACHERS, default=list(TEACHERS))
     parsed = parser.parse_args()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = kept("teacher").get("data", {})
     for data in parsed.only:
         with safe_open(parsed.cache / f"{TEACHERS[data]}__{data}.safetensors", "pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys() if name != "previous"}  # noqa: SIM118

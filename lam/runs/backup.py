@@ -1,8 +1,8 @@
-"""Copies a finished run, also while a service answers from it and changes its items. The copy can be served.
+"""Copies a finished run, even while a service answers from it and changes its items. The copy can be served.
 
-The copy holds the items of one moment: SQLite copies its pages within one read transaction, while others may write.
-All else is fixed once a run has finished, or changes only under the run's lock, which the copying process holds. The
-sample of live queries and the watch over promised rates are left out, because a service may be writing them.
+The copy holds the items of one moment: SQLite copies its pages within one read transaction, while others may write. All
+other files stay fixed after the run, or change only under the run's lock, which the copying process holds. The sample
+of live queries and the watch over promised rates are left out, because a service may be writing them.
 """
 
 import os

@@ -1,14 +1,14 @@
 """`lam calibrate`: thresholds and probabilities for the answers of a run.
 
-A run is calibrated on its validation split, never on its test split, or on a folder of fresh images. The validation
+A run is calibrated on its validation split or on a folder of fresh images, never on its test split. The validation
 split has chosen the epoch and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound
 needs a fresh folder.
 
-By default the queries search the run's gallery, also items added while serving. If it holds no class of the queries,
-one half of the held-out data replaces as many of its items. With the gallery `held-out`, which places need, one half
-searches the other half. Searching each item among all others would need no halves. But two items are then often each
-other's nearest non-match, and count one score twice: over 200 splits of FashionMNIST, a target of 0.001 gave a rate of
-0.0019.
+By default the queries search the run's gallery, including items added while serving. If the gallery holds no class of
+the queries, one half of the held-out data replaces an equal number of its items. With the gallery `held-out`, which
+places need, one half of the held-out data searches the other half. Each item could instead search all others. But then
+two items are often each other's nearest non-match, and their score counts twice. Over 200 splits of FashionMNIST, a
+target of 0.001 gave a rate of 0.0019.
 """
 
 import warnings
@@ -107,7 +107,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
 
 def _attainable_targets(options: CalibrationOptions, known: Known, strangers: Strangers) -> Targets:
-    """The targets; default rates are raised to the least rate that the number of calibration scores can bound."""
+    """The targets; a default rate is raised to the least rate that the calibration scores are enough to bound."""
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
@@ -168,8 +168,8 @@ def _facts(
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     """The detector of new classes, learnt from the gallery's items as queries.
 
-    None if no class has exactly one item, if there are more than `UNSEEN` items, or for answers and fused items,
-    because queries differ from these.
+    None if no class has exactly one item, or if there are more than `UNSEEN` items. Also None if items are answers or
+    fused, because queries are not like such items.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
@@ -183,7 +183,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
-    """The queries on which the bound on false accepts rests, at most about `KEPT`; None for places."""
+    """The queries that bound false accepts: strangers, else a sample of the labelled queries. None for places."""
     if known.labels is None:
         return None
     if (found := strangers.found) is not None and strangers.can_bound(far):
@@ -202,14 +202,14 @@ def _keys(labels: Iterable[str]) -> Tensor:
 
 
 def _intervals(known: Known) -> CosineIntervals | None:
-    """Intervals of cosines; None for places."""
+    """Intervals for the cosines of hits; None for places."""
     if known.labels is None:
         return None
     return CosineIntervals.fit(known.queries.embeddings, known.labels, known.searchable.items.mean, known.searches.hits)
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:
-    """(Q,) classes of the queries, numbered as in the training data, −1 for other classes; None for places."""
+    """(Q,) classes of the queries, numbered as in training; −1 for a class that is not there. None for places."""
     if known.labels is None or train.targets.ndim > 1:
         return None
     numbers = {name: number for number, name in enumerate(train.classes)}

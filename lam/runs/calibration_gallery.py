@@ -31,7 +31,7 @@ class Searchable:
     Attributes:
         items: (G,) embeddings of the items.
         relevance: which images are queries, and which items match them.
-        labels: labels of the items; None for one half of the held-out data.
+        labels: labels of the items; None if all items come from the held-out data.
         is_stored: whether all items come from the run's gallery.
         without_label: number of stored items without a label, which are left out.
     """
@@ -44,7 +44,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether the gallery holds only the run's other classes, and some of these images share a class."""
+    """Whether two images share a class, and the gallery holds only other classes of the run."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -54,7 +54,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data as the gallery of the other half, or the gallery that the data define."""
+    """One half of the held-out data as the gallery for the other half. If the data define a gallery, it is used."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
@@ -73,7 +73,7 @@ def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
 
 
 def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The items of the run, some of them replaced by one half of the held-out data, with a note."""
+    """The items of the run; one half of the held-out data replaces some of them. A `Note` says so."""
     stored, labels, without_label = _labelled(gallery)
     n_replaced = min(len(images) - len(images) // 2, len(labels))
     is_query = _drawn(images, len(images) - n_replaced, seed)
@@ -99,7 +99,7 @@ def _comparable(embeddings: Embeddings) -> Embeddings:
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, their labels, and the number of items without: as hits, these cannot be judged."""
+    """Items with a label, their labels, and the number of other items, which could not be judged as hits."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]

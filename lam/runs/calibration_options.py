@@ -25,26 +25,28 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates, all or some by name. If the data are too few to bound a default rate, it is raised to the
-            least possible rate, with a warning.
-        flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the one that separates
-            strangers from known queries best in cross-validation.
+        targets: error rates, all of them or some by name. If the data are too few to bound a default rate, it is raised
+            to the least rate that they can bound, with a warning.
+        flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the score that best
+            separates strangers from known queries in cross-validation.
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
         gallery: `index` (default) searches the labelled items of the run's gallery; `held-out` searches one half of the
-            held-out data. If a run's gallery holds no validation class, one half of the held-out data by default
-            replaces as many of its items, with a note.
+            held-out data. By default, if the gallery holds no validation class, one half of the held-out data replaces
+            an equal number of its items. A note says so.
         folder: fresh images in class sub-folders for calibration, instead of the validation split; for a run on texts
             a table with labels or answers.
         strangers: a folder or table of queries without a match; the bound on false accepts then holds for queries like
-            them. By default it holds for the held-out classes of the run if they are enough for the target, else for
-            queries like the labelled ones, searched without their matches. P(known) and the flag learn from these
-            strangers, else from held-out classes, however few, else from labelled queries without their classes.
-        unlabelled: a folder or table of typical queries, both known ones and strangers, to learn P(known) from; or
-            `live` for the queries that `lam serve --keep-queries` stored. Stored and training items among them are left
-            out, with a warning. The queries have no effect if all may be known, or all strangers.
-        share_of_strangers: share of future queries without a match, unless unlabelled queries determine it.
-        columns: columns of these tables; by default the run's columns, else the usual names.
+            them. By default it holds for unseen classes, if enough classes were held out for the target. Otherwise it
+            holds for queries like the labelled ones, which search the gallery without their matches. P(known) and the
+            flag learn from these strangers; by default from the held-out classes, however few, or if there are none,
+            from labelled queries without their classes.
+        unlabelled: a folder or table of typical queries, both known ones and strangers, from which P(known) is learnt.
+            `live` takes the queries that `lam serve --keep-queries` stored. Queries that are stored items or training
+            items are left out, with a warning. The queries have no effect if all of them may be known, or all of them
+            strangers.
+        share_of_strangers: assumed share of future queries without a match, unless unlabelled queries determine it.
+        columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
         reference: number of training items to which scores measure distances; 0 for none.
         damaged: what to do about damaged image files of these folders; by default they are an error.
@@ -87,9 +89,10 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """Options completed by the rates, flag and score of the run's last calibration.
+    """Options completed by the rates, flag and accepting score that the run's last calibration was asked for.
 
-    A `wrong` rate of 0 removes the last one. Without a reference, a last flag that needs one is dropped with a warning.
+    A `wrong` rate of 0 removes the earlier `wrong` rate. If `reference` is 0, an earlier flag that needs a reference is
+    dropped with a warning.
     """
     try:
         previous = Run(run).calibration

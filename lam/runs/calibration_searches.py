@@ -46,7 +46,7 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 class Inputs:
     """A run, the options of its calibration, and their data.
 
-    `config` names the present folder of the data. `splits` is None if fresh images need no training items.
+    `config` names the present folder of the data. `splits` is None for fresh images without a reference.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -83,9 +83,9 @@ class Known:
         images: the data that contain the queries.
         queries: embeddings and features of the queries.
         searchable: the gallery, and which of its items match each query.
-        gallery: the option for it, `index` or `held-out`.
+        gallery: the kind of this gallery, `index` or `held-out`.
         searches: hits of the queries.
-        verifier: a verifier of pairs; None unless there are pairs of one class and pairs of different classes.
+        verifier: tells pairs of one class from other pairs; None if one of the two kinds is missing.
         reference: training items to which distances are measured.
     """
 
@@ -117,7 +117,7 @@ class Strangers:
     Attributes:
         found: their hits; None without strangers.
         labels: their labels; None for strangers from a folder.
-        n_classes: number of held-out classes of the run among them; 0 for strangers from a folder.
+        n_classes: number of their classes, if they are held-out classes of the run; 0 for strangers from a folder.
     """
 
     found: OtherQueries | None
@@ -128,12 +128,12 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether they can bound this rate of false accepts; a held-out class counts once: its items are alike."""
+        """Whether they can bound this rate of false accepts. Alike items of a held-out class count as one."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
 def search_known(inputs: Inputs) -> Known:
-    """Search the gallery for the labelled queries. Warn of queries that are training items or find themselves."""
+    """Search the gallery for the labelled queries. Warn of queries that are training items or items of the gallery."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
@@ -189,7 +189,7 @@ def _check_attainable(inputs: Inputs, n_queries: int) -> None:
 
 
 def search_strangers(inputs: Inputs, known: Known) -> Strangers:
-    """Search the gallery for the strangers of a folder, else for the held-out classes of the run."""
+    """Search the gallery for the strangers of a folder; by default for the held-out classes of the run."""
     if inputs.options.strangers is not None:
         queries = inputs.queries(inputs.options.strangers)
         found, is_itself = _search_without_match(inputs, known, queries)
@@ -211,9 +211,9 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers, and which strangers find themselves.
+    """Hits of strangers, and which strangers have the embedding of an item.
 
-    Held-out strangers have labels: items added to the gallery under the same labels are not searched.
+    Held-out strangers do not search gallery items that were added under the labels of their classes.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
@@ -237,8 +237,8 @@ def _search_without_match(
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
     """Search the gallery for unlabelled queries, without the stored items and training items among them.
 
-    Such items look more known than future queries, which would then seem to be strangers. None without unlabelled
-    queries, or if the reference is too small to find all training items.
+    P(known) learnt from such items would be too low for future queries. None without unlabelled queries, or if the
+    reference is too small to find all training items among them.
     """
     if inputs.options.unlabelled is None:
         return None
@@ -296,7 +296,7 @@ def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Te
 def _search(
     queries: Embeddings, items: Embeddings, relevance: Relevance, seed: int
 ) -> tuple[Searches, Verifier | None]:
-    """Hits of the queries, and a verifier if there are pairs of one class and of different classes."""
+    """Hits of the queries, and a verifier if there are pairs of one class and pairs of different classes."""
     searches = search_open_set(queries.mean, items.mean, relevance.of_rows)
     generator = torch.Generator().manual_seed(seed)
     pairs = draw_pairs(relevance.of_rows, len(queries), len(items), generator=generator)

@@ -77,7 +77,7 @@ class DataConfig:
         gallery: `classes` if every query has a match, `identities` if a query may lack a match. By default `identities`
             for places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
-        soft_labels: a .npy file with the probabilities of the classes of each test item, or CIFAR-10H's folder.
+        soft_labels: a .npy file with the class probabilities of each test item, or CIFAR-10H's folder.
         num_workers: number of processes that read images.
         seed: seed of random splits.
         duplicates: what to do about repeated images or texts: `keep` all, with a warning; `drop` all but one, or all if
@@ -124,7 +124,7 @@ class NetworkConfig:
     Attributes:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
-        weights: pretrained weights, by the name in the network's library; None for random weights.
+        weights: name of the pretrained weights in the network's library; None for random weights.
         head: `train` for a trained linear layer from features to embeddings; `identity` to use the features themselves,
             with `efficientnet_lite0` and networks for sentences.
         options: other options of the network.
@@ -200,13 +200,13 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of samples for κ, and of sampled networks for reliability, in tuning, evaluation and all later
-            embeddings.
+        n_samples: number of samples behind each κ, also in tuning and all later embeddings; and of sampled networks for
+            reliability.
         reference: number of training items among which the k-NN score finds neighbours.
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 for no test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
-            `blur`, `contrast` and `crop`, for texts all kinds.
-        unseen: number of items of held-out classes that search each other; 0 for no search.
+            `blur`, `contrast` and `crop` for images, and all kinds for texts.
+        unseen: number of items from held-out classes that search each other; 0 for no such search.
         costly: whether to measure slow metrics too; see `lam.evaluate`.
     """
 
@@ -224,12 +224,15 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AmbiguityConfig:
-    """Whether the encoder learns κ_a and p_known on the validation split; see `lam.tuning.ambiguity`.
+    """Whether the encoder learns κ_a, the concentration of an item's matches, and p_known, the probability of a known
+    item.
+
+    Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
         learn: whether to learn them; by default only if the `checkpoint` has a κ head and enough items have a match. κ
-            then joins κ_a, p_known and the posterior's κ.
-        reference: number of training items that neighbours may come from, in addition to the validation split.
+            then combines κ_a, p_known and the posterior's κ.
+        reference: number of training items among which neighbours are sought, besides the validation split.
     """
 
     learn: bool | None = None

@@ -4,12 +4,12 @@
     configs/data/DATA.yaml       a data set, its network and training
     configs/paper/DATA.yaml      the authors' settings on a data set
 
-`DATA METHOD` reads these in order, the last one only with `--paper`; later files override earlier ones. A section
-`methods` of a file holds settings for single methods, which override the rest of the file. `--paper` uses the sections
-of the authors' file instead of the data set's.
+`DATA METHOD` reads these files in order, the last one only with `--paper`. Later files override earlier ones. In a
+file, the section `methods` holds the settings of single methods, which override the rest of that file. With `--paper`,
+the section `methods` of the authors' file replaces that of the data set.
 
-A section `networks` holds settings for single networks. The first installed one replaces the network that the file
-names, unless the settings name a network or weights.
+The section `networks` holds the settings of single networks. The first installed one replaces the network that the file
+names, unless an override, or a file that extends this one, names a network or weights.
 
 A file may extend a configuration, `extends: digits hib`, or a file next to it, `extends: base.yaml`, and hold only
 the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. If the
@@ -109,7 +109,7 @@ def _set(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[s
 
 
 def _allowing_missing(config: RunConfig) -> RunConfig:
-    """The configuration with `allow_missing` in every data set and OOD set that has it."""
+    """The configuration with `allow_missing` set in every data set and OOD set that has this option."""
     data, parameters = config.data, {name: signature(load).parameters for name, load in datasets.DATASETS.items()}
 
     def allowing(part: Any) -> Any:
@@ -142,7 +142,8 @@ def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings for arguments of `lam run`; `method` overrides their method, `network` the default network."""
+    """The settings for arguments of `lam run`. `method` overrides a method there; `network` chooses among
+    `networks`."""
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))
@@ -218,7 +219,7 @@ def _of_method(name: str) -> dict[str, Any]:
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file, with its section for the network, and its sections for methods."""
+    """The settings of a file, merged with its section for the network; and its sections for methods."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a configuration: it must hold settings, such as `margin: 0.7`")

@@ -156,7 +156,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """The content of each item by its row: a file's SHA-256, or a text. Answers are skipped: all splits hold them."""
+    """Row and content (a file's SHA-256, or a text) of each item. Answers are skipped, because all splits hold them."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):
@@ -184,7 +184,7 @@ def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
 
 
 def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
-    """Near copies: items whose hash is close to an earlier item's, each with the closest such item."""
+    """Items with a hash close to the hash of an earlier item, each with the closest one as its original."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
     import faiss  # slow to import, and optional

@@ -127,7 +127,7 @@ def measure_corruption(
         encoder, items, evaluation: the encoder, and its evaluation on these items.
         size: greatest number of queries, drawn at random from queries with a match.
         seed: seed of the draw and the noise.
-        kinds: as for `corruptions_of`.
+        kinds: as `asked` of `corruptions_of`.
 
     Returns:
         A curve for each kind, all of the same queries; empty if no query has a match.
@@ -176,9 +176,9 @@ def worse_inputs(
 
 
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Metrics of curves: medians of κ, recall@1 and `trend`, as `corruption_KIND_SEVERITY_...`.
+    """Metrics of curves: median κ and recall@1 at each severity, and the `trend` of each kind, as `corruption_...`.
 
-    For crops also `crop_less_sure`: the share of queries with a smaller κ in the smallest crop than in the whole image.
+    Crops add `crop_less_sure`, the share of queries with a smaller κ in the smallest crop than in the whole image.
     """
     values: dict[str, float] = {}
     for kind, curve in curves.items():

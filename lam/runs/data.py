@@ -89,7 +89,7 @@ def load_data(
 
 @dataclass(frozen=True)
 class RunData:
-    """The checked data of a run: splits, OOD sets by title, copies, and why image files are left out, by path.
+    """The checked data of a run: splits, OOD sets by title, copies, and reasons for leaving out image files, by path.
 
     `is_new` tells whether the run starts for the first time.
     """
@@ -145,7 +145,7 @@ def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
 def _check_items(
     config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
-    """Copies among the items, and why files are damaged; reads every image file."""
+    """Read every image file; return the copies among the items, and the reasons why files are damaged, by path."""
     data, folder, parts = config.data, config.folder, parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
     # A rejected run has no folder yet: the list is written beside it.

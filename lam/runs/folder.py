@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a writable folder outside the folder of images, where pictures of the run would become a class."""
+    """Require a writable folder. Inside the folder of images, pictures of the run would become a class."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return

@@ -102,7 +102,7 @@ def _heading(ood_set: str, prevalence: float | int | None) -> str:
 def _score_table(
     values: Mapping[Key, float | int | None], own: str = "", headings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A table with a row for each score and the columns of each OOD set; the best value of a column is marked."""
+    """A table with a row for each score and a column for each metric on each OOD set; the best values are marked."""
     cells: dict[tuple[str, str], dict[str, float | int | None]] = {}
     for (metric, score, ood_set), value in values.items():
         by = METRICS[metric].by_score

@@ -33,7 +33,8 @@ def index_images(
 ) -> Enrolment:
     """Replace the items of a run's gallery by images, texts or embeddings.
 
-    Items added or changed while serving stay. In a calibrated run, images with κ below the flag are uncertain.
+    Items that were added or changed while serving stay. In a calibrated run, images with κ below the flag's threshold
+    are uncertain.
 
     Args:
         run: the run's folder.
@@ -50,8 +51,8 @@ def index_images(
         The new items of the gallery, and the uncertain images.
 
     Raises:
-        ValueError: for a folder without a finished run, or that another process writes to or serves; an unknown FAISS
-            type, or one that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
+        ValueError: for a folder that holds no finished run, or that another process serves or writes to; an unknown
+            FAISS type, or one that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
             calibration; or damaged files. The gallery then stays unchanged.
     """
     opened = Run(run)

@@ -23,7 +23,7 @@ EVERY = 100
 class LiveQueries:
     """A uniform sample of all queries; it continues an earlier sample.
 
-    An earlier sample that dropped queries does not grow: later queries would be over-represented.
+    If an earlier sample has dropped queries, the sample does not grow, because later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 

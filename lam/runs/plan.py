@@ -71,7 +71,7 @@ class Start:
     """What a run takes from its checkpoint, apart from the network's weights.
 
     Attributes:
-        trained_by: name and settings of the curvature of the loss that trained the checkpoint; None unless it is a run.
+        trained_by: name and settings of the curvature of the checkpoint's training loss; None for a file of weights.
         kappa_head: the κ head of the checkpoint, if any.
     """
 
@@ -120,7 +120,8 @@ class Plan:
         return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training; it returns the best epoch on the validation split, or the last if no items match there."""
+        """The training. It keeps the epoch of the best validation recall@1, or the last if no validation items
+        match."""
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())
@@ -145,9 +146,10 @@ class Plan:
         )
 
     def checked(self, start: Start, validation: Dataset) -> Start:
-        """The start; its κ head is dropped if the run's posterior cannot use it.
+        """The start, without its κ head if the run cannot use it.
 
-        A κ head needs p_known, which is learnt from items with a match. If they are too few, a warning says so.
+        Only a posterior uses a κ head, together with p_known, which is learnt from items with a match. If such items
+        are too few, the head is dropped with a warning; with `ambiguity.learn=true`, this is an error.
         """
         config, learn = self.config, self.config.ambiguity.learn
         is_posterior = issubclass(config.method.encoder, BayesianEncoder)

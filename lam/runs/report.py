@@ -124,7 +124,7 @@ def _plots(
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
-    """Draw the queries with the largest and smallest κ; queries are 0 to Q − 1, items of OOD sets follow."""
+    """Draw the items with the largest and smallest κ among the queries and the OOD sets."""
     n_queries = len(evaluation.queries)
     outside = [(name, images, row) for name, images in ood.items() for row in range(len(images))]
     shown = [*((test, int(row)) for row in evaluation.queries), *((images, row) for _, images, row in outside)]

@@ -40,8 +40,9 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
     """Random samples from different classes in the gallery, and a stranger.
 
     Known samples come from the validation split, or from the queries of the test split if the gallery holds no
-    validation class. The stranger comes from the first OOD set, else from the held-out classes, else, for texts, from
-    the sentences that ship with Python. `candidates` are the positions of the gallery's items in the test split.
+    validation class. The stranger comes from the first OOD set, or without one from the held-out classes. For texts
+    with neither, it is a sentence from Python's docstrings. `candidates` are the positions of the gallery's items in
+    the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]

@@ -53,11 +53,11 @@ class SearchResult:
     unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
-        """Whether an image of the item has a κ below the flag; None without a calibration."""
+        """Whether an image of the item has a κ below the flag's threshold; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def intervals(self, row: int) -> list[list[float]] | None:
-        """Both ends of the `CosineIntervals` of each hit of a query; None without intervals in the calibration."""
+        """The two ends of the cosine interval for each hit of a query; None if no calibration has intervals."""
         intervals = None if self.calibration is None else self.calibration.intervals
         if intervals is None:
             return None

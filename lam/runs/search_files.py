@@ -29,12 +29,13 @@ def check_suffix(path: str | Path) -> None:
 def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
     """Write the results of searches atomically: images in their order, hits best first.
 
-    An image has `decision` and its evidence: `known` is P(the gallery holds a match), `right_if_known` P(the first hit
-    is right, if the gallery holds a match), `probability` their product, `statistic` the value of the score `accept`,
-    `accept_above` its threshold, `false_accept` the share of searches without a match that look as good, `p_value` the
-    share of known queries as unusual by `flagged_by`, `p_new` and `p_in_gallery` the p-values of
-    `lam.retrieval.decisions.unseen_classes`. Without a calibration, these and `uncertain` are null, or empty in CSV.
-    In CSV, an image without a hit has one line, and nested values, such as metadata, are left out.
+    An image has `decision` and its evidence. `known` is P(the gallery holds a match), `right_if_known` is P(the first
+    hit is right, if the gallery holds a match), and `probability` is their product. `statistic` is the value of the
+    score `accept`, and `accept_above` its threshold. `false_accept` is the share of searches without a match that look
+    as good. `p_value` is the share of known queries that are as unusual by the score `flagged_by`. `p_new` and
+    `p_in_gallery` are the p-values of `lam.retrieval.decisions.unseen_classes`. Without a calibration, these fields and
+    `uncertain` are null, or empty in CSV. In CSV, an image without a hit has one line. CSV leaves out nested values,
+    such as metadata.
     """
     check_suffix(path)
     decisions, queries = results[0].decisions, results[0].queries

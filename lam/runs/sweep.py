@@ -30,7 +30,7 @@ class SweepResult:
         folder: folder of the sweep.
         metrics: metrics of each seed; None if undefined.
         mean: mean over seeds of each metric that is defined for all.
-        std: their standard deviation over seeds, by n − 1; empty for a single seed.
+        std: standard deviation of these metrics over n seeds, with the divisor n − 1; empty for a single seed.
         undefined: seeds without a defined value, by metric.
     """
 
@@ -72,7 +72,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
         The metrics of all seeds; `sweep.json` is updated after every run.
 
     Raises:
-        ValueError: for no seeds, a repeated seed, a folder that is itself a run, or as `lam.runs.run.run`; finished
+        ValueError: for no seeds, a repeated seed or a folder that is itself a run; and as `lam.runs.run.run`. Finished
             runs stay.
 
     Example:

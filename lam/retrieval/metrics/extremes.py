@@ -32,9 +32,9 @@ def plot_extremes(
 
     Args:
         kappa: (Q,) concentrations of the queries.
-        verdict: takes a query's index; returns whether its first hit is right, or the name of a stranger's data set.
+        verdict: takes a query's index; returns whether its first hit is right, or the data set's name for an OOD query.
         query_image: takes a query's index; returns its text, or its image, (C, H, W) or (H, W) in [0, 1] with C 1 or 3.
-        hit_image: takes a query's index; returns text or image of its first hit.
+        hit_image: takes a query's index; returns the text or image of its first hit.
     """
     check_finite("kappa", kappa)
     if len(kappa) == 0:
@@ -94,7 +94,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one axes, in inches from the upper left corner; an axes for each picture takes ten times longer."""
+    """A figure and its one axes in inches from the upper left corner; an axes for each picture would be slower."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")

@@ -16,15 +16,15 @@ _RIDGE = 1e-7  # share of the mean variance, added to every variance, as some co
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """A Gaussian of each class, all with one covariance, and a Gaussian of all items, in q principal components.
+    """Gaussians of the classes, with a common covariance, and of all items, in a space of q principal components.
 
     Attributes:
         center: (P,) mean of all items.
-        basis: (P, q) the components.
-        classes: (C,) labels of the classes, rising.
+        basis: (P, q) the principal components.
+        classes: (C,) labels of the classes, in rising order.
         means: (C, q) class means, whitened by `within`.
-        within: (q, q) W with WWᵀ the inverse covariance about the class means.
-        total: (q, q) W with WWᵀ the inverse covariance about the mean of all items.
+        within: (q, q) W such that WWᵀ is the inverse of the covariance about the class means.
+        total: (q, q) W such that WWᵀ is the inverse of the covariance about the mean of all items.
     """
 
     center: Float[Tensor, " P"]
@@ -36,7 +36,7 @@ class Gaussians:
 
     @classmethod
     def of(cls, unit: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Gaussians":
-        """Fit to items, with covariances shrunk by Ledoit and Wolf (2004); without labels there is one class."""
+        """Fit to items, with the shrunk covariance of Ledoit and Wolf (2004); without labels there is one class."""
         x = unit.detach().cpu().double()
         center = x.mean(0)
         basis = _principal_components(x - center)
@@ -53,7 +53,7 @@ class Gaussians:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """(N,) squared Mahalanobis distances to the nearest class, and (N,) to the Gaussian of all items.
 
-        `excluded` holds the class to leave out for each item; a single class is never left out.
+        `excluded` holds the class to leave out for each item; if there is only one class, it is not left out.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)
@@ -63,7 +63,7 @@ class Gaussians:
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) directions of greatest variance, at most 256 and above rounding error; the identity for P ≤ 256."""
+    """(P, q) up to 256 directions of greatest variance, without those of mere rounding; the identity for P ≤ 256."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)
@@ -77,7 +77,7 @@ def _principal_components(centered: Tensor) -> Tensor:
 
 
 def _whitening(centered: Tensor) -> Tensor:
-    """W with WWᵀ the inverse of the shrunk covariance; the identity for rows without spread."""
+    """W such that WWᵀ is the inverse of the shrunk covariance; the identity for rows without spread."""
     from sklearn.covariance import ledoit_wolf
 
     identity = torch.eye(centered.shape[1], dtype=centered.dtype)

@@ -16,7 +16,7 @@ N_HITS = 50
 def margin(cosines: Float[Tensor, "N K"], labels: Int[Tensor, "N K"] | None = None) -> Float[Tensor, " N"]:
     """Cosine of the best hit of another class (without labels, of the second hit), minus the first hit's cosine.
 
-    If all hits are of one class, the last hit's cosine bounds other classes. A missing second hit counts as −1.
+    If all hits are of one class, the cosine of the last hit is used. A missing second hit has the cosine −1.
 
     Example:
         >>> cosines, labels = torch.tensor([[0.9, 0.8, 0.5]]), torch.tensor([[1, 1, 2]])

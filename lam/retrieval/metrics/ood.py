@@ -24,7 +24,7 @@ def auroc(in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tenso
         An area in [0, 1], 0.5 for a useless score; NaN if either set is empty.
 
     Raises:
-        ValueError: for a score that is not finite, with its index.
+        ValueError: for a score that is not finite; the message names its index.
 
     Example:
         >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]))

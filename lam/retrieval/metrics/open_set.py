@@ -3,12 +3,13 @@
 A search scores its first hit and gives an answer if the score is above a threshold. A mated search has a match in the
 gallery, a non-mated search does not. Every metric depends on the gallery's size. The arguments of all metrics:
 
-- score, correct: (Q,) of the first hits of mated searches, and whether they are matches.
-- mated: (Q,) the highest score of a match.
+- score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches.
+- mated: (Q,) the highest score of a match in each mated search.
 - non_mated: (O,) scores of the first hits of non-mated searches.
 - rate, fpir, far: share of non-mated searches that may score above the threshold, in (0, 1).
 
-A rate outside (0, 1), NaN and different lengths are errors. A metric that lacks mated or non-mated searches is NaN.
+A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. A metric is NaN without the mated or non-mated
+searches that it needs.
 """
 
 from dataclasses import dataclass
@@ -31,12 +32,12 @@ class OpenSet:
         n_mated: number of searches with a match.
         n_non_mated: number of searches without a match.
         fpir: false-positive identification rate, as requested.
-        threshold: least score above which at most a share `fpir` of non-mated searches lies.
+        threshold: least score with at most a share `fpir` of the non-mated searches above it.
         tpir: see `tpir_at_fpir`.
         dir: see `dir_at_far`.
         oscr: see `oscr`.
         aurc: see `aurc`, of the mated searches.
-        recall_at_full_precision: R@100P of mated and non-mated searches together.
+        recall_at_full_precision: see `recall_at_full_precision`, of all searches.
     """
 
     gallery_size: int
@@ -52,7 +53,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics with two searches a query: in the whole gallery, if it has a match, and without its matches."""
+    """Metrics of a mated search for each query with a match, and a non-mated search for every query."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -75,7 +76,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 
 
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
-    """Least score of a non-mated search above which at most a share `rate` of them lies.
+    """Least score of a non-mated search with at most a share `rate` of these scores above it.
 
     The threshold describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
 
@@ -95,7 +96,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, 
     """Share of mated searches whose match scores above the threshold at a false-positive rate; higher is better.
 
     TPIR = share of mated searches with a match of score > T at any rank; FPIR = share of non-mated searches with
-    any hit of score > T; T is the least with FPIR ≤ `fpir`.
+    any hit of score > T; T is the least threshold with FPIR ≤ `fpir`.
 
     Source: ISO/IEC 19795-1; Grother, Ngan and Hanaoka, Face Recognition Vendor Test, part 2, section 3.
 
@@ -176,10 +177,10 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 
 
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
-    """R@100P: share of searches with a match whose first hit is right and scores above every wrong one.
+    """R@100P: share of mated searches whose first hit is right and scores above every wrong first hit.
 
-    Higher is better: it is the greatest recall before the first wrong answer. The scores are of all searches, mated or
-    not; `n_answerable` of them have a match.
+    Higher is better. It is the greatest recall at which no answer is wrong. `score` and `correct` are of all searches;
+    `n_answerable` of them are mated.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 

@@ -1,7 +1,7 @@
 """Plots of the metrics, as PNG files.
 
-Every function draws what the metric of that name computes, and writes the file at `path`. A plot has from 1 to 24
-entries by name. Another number, or an undefined metric, is a `ValueError`. Matplotlib's global figure, backend and
+Each function draws the quantity in its name and writes the file `path`. A plot of named entries takes 1 to 24 of them.
+Another number of entries, or an undefined metric, raises a `ValueError`. Matplotlib's global figure, backend and
 style stay as they are.
 """
 
@@ -33,10 +33,10 @@ Value = TypeVar("Value")
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    If the answers are the same for all, the best possible curve and the level of random dropping are drawn too.
+    If all entries have the same answers, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: (Q,) whether the first hit is relevant, Q ≥ 1, and (Q,) uncertainties, by name.
+        ranked: for each name, (Q,) whether the first hit is relevant and (Q,) uncertainties; Q ≥ 1.
     """
     _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
@@ -105,7 +105,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several metrics of several systems as bars, side by side.
 
     Args:
-        figures: values in [0, 1], None if undefined, by metric and by system; all metrics have the same systems.
+        figures: for each metric, each system's value in [0, 1], None if undefined; all metrics have the same systems.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))
@@ -131,7 +131,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
     """Draw the ROC curve of each OOD score; OOD is the positive class.
 
     Args:
-        scores: (N,) scores in distribution and (O,) scores out of it, by name.
+        scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
     """
     _check_count("scores", scores)
     figure, axes = _figure()
@@ -149,8 +149,8 @@ def plot_precision_recall(
     """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
 
     Args:
-        scores: (N,) scores in distribution and (O,) scores out of it, by name.
-        positives: label of the items out of distribution.
+        scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
+        positives: name of the OOD items on the axes.
     """
     _check_count("scores", scores)
     figure, axes = _figure()
@@ -168,7 +168,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: (N,) values ≥ 0 by name, in distribution first. Zero counts in the lowest bin.
+        kappa: for each set, (N,) values ≥ 0; the ID set comes first. Zero counts in the lowest bin.
     """
     _check_count("kappa", kappa)
     for name, values in kappa.items():
@@ -191,11 +191,11 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
 
 
 def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mapping[str, Tensor]) -> None:
-    """Draw the median κ and recall@1 of queries against the severity of their corruption, by kind.
+    """Draw the median κ and recall@1 of queries against the severity of each kind of corruption.
 
     Args:
-        kappa: (V,) medians of κ at severities 0 (clean) to V − 1, by kind; empty for a network without κ.
-        recall: (V,) recall@1 by kind.
+        kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; empty for a network without κ.
+        recall: for each kind, (V,) recall@1.
     """
     _check_count("recall", recall)
     figure = _blank(8.4 if kappa else 4.6, 3.8)
@@ -249,7 +249,7 @@ def plot_tuning(
 
 
 def _log_edges(values: Any) -> Any:
-    """Edges of bins over the positive values, at least half a decade wide."""
+    """Edges of bins over the range of the positive values, or over half a decade if the range is smaller."""
     positive = values[values > 0] if (values > 0).any() else np.ones(1)
     low, high = np.log10(positive.min()), np.log10(positive.max())
     middle, half = (low + high) / 2, max((high - low) / 2, 0.25)
@@ -291,7 +291,7 @@ def _style(axes: Any) -> None:
 
 
 def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: Any) -> None:
-    """Style the axes and write the file; a legend of more curves than colours stands beside the axes."""
+    """Style the axes and write the file; with more curves than colours, the legend stands beside the axes."""
     _style(axes)
     place["loc"] = legend
     if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:

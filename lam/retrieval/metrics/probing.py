@@ -49,7 +49,7 @@ class LinearProbe:
         self._classifier.fit(features.double().cpu().numpy(), labels.cpu().numpy())
 
     def predict(self, features: Float[Tensor, "O P"]) -> Shaped[Tensor, " O"]:
-        """(O,) the classes of other items, on the CPU."""
+        """(O,) the predicted classes of other items, on the CPU."""
         return torch.from_numpy(self._classifier.predict(features.double().cpu().numpy()))
 
 
@@ -92,7 +92,7 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """Agreement of C classes with C clusters of the unit vectors by Ward's method, in 4 N² bytes of memory.
+    """Agreement of C classes with C clusters that Ward's method finds; it takes 4 N² bytes of memory.
 
     None for fewer than two classes, or if every item has a class of its own.
 

@@ -20,8 +20,8 @@ def recall_at_k(relevance: Bool[Tensor, "Q K"], n_relevant: Int[Tensor, " Q"], *
     """Share of queries with a relevant item among their first k hits.
 
     Args:
-        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only if the lists
-            hold every relevant item, as for a gallery of fewer than k items.
+        relevance: (Q, K) whether each ranked item is relevant, best rank first. K may be below k only if these
+            rows hold every relevant item, as for a gallery of fewer than k items.
         n_relevant: (Q,) number of relevant items in the gallery.
         k: number of hits that count, at least 1.
 
@@ -94,12 +94,12 @@ class RelevantRanks:
 def relevant_ranks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches
 ) -> RelevantRanks:
-    """Ranks of relevant items in the whole gallery, by cosine; ties by the lower index, as in `lam.retrieval.rank`.
+    """Ranks of relevant items in the whole gallery, by cosine; of tied items the lower index comes first.
 
     Args:
         queries: (Q, D) finite, non-zero.
-        gallery: (N, D) likewise; None for the queries themselves, each without itself.
-        matches: which gallery items are relevant to the queries at given positions; a query never matches itself.
+        gallery: (N, D) likewise; None to search the queries themselves, each without itself.
+        matches: takes positions of queries; returns which gallery items are relevant to each, never the query itself.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1, 0])
@@ -154,7 +154,7 @@ def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _answerable(relevance: Tensor, n_relevant: Tensor, k: SupportsIndex) -> tuple[Tensor, Tensor, int]:
-    """The first k hits of the queries with a relevant item, and their numbers of relevant items."""
+    """The first k hits of each query with a relevant item, its number of relevant items, and k."""
     k = positive_integer("k", k)
     check_tensor("relevance", relevance)
     check_length("n_relevant", n_relevant, "the queries", len(relevance))

@@ -37,7 +37,7 @@ class Reference:
     Attributes:
         unit: (O, P) unit vectors; zeros stay zeros.
         labels: (O,) their classes; None without classes.
-        lengths: (O,) of the features; None if unknown, so that only directions count.
+        lengths: (O,) lengths of the features; None if unknown, and then only directions count.
         embeddings: (O, D) unit vectors after the network's last layer; None if unknown, or equal to `unit`.
         excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to leave out nothing.
     """
@@ -73,7 +73,7 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The reference for comparison with N items, each as if its class were unseen.
+        """The reference to compare N items with, each as if its class were unseen.
 
         An item is not compared with its class or the class's items; means and covariances still include them. A class
         that is not in `labels` has no effect.
@@ -95,7 +95,7 @@ class Reference:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of the tensors in bytes."""
         return sum(part.nbytes for part in (self.unit, self.labels, self.lengths, self.embeddings) if part is not None)
 
     def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
@@ -133,7 +133,7 @@ class Reference:
         return self.unit * lengths.to(self.unit)[:, None] ** (1 - exponent)
 
     def _misfit(self, exponent: float, is_first: Tensor) -> float:
-        """|log r|: r is q/2 times the relative variance of squared distances between the halves; r = 1 for χ²_q."""
+        """|log r|, where r is q/2 times var/mean² of the squared distances between the halves; r = 1 for χ²_q."""
         x, ratios = self._scaled(exponent), []
         for half in (is_first, ~is_first):
             gaussians = Gaussians.of(x[half], None if self.labels is None else self.labels[half])
@@ -168,7 +168,7 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` minus `global_mahalanobis`: the effect of the classes.
+    """`mahalanobis` minus `global_mahalanobis`, which cancels what does not depend on the classes.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
         (RMDS++).
@@ -193,8 +193,8 @@ def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 
     β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance
     of an item to its class follows χ²_q, so that variance over squared mean is 2/q. Each half of the reference is
-    compared with the classes of the other half. Of 0, ¼, ½, ¾ and 1, the β that comes nearest to 2/q is chosen; it is 1
-    for unknown lengths.
+    compared with the classes of the other half. Of β = 0, ¼, ½, ¾ and 1, the one with a ratio nearest to 2/q is
+    chosen; β is 1 for unknown lengths.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
         spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil

@@ -42,9 +42,9 @@ class Metric:
         direction: which values are better.
         meaning: one line for the reader.
         function: takes the evidence in `needs`, in that order; None for a number that an encoder or a run reports.
-        needs: names of its evidence.
-        by_score: default score, of keys without a score; None if the metric depends on no score.
-        shown: where it is shown apart from the report's tables: tiles of the report, table and bars of a comparison.
+        needs: names of the function's arguments in the evidence of `measure`.
+        by_score: the score that a key without `_SCORE` means; None if the metric depends on no score.
+        shown: further places that show it: the report's tiles, and a comparison's table and bars.
         costly: whether it is measured only on request.
     """
 
@@ -66,7 +66,7 @@ class Metric:
 def _probe_accuracy(
     probe: Callable[..., float], reference: Reference, features: Tensor, classes: Tensor
 ) -> float | None:
-    """Accuracy of a classifier; None for no query, or training items of one class."""
+    """Accuracy of a classifier; None without queries, or without training items of two classes."""
     if len(features) == 0 or reference.labels is None or len(reference.labels.unique()) < 2:
         return None
     options: dict[str, Any] = {"k": min(20, len(reference))} if probe is knn_accuracy else {}
@@ -260,7 +260,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Key(NamedTuple):
-    """Parts of a flat key; `score` is empty for the metric's default score, `ood_set` for the first set."""
+    """The three parts of a key of `metrics.json`; an empty `score` or `ood_set` means the default one."""
 
     metric: str
     score: str = ""
@@ -271,7 +271,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Key":
-        """The parts of a key; an unknown key is a metric of that name.
+        """Split a key into its parts; an unknown key becomes the name of a metric as a whole.
 
         Example:
             >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))
@@ -290,9 +290,9 @@ def measure(
     """Every metric that the evidence suffices for, by its flat key.
 
     Args:
-        evidence: by the names in `Metric.needs`; evidence of value None makes its metrics None.
+        evidence: values by the names in `Metric.needs`; if one is None, the metrics that need it are None.
         score: name of the score in the evidence.
-        own: the encoder's own score.
+        own: name of the encoder's own score.
         ood_set: the OOD set of the evidence; empty for the first.
         costly: include costly metrics.
 
@@ -317,7 +317,7 @@ def measure(
 
 
 def describe(key: str) -> Metric:
-    """The metric of a flat key, with score and OOD set in its name; an unknown key is its own name.
+    """The metric of a key, with score and OOD set in its name; an unknown key becomes the name.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name

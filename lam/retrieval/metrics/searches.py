@@ -26,7 +26,7 @@ class Searches:
     """Results of Q queries in a gallery of N items.
 
     Attributes:
-        hits: (Q, K) the items of highest cosine, best first: 50, or all of a smaller gallery.
+        hits: (Q, K) the items of highest cosine, best first; K is 50, or less for a smaller gallery.
         cosines: (Q, K) their cosines.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
@@ -80,8 +80,8 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
 
     Args:
         queries: (Q, D) finite, non-zero.
-        gallery: (N, D) likewise; None for the queries themselves, each without itself.
-        matches: which gallery items match the queries at given positions; a query never matches itself.
+        gallery: (N, D) likewise; None to search the queries themselves, each without itself.
+        matches: takes positions of queries; returns which gallery items match each, never the query itself.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])

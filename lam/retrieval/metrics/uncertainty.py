@@ -1,6 +1,6 @@
 """Quality of an uncertainty on one data set: sparsification and reliability of confidences.
 
-`lam.retrieval.metrics.ood` tells two data sets apart.
+Metrics that compare two data sets are in `lam.retrieval.metrics.ood`.
 """
 
 import math
@@ -34,7 +34,7 @@ def sparsification(
         (F,) the shares f = 0, 0.01 … 0.98 and (F,) the accuracies, both float64; accuracies are NaN for no query.
 
     Raises:
-        ValueError: for NaN (with its index) or another length.
+        ValueError: for a NaN, or for arguments of different lengths.
 
     Example:
         >>> shares, accuracy = sparsification(torch.tensor([True, False]), torch.tensor([0.1, 0.9]))
@@ -77,7 +77,7 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
 def count_at_thresholds(
     selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Numbers of queries that each threshold keeps, and of selected queries among them, rising from zero.
+    """Number of queries that each threshold keeps, and number of selected ones among them; both rise from zero.
 
     A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
@@ -97,8 +97,8 @@ class ReliabilityBins:
 
     Attributes:
         confidence: (B,) mean confidence of the queries in each bin; NaN for an empty bin.
-        accuracy: (B,) share of right predictions among them; NaN for an empty bin.
-        count: (B,) number of queries.
+        accuracy: (B,) share of right predictions in each bin; NaN for an empty bin.
+        count: (B,) number of queries in each bin.
     """
 
     confidence: Float[Tensor, " B"]

@@ -41,7 +41,7 @@ class Votes:
 
         P(the prediction is right) = (v + ½)/(S + 1), so that finitely many votes never claim certainty.
 
-        Source: Krichevsky and Trofimov (1981); Good (1952): a proper score, no probability does better than the truth.
+        Source: Krichevsky and Trofimov (1981) for the probability; Good (1952) for the score, which is proper.
         """
         right = (self.agree.double() + 0.5) / (self.n_samples + 1)
         return -torch.where(self.correct, right, 1 - right).log()
@@ -58,7 +58,7 @@ class Votes:
                 bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in the authors' code.
 
         Raises:
-            ValueError: for no bin, or another end.
+            ValueError: for less than one bin, or another value of `closed`.
 
         Example:
             >>> votes = Votes(torch.tensor([4, 3]), torch.tensor([True, True]), n_samples=4)
@@ -77,12 +77,12 @@ class Votes:
 def majority_votes(
     predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
 ) -> Votes:
-    """Votes of S sampled networks on the label of each query's nearest neighbour; the prediction is the most common.
+    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common one is predicted.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. In a tie the first of these wins, else the lowest label.
+        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels the first here wins, else the lowest.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
@@ -94,7 +94,7 @@ def majority_votes(
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The label with most votes, and its votes; comparing rows takes as long for any number of classes."""
+    """The label with most votes, and its number of votes; the time does not grow with the number of classes."""
     votes = torch.stack([(predictions == row).sum(0) for row in predictions])
     never = ranked_labels.shape[1]
     places = torch.full_like(votes, never)
@@ -111,7 +111,7 @@ class SampledAnswers:
 
     Attributes:
         nearest: (S, Q) positions in the gallery.
-        hits: (Q, K) positions in the gallery, ranked by the mean direction.
+        hits: (Q, K) the hits by the mean directions, as positions in the gallery, best first.
         relevance: which items answer which query.
     """
 
@@ -122,7 +122,7 @@ class SampledAnswers:
     def votes(self) -> Votes:
         """Votes for the most common label; in a tie, the label of the nearest hit is predicted.
 
-        Places have no labels, so the votes are for the first hit.
+        If matches are near places instead of equal labels, the votes are for the first hit.
         """
         if isinstance(self.relevance, LabelRelevance):
             labels, candidates = self.relevance.labels, self.relevance.candidates
@@ -131,7 +131,7 @@ class SampledAnswers:
         return self.votes_for_first_hit()
 
     def votes_for_first_hit(self) -> Votes:
-        """Votes for the first hit: networks agree by a neighbour of the same label, or of a near place.
+        """Votes for the first hit; a network agrees if its nearest neighbour has the same label, or is at a near place.
 
         The first hit is the same for every posterior, so that votes of two posteriors can be compared.
         """
@@ -145,7 +145,7 @@ def answers_of(samples: Float[Tensor, "S N E"], relevance: Relevance, hits: Int[
     Args:
         samples: (S, N, E) unit vectors of the items under each network.
         relevance: matches among the N items.
-        hits: (Q, K) positions in the gallery, ranked by the mean direction.
+        hits: (Q, K) the hits by the mean directions, as positions in the gallery, best first.
     """
     queries, gallery = relevance.queries.to(samples.device), relevance.gallery
     searched = None if gallery is None else samples[:, gallery.to(samples.device)]

@@ -1,4 +1,4 @@
-"""The items of a run: images and texts become items, SQLite stores them, and an index of FAISS or Milvus follows.
+"""The items of a run: images and texts become items, SQLite stores them, and FAISS or Milvus indexes them.
 
 item, fusing, operations   an item, its limits and its content hash; fusing images; operations that change items
 filters, groups     conditions on items; hits by label

@@ -90,7 +90,7 @@ class ImageBatches:
         files: paths of the files.
         preprocessing: maps a file to an input.
         damaged: collects the damaged files, and settles them after the last batch.
-        goes_on: whether batches continue after a damaged file; by default `damaged.skip`. All files are read anyway.
+        goes_on: whether to yield batches after a damaged file; by default `damaged.skip`. All files are read anyway.
 
     Attributes:
         read: readable files of all batches so far, in order.
@@ -120,7 +120,7 @@ class ImageBatches:
 
 
 def drop_unreadable(images: Items, damaged: DamagedFiles) -> Items:
-    """The images whose files are readable. It reads every file; errors as `DamagedFiles.settle`."""
+    """The images whose files are readable, after reading every file; errors as in `DamagedFiles.settle`."""
     files = [(path, images.preprocessing) for path in images.files]
     _, reasons = read_images(files, lambda path, image: None, progress=False)
     damaged.reasons |= reasons
@@ -150,5 +150,5 @@ def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
 
 
 def path_key(path: Path) -> str:
-    """A path as the list of damaged files has it: bytes that are no text become question marks."""
+    """A path as written in the list of damaged files: bytes that are not valid text become question marks."""
     return str(path).encode(errors="replace").decode()

@@ -54,7 +54,7 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
 
 @contextmanager
 def refuse_locked() -> Iterator[None]:
-    """Within the context, another process's lock becomes a refusal, `busy`."""
+    """Within the context, an error from another process's lock becomes a refusal, `busy`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -65,7 +65,7 @@ def refuse_locked() -> Iterator[None]:
 
 @contextmanager
 def refuse_unstored() -> Iterator[None]:
-    """Within the context, an error of SQLite becomes a refusal: `busy` for another process's lock, or `full`."""
+    """Within the context, an error of SQLite becomes a refusal: `busy` for another process's lock, else `full`."""
     try:
         with refuse_locked():
             yield

@@ -45,12 +45,12 @@ def embed_items(
         source: a folder; for an encoder of texts a table, see `Table.read`.
         columns: columns of the table.
         shard: the shard to embed; by default all items.
-        calibration: calibration of the run; its flag marks items with too unusual embeddings to judge.
+        calibration: calibration of the run; it flags items whose embeddings are too unusual to judge.
         damaged: collects damaged image files; by default they are an error.
         progress: show a progress bar on standard error.
 
     Raises:
-        ValueError: for an empty shard, damaged files, an invalid id, label or metadata; and as `read_items`.
+        ValueError: for an empty shard, damaged files, an invalid id, label or metadata; also as in `read_items`.
     """
     items = read_items(encoder, source, columns).candidates
     damaged = DamagedFiles() if damaged is None else damaged
@@ -96,12 +96,12 @@ def read_items(
         source: a folder; for an encoder of texts a file with these columns.
         columns: columns of the file.
         labelled: whether every image or text must have a label.
-        answered: whether the answers of a file are read; if not, they may be missing.
-        damaged: collects damaged image files, for which every file is read; None reads no file.
+        answered: whether to read the answers in a file; if not, the file may lack them.
+        damaged: collects damaged image files, so every file is read; with None, no file is read.
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of
-            images, or damaged files; and as these functions.
+            images, or damaged files; also as in the two functions above.
     """
     if isinstance(encoder.preprocessing, TextPreprocessing):
         if Path(source).is_dir():

@@ -1,6 +1,6 @@
 """Makes items of embedded images: ids, uncertain images, and fusion of images with one id.
 
-The id of an image is its id in the list, or else the number of its content.
+The id of an image is its id in the list or, without one, the `content_id` of its file.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class SourceImage:
     Attributes:
         path: its file.
         label: its class; empty for none.
-        content: number of its content, see `lam.gallery.item.content_id`.
+        content: the `lam.gallery.item.content_id` of its file or text.
         listed_id: its id in the list, if any.
         metadata: other columns of the list.
 
@@ -67,7 +67,7 @@ class Enrolment:
     Attributes:
         items: items in the order of their first images.
         embeddings: embeddings of the items.
-        uncertain: path and κ of each image below the flag.
+        uncertain: path and κ of each image with a κ below `flag_below`.
     """
 
     items: tuple[Item, ...]
@@ -78,7 +78,7 @@ class Enrolment:
         return len(self.items)
 
     def with_thumbnails(self) -> "Enrolment":
-        """A copy with thumbnails for items with a readable first image file."""
+        """A copy in which each item has a thumbnail, if its first image file is readable."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
@@ -90,11 +90,11 @@ def enrol(
     skip_uncertain: bool = False,
     fuse: bool = False,
 ) -> Enrolment:
-    """One item for each id, in the order of first images.
+    """One item for each id, in the order in which ids first occur.
 
     Without fusion, the first image of an id gives its item; a warning counts items whose images have several labels.
     With fusion, images of one identity have the same listed id or, without one, the same label.
-    `lam.retrieval.fuse_identities` fuses them with fully shared errors, so κ does not rise with their number. Repeated
+    `lam.retrieval.fuse_identities` assumes an error correlation of 1, so κ does not rise with their number. Repeated
     images count once, and the item has the metadata of its first image.
 
     Args:

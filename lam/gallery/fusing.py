@@ -1,8 +1,8 @@
 """Fuses images of one identity into one item, one image after the other.
 
 The density of an item is a product of the vMF densities of its images, with directions μ and concentrations κ. So the
-float64 sums Σ κμ, Σ κ and Σ √κ suffice, in any order. The formula is in `lam.retrieval.index.fusion`; errors are fully
-shared, as for `lam index`.
+float64 sums Σ κμ, Σ κ and Σ √κ suffice, in any order. The formula is in `lam.retrieval.index.fusion`. The error
+correlation is 1, as for `lam index`.
 """
 
 import json
@@ -69,12 +69,12 @@ def _refuse_another(known: Item, image: Item) -> None:
 
 
 def _beside_text(item: Item) -> dict[str, Any]:
-    """An item's metadata without the text, because fused texts differ."""
+    """An item's metadata without the text, which may differ between the parts of an item."""
     return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
 
 
 def _holds(known: Item, image: Item) -> bool:
-    """Whether the item holds the image, by content numbers; if some are unknown, also by the item's id."""
+    """Whether the item already holds the image. It compares content numbers and, if some are unknown, the item's id."""
     contents, content = known.images.contents, image.images.contents
     ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
     is_incomplete = len(ids) < known.images.count

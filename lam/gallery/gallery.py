@@ -77,7 +77,7 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
 
 
 def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat") -> None:
-    """Replace the items of a run or of `lam index`, and the FAISS type; items added while serving stay.
+    """Replace the items that a run or `lam index` wrote, and the FAISS type; items added while serving stay.
 
     If the process is killed, either the old items or the new ones remain.
 
@@ -176,7 +176,7 @@ class Gallery:
         return hits, infos
 
     def nearest(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
-        """Hits of the k nearest items, among these keys or all (None); some may have been deleted meanwhile."""
+        """Hits of the k nearest items among these keys; None for all. A hit may have been deleted meanwhile."""
         return self._index.search(queries, k, among)
 
     def matching(self, where: Filter) -> Matching:

@@ -33,8 +33,8 @@ def nearest_by_label(
     """The nearest `size` items of each of the `n_groups` nearest labels, best first; items without label are left out.
 
     A label with `size` items is complete, and the next, deeper search leaves it out. More than `n_groups * size` hits
-    complete a label, or they show `n_groups` labels; so the loop ends. `search(k, among)` returns the k nearest hits of
-    the query among these keys (None: all).
+    complete a label or include `n_groups` labels, so the loop ends. `search(k, among)` returns the k nearest hits of
+    the query among these keys; None stands for all keys.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

@@ -161,7 +161,7 @@ class ItemInfo:
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
-    """SHA-256 of an item's `row`: numbers, lengths of texts and bytes, then the texts and bytes."""
+    """SHA-256 of an item's `row`: of its numbers, the length of each text or byte string, and then these."""
     (
         item_id, vector, kappa, label, metadata, thumbnail, origin,
         count, resultant, least_kappa, contents, paths, sums,
@@ -176,12 +176,12 @@ def hash_of(row: Sequence[Any]) -> bytes:
 
 
 def is_whole(row: Sequence[Any], sha256: bytes) -> bool:
-    """Whether the values of a row have their types and its hash."""
+    """Whether the values of a row have the right types, and their hash is `sha256`."""
     return all(map(isinstance, row, _TYPES)) and hash_of(row) == sha256
 
 
 def content_id(content: bytes) -> int:
-    """The number of a content (an image file, a text, a vector), its default id: the first 63 bits of its SHA-256."""
+    """First 63 bits of the SHA-256 of an image file, a text or a vector: the default id of its item."""
     return number_of(hashlib.sha256(content).hexdigest())
 
 

@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 class LocalIndex:
     """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index that builds slowly is saved in the folder `cache`. Items of another dimension are a `ValueError`.
+    An index that builds slowly is saved in the folder `cache`. Items of another dimension raise a `ValueError`.
 
     Attributes:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.
@@ -66,7 +66,7 @@ class LocalIndex:
             return self.index.search(queries, k, among=among)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add items by key, idempotently. Searches continue while a type without removal is rebuilt."""
+        """Remove and add items by key, idempotently. Searches continue while an index that cannot remove is rebuilt."""
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -101,7 +101,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """FAISS type for a gallery that has the type `indexed`: "hnsw" keeps an existing graph, None keeps any type.
+    """FAISS type for a gallery of the type `indexed`. "hnsw" keeps an existing graph, and None keeps any type.
 
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")

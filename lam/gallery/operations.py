@@ -34,7 +34,7 @@ class Fuse:
     item: Item
 
     def over(self, old: Item) -> Item:
-        """The fused item; refusals as of `fuse`."""
+        """The fused item; refusals as in `fuse`."""
         return fuse(old, self.item)
 
 

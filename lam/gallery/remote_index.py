@@ -44,7 +44,7 @@ class RemoteIndex:
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`; with `follows=False`,
             for a collection that was never used for this store.
-        ConnectionError: if the server does not answer at the first use; later, the circuit then starts open.
+        ConnectionError: if the server does not answer at the first use. At later starts, the circuit is open instead.
     """
 
     recall: None = None
@@ -72,7 +72,7 @@ class RemoteIndex:
 
     @property
     def factory(self) -> str:
-        """The address; it is shown where a local index has its FAISS type."""
+        """The address of the collection, which is reported in place of a FAISS type."""
         return self._address
 
     @property
@@ -126,7 +126,7 @@ class RemoteIndex:
 
     @property
     def retry_after(self) -> int:
-        """Seconds until the next trial of the server, as an upper bound."""
+        """Upper bound on the seconds until the next trial of the server."""
         return max(1, math.ceil(PAUSE))
 
     def _refusal(self) -> Refusal:

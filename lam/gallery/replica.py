@@ -1,8 +1,8 @@
 """A read-only gallery beside a process that writes it, searched in that process's Milvus collection.
 
 Items and facts are read from the store at each request, up to the last change that the writer has acknowledged.
-SQLite's log needs memory that the processes share, so replicas run on the machine of the writer; a network file system
-will not do.
+SQLite's log needs memory that the processes share, so replicas must run on the machine of the writer. They cannot read
+the store through a network file system.
 """
 
 from collections.abc import Sequence

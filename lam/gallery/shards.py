@@ -173,7 +173,7 @@ def _is_fact(of_one: Any) -> bool:
 
 
 def _facts(path: Path, part: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The id in the list and the metadata of each row, or None."""
+    """The id in the list and the metadata of each row; None for a missing value."""
     count = len(part["paths"])
     if "facts" not in part:
         return [{"id": None, "metadata": None}] * count
@@ -210,7 +210,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Reject a zip bomb, which compresses a thousandfold; embeddings hardly compress, and padded texts a little."""
+    """Reject a zip bomb, which compresses a thousandfold; embeddings and padded texts compress far less."""
     if not zipfile.is_zipfile(path):  # NumPy rejects it
         return
     with zipfile.ZipFile(path) as archive:

@@ -3,7 +3,7 @@
 SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
 The ledger, the number of rows and the XOR of their hashes, detects lost, repeated or replaced rows. XOR is its own
 inverse, so a change updates the ledger without reading other rows. A row is never changed: an update inserts it under a
-new key. So a key has one content for ever, and an index follows by comparing keys. A second file, the mark, says that
+new key. So a key has one content for ever, and comparing keys updates an index. A second file, the mark, says that
 the database existed: if the database is lost, opening it is an error and creates no new gallery.
 """
 
@@ -90,7 +90,7 @@ class ItemStore:
         return connection
 
     def _cannot_change(self) -> bool:
-        """Whether the file cannot change: its folder is read-only, and has no log, which `immutable` would ignore."""
+        """Whether the file cannot change: its folder is read-only and holds no log, which `immutable` would ignore."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 
     def _prepare(self) -> None:
@@ -263,7 +263,7 @@ class ItemStore:
 
     @contextmanager
     def _scan(self) -> Iterator[sqlite3.Connection]:
-        """The connection of listings, for which searches do not wait; a long scan is refused as `busy`."""
+        """The connection for listings, which do not delay searches; a long scan is refused as `busy`."""
         with self._listing, refuse_locked(), limited_time(self._lister):
             yield self._lister
 

@@ -117,7 +117,7 @@ def _noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tens
 
 @_of_lam("blur", 0.01, 0.02, 0.05, 0.075, 0.1)
 def _blur(images: Tensor, share: float, _: torch.Generator) -> Tensor:
-    """A Gaussian blur of this standard deviation, in shorter sides."""
+    """A Gaussian blur, whose standard deviation is this share of the shorter side."""
     from torchvision.transforms.v2.functional import gaussian_blur
 
     sigma = share * min(images.shape[-2:])
@@ -133,7 +133,7 @@ def _contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
 @_of_lam("crop", 0.9, 0.8, 0.7, 0.6, 0.5)
 def _crop(images: Tensor, share: float, _: torch.Generator) -> Tensor:
-    """This share of each side around the centre, enlarged to the size of the image."""
+    """Crops this share of each side around the centre, and enlarges it to the size of the image."""
     from torchvision.transforms.v2.functional import center_crop, resize
 
     size = list(images.shape[-2:])
@@ -180,7 +180,7 @@ def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Genera
 
 @_published("glass-blur", (0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
 def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Generator) -> Tensor:
-    """A blur of this standard deviation before and after this number of rounds of moved pixels."""
+    """Moves pixels in this number of rounds, with a blur of this standard deviation before and after."""
     deviation, rounds = strength
     sigma, reach = deviation * filters.pixel(images), max(1, round(filters.pixel(images)))
     n, channels, height, width = images.shape
@@ -196,13 +196,13 @@ def _glass_blur(images: Tensor, strength: tuple[float, int], generator: torch.Ge
 
 @_published("motion-blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
 def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.Generator) -> Tensor:
-    """A movement blur of this reach and standard deviation."""
+    """A motion blur of this reach and standard deviation."""
     return filters.smear(images, *strength, _SWEEP, generator)
 
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
-    """Mean of enlargements by factors from 1 to 1 plus this share."""
+    """Mean of the image and its enlargements, by factors from 1 to 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
     return (images + sum(filters.zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
@@ -216,7 +216,7 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
 )
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
-    """Adds flakes of this mean, deviation, enlargement, least value, reach and blur; keeps this share of the image."""
+    """Adds flakes. `strength`: their mean, deviation, zoom, least value, reach and blur; share of the image to keep."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * filters.normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = filters.zoom(flakes, enlargement)
@@ -241,7 +241,7 @@ def _fog(images: Tensor, strength: tuple[float, float], generator: torch.Generat
 
 @_published("brightness", 0.05, 0.1, 0.15, 0.2, 0.3)
 def _brightness(images: Tensor, added: float, _: torch.Generator) -> Tensor:
-    """Adds this value to the lightest channel."""
+    """Adds this value to the lightest channel, and keeps the ratios of the others to it."""
     value = images.amax(1, keepdim=True)
     lighter = (value + added).clamp(max=1)
     return torch.where(value > 0, images * (lighter / value.clamp(min=1e-12)), lighter)
@@ -256,7 +256,7 @@ def _low_contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
 @_published("elastic", (0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 def _elastic(images: Tensor, strength: tuple[float, float, float], generator: torch.Generator) -> Tensor:
-    """Distorts by this pixel shift, smoothness of the shift, and movement of three corners, in shorter sides."""
+    """Moves three corners, then shifts pixels; shift, its smoothness and movement are relative to the shorter side."""
     shift, smoothness, movement = strength
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])
@@ -274,7 +274,7 @@ def _elastic(images: Tensor, strength: tuple[float, float, float], generator: to
 
 @_published("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
 def _pixelate(images: Tensor, left: float, _: torch.Generator) -> Tensor:
-    """Keeps this share of each side's pixels."""
+    """Reduces each side to this share of its pixels, and enlarges it again."""
     from PIL import Image
 
     height, width = images.shape[-2:]

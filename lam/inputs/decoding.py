@@ -48,9 +48,9 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
         See `decode`.
 
     Raises:
-        ValueError: naming the file, if it is missing, damaged or no image, or needs an extra. Also for a side longer
-            than `MAX_SIDE`, too many parts (`check_parts`), more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, or decoding
-            that needs over 8 bytes for each pixel of that limit.
+        ValueError: if the file is missing, damaged or no image, or needs an extra; the error names it. Also for a side
+            over `MAX_SIDE`, too many parts (`check_parts`), or more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, and if
+            decoding needs more bytes than 8 times that number.
     """
     try:
         if Path(path).stat().st_size:
@@ -74,7 +74,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
 
 def _formats(path: str | Path) -> tuple[str, ...]:
-    """Formats to try: only HEIC for a file that starts like HEIC."""
+    """Formats to try; for a file that starts like HEIC, only HEIC."""
     with Path(path).open("rb") as file:
         head = file.read(12)
     if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
@@ -134,7 +134,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
         The image in its own mode; if reduced, in grey or RGB, with white instead of transparency.
 
     Raises:
-        ValueError: if a large image cannot be converted; errors of Pillow pass.
+        ValueError: if a large image cannot be converted. Errors of Pillow are raised unchanged.
     """
     factor = reduction(image, least)
     image.load()
@@ -174,7 +174,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """White: the largest value of the fewest bits that hold all pixels. Files do not say if they use 12 of 16 bits."""
+    """Value of white: 2**b − 1 for the fewest bits b that hold all pixels, because files do not say how many."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

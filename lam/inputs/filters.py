@@ -13,7 +13,7 @@ PUBLISHED_SIDE = 32
 
 
 def pixel(images: Tensor) -> float:
-    """Length of a pixel of a 32-pixel image in this image, at least 1: a blur below one pixel has no effect."""
+    """Number of pixels here for one of a 32-pixel image; at least 1, because a smaller blur has no effect."""
     return max(1.0, min(images.shape[-2:]) / PUBLISHED_SIDE)
 
 
@@ -75,7 +75,7 @@ def zoom(images: Tensor, enlargement: float) -> Tensor:
 def smear(
     images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """Smear each image in a random direction within these degrees, by a one-sided Gaussian (radius, deviation)."""
+    """Smear each image in a random direction within `degrees`, by one half of a Gaussian cut at `radius`."""
     length = pixel(images)
     steps = 2 * max(1, round(radius * length)) + 1
     weights = bell(steps - 1, sigma * length)[steps - 1 :]

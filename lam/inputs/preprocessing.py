@@ -32,16 +32,16 @@ class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
     Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency becomes white, and palettes,
-    CMYK and 16 bits are converted to `mode`. White of a deep grey image is the largest value of the fewest bits (8, 10,
-    12, 14 or 16) that hold all its pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
-    by a whole factor, a JPEG during decoding.
+    CMYK and 16 bits are converted to `mode`. In grey images of 16 bits, white is 2**b − 1 for the fewest bits b (8, 10,
+    12, 14 or 16) that hold all pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
+    by a whole factor; a JPEG is reduced during decoding.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
-        mean: a number for each channel, in units of [0, 1], subtracted after scaling; or None.
-        std: a positive number for each channel, divides after the subtraction; or None.
+        mean: a number for each channel, which is subtracted after scaling to [0, 1]; or None.
+        std: a positive number for each channel, by which the difference is divided; or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:
@@ -101,8 +101,8 @@ class Preprocessing:
             (C, H, W), float32.
 
         Raises:
-            ValueError: as `open_image`; also if the image cannot be converted, is smaller than the crop without a size,
-                or would become too large.
+            ValueError: as `open_image`; also if the image cannot be converted, would become too large, or is smaller
+                than the crop and not resized.
         """
         if isinstance(image, Image.Image):
             return self._tensor(decode(image, self.reduced_to))

@@ -24,7 +24,7 @@ OnUnknown = Literal["return", "empty", "raise"]
 
 
 class UnknownQueryError(ValueError):
-    """Raised for a query that is not answered `match`, if the caller wants an error."""
+    """Raised for a query whose decision is not `match`, if the caller wants an error."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Judgement:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """Decision, probability and κ for the metadata of each of the first hits."""
+        """Decision, probability and κ for each of the first k hits, to add to its metadata."""
         same = {"decision": self.decision, "kappa": self.kappa}
         return [{**same, "probability": probability} for probability in self.probabilities]
 
     def is_shown(self, on_unknown: OnUnknown) -> bool:
-        """Whether to return the hits; may raise `UnknownQueryError` for an answer other than `match`."""
+        """Whether to return the hits; may raise `UnknownQueryError` for a decision other than `match`."""
         if self.decision == "match" or on_unknown == "return":
             return True
         if on_unknown == "raise":

@@ -136,7 +136,7 @@ class LamVectorStore(VectorStore):
 class LamRetriever(BaseRetriever):
     """The k nearest documents, each with `metadata["lam"]`: decision, probability (its P(right)) and the query's κ.
 
-    For a query that is not answered `match`, `on_unknown` chooses: its documents, none, or an `UnknownQueryError`.
+    For a decision other than `match`, `on_unknown` chooses between all documents, none, and an `UnknownQueryError`.
     """
 
     store: LamVectorStore

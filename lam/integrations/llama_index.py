@@ -54,9 +54,9 @@ class LamPostprocessor(BaseNodePostprocessor):
         calibration: calibration of the encoder on a gallery like the index.
         probability_cutoff: nodes with a smaller P(right) are left out.
         top_n: greatest number of nodes to return.
-        gallery_size: number of nodes in the index; None: as at the calibration.
+        gallery_size: number of nodes in the index; None for the size at the calibration.
         label: the metadata field with a node's label; a node without it counts as a label of its own.
-        on_unknown: for a query that is not answered `match`: return the nodes, none, or raise an `UnknownQueryError`.
+        on_unknown: what to do if the decision is not `match`: return the nodes, none, or raise an `UnknownQueryError`.
         n_samples: as in `Encoder.embed`.
     """
 

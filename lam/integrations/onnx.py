@@ -24,8 +24,8 @@ _op: Any = onnxscript.opset18
 def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = None, **options: Any) -> None:
     """Write an ONNX graph with the input `inputs` and the outputs features, mean, kappa and variance.
 
-    The batch size is free. After `learn_ambiguity` the outputs kappa_epistemic, kappa_aleatoric and p_known follow. The
-    noise behind κ is part of the graph, so κ equals `encoder.embed(...).kappa` up to rounding.
+    The batch size is free. After `learn_ambiguity`, there are also kappa_epistemic, kappa_aleatoric and p_known. The
+    random numbers behind κ are part of the graph, so κ equals `encoder.embed(...).kappa` up to rounding.
 
     Args:
         encoder: an encoder of images or other tensors; a graph cannot tokenize texts.

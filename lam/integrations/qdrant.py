@@ -1,7 +1,7 @@
 """Qdrant: calibrate on an existing collection, and decide on its hits.
 
-The collection must search by cosine, and have a label in each payload. A filtered search would be another gallery, so
-`QdrantGallery` does not filter. `lam.retrieval.decisions.judge` says what hits must satisfy.
+The collection must search by cosine, and have a label in each payload. A calibration does not hold for a part of the
+collection, so `QdrantGallery` does not filter. `lam.retrieval.decisions.judge` says what hits must satisfy.
 """
 
 import warnings
@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         decision: match, unknown or abstain.
-        probability: that the first point is right.
+        probability: probability that the first point is right.
         kappa: concentration of the query; small means uncertain.
         points: the first points, best first, as Qdrant returns them.
     """
@@ -50,7 +50,7 @@ class QdrantGallery:
         collection: name of an existing collection with distance Cosine.
         label: key of the payload that holds an item's label.
         vector: name of the vector, in a collection of named vectors.
-        exact: search without the graph, which may miss neighbours. If False, make sure that recall@50 is above 0.95.
+        exact: whether to search without the graph, which may miss neighbours. The graph needs a recall@50 above 0.95.
 
     Raises:
         ValueError: for a missing collection or vector, or a distance other than Cosine.

@@ -25,8 +25,8 @@ class KappaModule(Module):
     """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
 
     Args:
-        encoder: encoder for the embeddings of the preceding modules: from `lam.fit_features`, or one around this model
-            (`head="identity"`, or a head on its last layer).
+        encoder: an encoder from `lam.fit_features` on the embeddings of the preceding modules, or one around this model
+            with `head="identity"` or with a head on its last layer.
 
     Raises:
         ValueError: for an encoder without a posterior over one last layer.

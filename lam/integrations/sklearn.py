@@ -1,7 +1,7 @@
 """scikit-learn: an outlier detector and transformer over the directions of features, with a promised rate.
 
-Features are embeddings of a network, or its activations: only the direction of a row counts. Columns of different units
-have no direction; scale them first, or take another detector.
+Features are embeddings of a network, or its activations: only the direction of a row counts. If columns have different
+units, the direction means nothing; scale them first, or take another detector.
 """
 
 import warnings

@@ -63,21 +63,21 @@ class Responder:
     ambiguity: Ambiguity | None = None
 
     def state(self, size: int) -> State:
-        """Whether the promised rates hold for a gallery of this size: `none`, `current` or `stale`."""
+        """`current` if the promised rates hold for a gallery of this size, else `stale`; `none` without calibration."""
         if self.calibration is None:
             return "none"
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Whether κ (of an item, its least κ) is below the threshold that flags queries; None without a calibration."""
+        """Whether the κ of a query, or the least κ of an item, would be flagged; None without a calibration."""
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def verdicts(
         self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query of a part of the gallery (None: all of it); empty without calibration.
+        """The verdict on each query; empty without a calibration. If `part` is None, queries search the whole gallery.
 
-        All queries must have features, or all must lack them. One call for all takes a tenth of the time.
+        All queries must have features, or all must lack them. One call takes a tenth of the time of one call per query.
         """
         if (calibration := self._calibration_of(part)) is None:
             return []
@@ -226,7 +226,7 @@ class Responder:
         return VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
 
     def credible_cosine(self, kappa: float) -> float:
-        """Cosine at the edge of a query's credible cap, as `lam.vmf.distribution.credible_cosine`, to 1e-4.
+        """Cosine at the edge of a query's credible cap, to 1e-4; see `lam.vmf.distribution.credible_cosine`.
 
         It is interpolated on a grid, because computing it takes longer than a search.
         """
@@ -245,7 +245,7 @@ class Responder:
 
     @cached_property
     def summary(self) -> CalibrationResponse | None:
-        """The page's data: rates over thresholds, histogram of κ, reliability, and facts on the calibration."""
+        """Data for the web page: rates over thresholds, histogram of κ, reliability, and facts on the calibration."""
         calibration = self.calibration
         if calibration is None:
             return None
@@ -290,7 +290,7 @@ class Responder:
 
 
 def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | Hit | None) -> bool | None:
-    """Whether a hit is the first hit of a match, or shares its label; None without a decision or a first hit."""
+    """Whether a query matches, and this is its first hit or has the same label; None without decision or first hit."""
     if decision is None or first is None:
         return None
     return decision == "match" and (hit.id == first.id or (first.label != "" and hit.label == first.label))
@@ -302,7 +302,7 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
 
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
-    """The thresholds for the first query of these decisions; without decisions, for images and texts."""
+    """The thresholds that decided the first query of `decisions`; without decisions, those for images and texts."""
     accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
@@ -335,9 +335,9 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 
 
 def _accept_points(calibration: Calibration) -> list[float]:
-    """At most `_POINTS` rising thresholds for the curve of rate and recall, with the present threshold.
+    """At most `_POINTS` rising thresholds for the curve of false-accept rate and recall, with the present threshold.
 
-    In one half of them, the false-accept rate falls from 1/2 by a constant factor; in the other, recall falls evenly.
+    Along one half of them, the rate falls from 1/2 by a constant factor; along the other, recall falls in equal steps.
     """
     right_hits = calibration.acceptances[0].right_hits
     scores, right = calibration.false_accepts.scores.double(), right_hits
@@ -350,7 +350,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores and the present threshold: half spaced evenly by rank, half denser upwards."""
+    """At most `_POINTS` rising scores, and the present threshold. Half are even by rank, half crowd upwards."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

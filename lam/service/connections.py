@@ -22,7 +22,7 @@ _CHUNKS, _CHUNK = 64, 512  # a body may have 64 chunks of any size, and one more
 
 
 class OpenConnections:
-    """The open connections, with a cap on all and on each client's.
+    """The open connections, with a cap on their number in total, and on the number for each client.
 
     Above a cap, a new connection closes the one that has waited longest for its client. If none waits for its client,
     the new connection is refused.
@@ -43,7 +43,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False if it is refused. It is closed at once if many refused ones are still open."""
+        """Count a new connection; False if it is refused. It is also closed if many refused ones are open."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
@@ -156,7 +156,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _follow(self) -> None:
-        """Set the present deadline; the deadline of reading lasts until the whole answer is sent."""
+        """Set the deadline that applies now; a deadline for reading an answer lasts until the whole answer is sent."""
         between = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused or (self._awaited == "reading" and not between):
             self._await("reading")

@@ -61,10 +61,10 @@ class Embedder:
         return torch.zeros(*preprocessing.shape, dtype=dtype)
 
     def decode(self, jobs: Sequence[tuple[bytes | str, bool]]) -> list[Decoded]:
-        """The network's input from an image file or a text, with a thumbnail if wanted.
+        """The input of the network for one image file or text, with a thumbnail if wanted.
 
         Raises:
-            ServiceError: for other content.
+            ServiceError: for content that cannot become an input.
         """
         ((body, with_thumbnail),) = jobs  # the worker's batches hold one job, so an error belongs to one request
         preprocessing = self.encoder.preprocessing

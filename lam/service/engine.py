@@ -52,12 +52,12 @@ class Engine:
         settings: limits.
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
-        replica: whether another process serves the run, and this one only reads; see `lam.gallery.replica.Replica`.
-        threads: threads of torch for the network, and of FAISS for a search; all else gets one. None: no change.
+        replica: whether another process serves the run, and this one only reads it; see `lam.gallery.replica.Replica`.
+        threads: threads of torch for the network, and of FAISS for a search. Other work gets one. None changes nothing.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a folder that is no finished run, or that another process serves, or a missing device.
+        ValueError: if the folder is no finished run, another process serves it, or the device is missing.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Engine:
         """Read the run's calibration again.
 
         Raises:
-            CorruptFileError, ValueError, OSError: for a calibration that cannot be read; the old one stays.
+            CorruptFileError, ValueError, OSError: if the calibration cannot be read; the old one stays.
         """
         self.searches.responder = self._responder()
         try:
@@ -183,7 +183,7 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse a change of a replica, and, as `busy`, a request that would wait too long for these workers."""
+        """Refuse a change of a replica. Refuse a request as `busy` if it would wait too long for these workers."""
         if self.replica and self.writer in workers:
             raise read_only()
         require_room(workers, self.settings.patience)
@@ -193,7 +193,7 @@ class Engine:
         return await self._done(self.lister, job)
 
     async def read(self, job: Callable[[], Value]) -> Value:
-        """Do a job on JSON or on single items in the reading thread, as it would block the event loop."""
+        """Do a job on JSON or on single items in the reading thread, because it would block the event loop."""
         return await self._done(self.reader, job)
 
     async def embed(self, body: Query | bytes | str, *, with_thumbnail: bool = False) -> Query:
@@ -252,7 +252,7 @@ class Engine:
         """The part of the gallery that passes a filter in JSON, with its calibration.
 
         Raises:
-            Refusal: `invalid`, for an invalid filter; `busy`, also for a filter that takes too long.
+            Refusal: `invalid`, if the filter is invalid; `busy`, if the service is busy or the filter takes too long.
         """
         return await self._done(self.filterer, filter)
 
@@ -265,7 +265,7 @@ class Engine:
         """Copy the run into a new folder beside it, named by time.
 
         Raises:
-            Refusal: `full`, if the copy could not be written; `busy`, while backups wait; `conflict`, while the run is
+            Refusal: `full`, if the copy cannot be written; `busy`, if another backup waits; `conflict`, if the run is
                 being calibrated or indexed, or a file of it was altered.
         """
         folder, moment = self.run.folder.absolute(), datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -313,7 +313,7 @@ class Engine:
 
 
 def _set_threads(faiss_threads: int = 1) -> None:
-    """Give this thread one thread of torch, and some threads of FAISS."""
+    """Limit the work of this thread to one thread in torch, and to `faiss_threads` in FAISS."""
     import faiss
 
     torch.set_num_threads(1)

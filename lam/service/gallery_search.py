@@ -173,7 +173,7 @@ def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
 
 
 def logging_failure(keep: Callable[[], None]) -> None:
-    """Keep live queries; a failure is only logged."""
+    """Call `keep`, which stores live queries; a failure is only logged."""
     try:
         keep()
     except OSError as error:
@@ -186,7 +186,7 @@ def _kind(query: Query) -> tuple[object, ...]:
 
 
 def _searchable(embedding: Embeddings) -> Embeddings:
-    """An embedding without samples and parts of κ, to share a batch with embeddings from clients, which lack both."""
+    """An embedding without samples and parts of κ. Embeddings from clients lack both, so all can share a batch."""
     return Embeddings(embedding.mean, embedding.kappa, embedding.resultant, embedding.variance)
 
 

@@ -22,7 +22,7 @@ def block_hangups() -> Iterator[None]:
 
 @contextmanager
 def unblock_hangups() -> Iterator[None]:
-    """Within the context, SIGHUP is unblocked, because its handler is set; a waiting signal arrives."""
+    """Within the context, SIGHUP is not blocked, and a waiting signal arrives; its handler must be set before."""
     _change_mask(signal.SIG_UNBLOCK)
     try:
         yield

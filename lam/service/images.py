@@ -47,7 +47,7 @@ def _too_many_pixels(most: int) -> ServiceError:
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
-    """Refuse an image whose header tells too many pixels, or too much memory for decoding."""
+    """Refuse an image whose header states too many pixels, or that needs too much memory for decoding."""
     if image.width * image.height > settings.max_pixels:
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:

@@ -35,7 +35,7 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Keys and their rights, stored as hashes. A key unfit for a header is a `ValueError`, which does not show it."""
+    """Keys and their rights, stored as hashes. A key unfit for a header raises a `ValueError` that does not show it."""
 
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:

@@ -178,7 +178,7 @@ class Limits:
                 self._log.note(seconds, **trace.facts)
 
     def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
-        """Delay in seconds of a request without work, if its connection or address sent too many in this second."""
+        """Seconds to delay a request that causes no work, if its connection or address sent too many this second."""
         if not is_cheap and scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
@@ -194,7 +194,7 @@ class Limits:
         return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without keys, reject other host names: by DNS rebinding, a page of another site could ask under its name."""
+        """Without keys, reject foreign host names: by DNS rebinding, a page of another site could use the service."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._keys is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
@@ -274,7 +274,7 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends the answer to one request, with the headers in `HEADERS` and `added`. Once begun, no error replaces it.
+    """Sends the answer to one request, with the headers in `HEADERS` and `added`. No error replaces a begun answer.
 
     `hold(n)` adds n bytes to the memory in use; n is negative once the client has read them.
     """

@@ -27,7 +27,7 @@ Accept = Annotated[str, Field(description="the deciding statistic: `probability`
 
 
 def _set_aside(text: str, info: Any) -> int:
-    """Collect stored metadata, and serialize a zero that `Answer.to_json` replaces by it."""
+    """Collect stored metadata, and return a zero that `Answer.to_json` replaces by the metadata."""
     info.context.append(text)
     return 0
 
@@ -214,7 +214,7 @@ class ItemResponse(_Item):
 
 
 class EnrolResponse(ItemResponse):
-    """An added item: 201 for a new id, 200 for an existing id."""
+    """An added item. The status is 201 for a new id, 200 for an existing id."""
 
     created: bool
     kappa_capped: bool
@@ -235,7 +235,7 @@ class EnrolBatchResponse(Answer):
 
 
 class ListResponse(Answer):
-    """A page of items, and the id after which the next page begins; null at the end."""
+    """A page of items, and the id after which the next page begins; this id is null on the last page."""
 
     items: Sequence[ItemResponse]
     after: str | None

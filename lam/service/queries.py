@@ -90,7 +90,7 @@ class Search:
     """A search of the gallery.
 
     Attributes:
-        query: a query, or a function that returns it. The function runs in the search thread, which saves a switch.
+        query: a query, or a function that returns it. The search thread calls it, which saves a thread switch.
         k: number of hits.
         min_probability: a match with a lower probability becomes `unknown`.
         without: id of an item to leave out of the hits, if the query is this item.

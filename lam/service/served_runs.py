@@ -40,7 +40,7 @@ class ServedRuns:
             raise
 
     async def reload(self, name: str) -> Engine:
-        """Read a run's calibration again, or open another run if the folder now leads to it; the run that now answers.
+        """Read a run's calibration again, or open the other run to which the folder now leads; returns the run in use.
 
         If reading fails, a `ValueError` or an `OSError` says why, and the old run or calibration stays.
         """

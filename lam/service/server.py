@@ -64,7 +64,7 @@ def serve(
         settings: limits, keys and logs.
 
     Raises:
-        ValueError: for a missing key, a Milvus collection for several runs, and as from `Engine` and `Keys.read`.
+        ValueError: for a missing key, or a Milvus collection for several runs; also as in `Engine` and `Keys.read`.
         CorruptFileError: as from `Engine`.
         OSError: for an address that cannot be bound, or a log that cannot be written.
     """
@@ -133,7 +133,7 @@ def server_of(app: Limits, settings: ServiceSettings, connections: OpenConnectio
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End, at once on a second Ctrl-C; uvicorn's own handler would raise the signal again at the end."""
+        """End the server, at once on a second Ctrl-C. uvicorn's own handler would raise the signal again at the end."""
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -196,7 +196,7 @@ def _spans() -> Any:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, bound before anything is loaded: an address in use fails at once."""
+    """A socket at the address. It is bound before anything is loaded, so that an address in use fails at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # connections inherit it; the default is megabytes each

@@ -28,9 +28,9 @@ class ServiceSettings:
         write_seconds: until a client has read an answer, counted from its first pause in reading.
         answer_seconds: until the answer, after the request was read.
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
-        batch_seconds: wait of a batch for more requests.
+        batch_seconds: for which a batch waits for more requests.
         batch: requests in one batch.
-        patience: seconds of work before a request, in all queues together.
+        patience: seconds of work that may be before a request, in all queues together.
         queue: waiting requests in one queue.
         keys: file of keys beside the one in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.

@@ -60,7 +60,7 @@ class Sites:
         self._going[old] = asyncio.create_task(self._retire(old))
 
     async def wait_until_closed(self, name: str, seconds: float) -> None:
-        """Wait until exchanged sites of a name are closed, at most for some seconds."""
+        """Wait until the replaced sites of this name are closed, for at most `seconds`."""
         if going := [task for site, task in self._going.items() if site.name == name]:
             await asyncio.wait(going, timeout=seconds)
 

@@ -61,7 +61,7 @@ class LimitFields(Answer):
 
 
 class RecallFields(Answer):
-    """Recall of the index against an exact search, at the start. Queries are stored items, left out of their hits."""
+    """Recall of the index against an exact search, at the start. A query is a stored item, left out of its own hits."""
 
     queries: Annotated[Count, Field(description="number of queries")]
     k: Positive

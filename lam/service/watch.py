@@ -1,7 +1,7 @@
 """`Watch` tests on queries and feedback whether the promised error rates hold, and gives each answer an id.
 
 The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
-Answers are not stored: the id of an answer holds what feedback needs, under a seal. The tests are written with each
+Answers are not stored: the id of an answer holds what feedback needs, signed by HMAC. The tests are written with each
 feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, but no
 acknowledged feedback.
 """
@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Feedback:
-    """Feedback on an answer, by its sealed id.
+    """Feedback on the answer with a signed id.
 
     Attributes:
         label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
@@ -97,7 +97,7 @@ class Watch:
             opened.pop_all()  # from here on, `close` closes the file
 
     def _opened(self, calibration: Calibration | None) -> Promise | None:
-        """The promise of a calibration: restored from the file, or new if the file has another one."""
+        """The promise of a calibration: restored from the file, or new if the file belongs to another calibration."""
         promise = None if calibration is None else Promise(calibration)
         if promise is None or promise.key != self._key:
             self._begin(promise)
@@ -117,7 +117,7 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Begin the promise of a calibration, unless it is the present one; refused as `full` if not stored."""
+        """Begin the promise of a calibration, unless it is the present one; refused if it cannot be stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return
@@ -140,9 +140,9 @@ class Watch:
         return [] if promise is None else promise.readings
 
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
-        """Count a query of the whole gallery; the answer's id, the state of the promises, and whether `write` is due.
+        """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
-        `cosine` and `label` are of the first hit; without a hit they are −1 and empty.
+        It searched the whole gallery. `cosine` and `label` are from its first hit; without a hit they are −1 and empty.
         """
         promise = self._promise
         if promise is None:
@@ -197,7 +197,7 @@ class Watch:
         return counted, promise.state
 
     def _read(self, answer: str) -> tuple[bytes, bool, int]:
-        """The random number of an answer, whether it was a match, and the label of its first hit."""
+        """The random number of an answer, whether it was a match, and its first hit's `label_key` (−1 for none)."""
         try:
             content = base64.b64decode(answer, b"-_", validate=True)
         except (binascii.Error, ValueError):

@@ -170,12 +170,12 @@ class Worker(Generic[Job, Result]):
 
 
 def _mean_without_longest(seconds: Collection[float]) -> float:
-    """Mean without the longest: one slow batch, after a pause of the thread, must not refuse the next requests."""
+    """Mean without the longest time. One slow batch after a pause of the thread must not cause refusals."""
     return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse, as `busy`, a request with more than `patience` seconds of work before it; it passes if no job waits.
+    """Refuse a request as `busy` if over `patience` seconds of work are before it. It passes if no job waits.
 
     The request visits the workers in this order. Jobs before it at one worker are before it at the next ones, too.
     """

@@ -12,7 +12,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 def without_autocast() -> Iterator[None]:
     """Turn autocast off on every device, as a context or a decorator.
 
-    Autocast computes float32 matrix products in bfloat16 or float16: three digits, where curvature and κ need seven.
+    Autocast computes float32 matrix products in bfloat16 or float16, with three digits; curvature and κ need seven.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16), without_autocast():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def check_tensor(name: str, values: Any) -> None:
-    """Require a tensor; arrays and lists have other methods."""
+    """Require a tensor, because arrays and lists have other methods."""
     if not isinstance(values, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.as_tensor({name})")
 
@@ -169,11 +169,11 @@ def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Explain why a call failed: raise for the first option of a wrong type.
 
-    Options with a choice of words are left to the function.
+    The function itself checks options whose type is a choice of words.
 
     Args:
         name: name of the function in the error.
-        function: its annotations are the right types.
+        function: function whose annotations are the right types.
         options: values by argument name.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # a quarter of a second to import

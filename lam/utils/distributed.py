@@ -32,7 +32,7 @@ _IS_ALONE = ContextVar("is_alone", default=False)
 def join() -> None:
     """Join the other processes of torchrun, once; does nothing in a single process.
 
-    Tensors on CUDA go through NCCL, all else through gloo: a process that waits for the first keeps no GPU busy.
+    Tensors on CUDA go through NCCL, all else through gloo, so a process that waits for the first one keeps no GPU busy.
     """
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         return
@@ -243,7 +243,7 @@ class _Indices(Dataset[Any]):
 
 
 def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader of the first batch of all, then of this process's batches."""
+    """A loader that yields the first batch of the whole order, and then this process's batches."""
     if isinstance(loader.sampler, DistributedSampler):
         raise ValueError(
             "the loader's DistributedSampler divides items between processes, but lam divides batches: leave it out"

@@ -265,12 +265,12 @@ def seal(folder: str | Path, names: Iterable[str]) -> None:
 
 
 def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True) -> None:
-    """Check every file of a sealed folder against its manifest, before anything is parsed.
+    """Check files of a sealed folder against its manifest, before anything is parsed.
 
     Args:
         folder: a folder that `seal` closed.
         names: files that the manifest must hold.
-        others: whether to check files that are not in `names`, too.
+        others: whether to check all files in the manifest, or only those in `names`.
 
     Raises:
         CorruptFileError: naming the folder without a manifest, or the file that is missing, altered or not listed.
@@ -324,7 +324,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: if the folder's manifest lists other files only; these stay.
+        ValueError: if the manifest lists files, but none with a new file's name; the folder stays as it was.
     """
     folder = Path(folder)
     if folder.is_file():

@@ -23,7 +23,7 @@ def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
     Args:
         argument: an argument of the command line.
         record: the dataclass that has the setting.
-        command: its `--help` lists the settings.
+        command: the command whose `--help` lists the settings, for errors.
 
     Raises:
         ValueError: for an argument without a name, without a value, or with invalid YAML.
@@ -53,7 +53,7 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
     Args:
         record: the dataclass.
         settings: values by name; a section is a mapping.
-        command: its `--help` lists the settings.
+        command: the command whose `--help` lists the settings, for errors.
         prefix: prefix of the names in errors, such as `method.`.
 
     Raises:
@@ -89,7 +89,7 @@ def _describe_default(setting: Field[Any]) -> str:
 
 
 def _expand_home(settings: Any) -> Any:
-    """Expand a leading `~/` in every text: a shell does not, after an equals sign."""
+    """Expand a leading `~/` in every text, because a shell does not expand it after an equals sign."""
     if isinstance(settings, Mapping):
         return {name: _expand_home(value) for name, value in settings.items()}
     if isinstance(settings, list):

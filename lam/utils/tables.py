@@ -121,7 +121,7 @@ class Table:
             unknown: whether empty values and "nan" are allowed; they become NaN.
 
         Raises:
-            ValueError: If there are other values; it counts them and quotes the first with its line.
+            ValueError: If there are other values; the error counts them and quotes the first with its line.
         """
         self.check(name, lambda text: _number(text, unknown) is not None, "be numbers")
         return torch.tensor([_number(text, unknown) for text in self.columns[name]], dtype=torch.float64)
@@ -137,10 +137,10 @@ class Table:
         self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
 
     def check(self, name: str, is_right: Callable[[str], object], rule: str) -> None:
-        """Require right values in a column.
+        """Require that `is_right` accepts every value of a column.
 
         Raises:
-            ValueError: If there are wrong values; it states the `rule`, counts them and quotes the first.
+            ValueError: If there are wrong values; the error states the `rule`, counts them and quotes the first.
         """
         if wrong := [row for row, text in enumerate(self.columns[name]) if not is_right(text)]:
             first, line = self.columns[name][wrong[0]], self.lines[wrong[0]]

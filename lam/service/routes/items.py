@@ -78,7 +78,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         uncertain: Uncertain = "keep",
         fuse: Fusing = False,
     ) -> Response:
-        """Add an item. The answer says that it is on disk, and that searches find it."""
+        """Add an item. When the response arrives, the item is on disk, and searches find it."""
         return await _enrol(engine, request, id, label, uncertain=uncertain, fuse=fuse)
 
     @app.post("/v1/items/batch", responses=responses_of(models.EnrolBatchResponse), openapi_extra=schema.ITEM_BATCH)
@@ -131,7 +131,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
     ) -> Response:
         """Search by an item's direction and κ, and decide whether another item matches it.
 
-        In a run on questions and answers there is no decision: items are answers, unlike the calibration queries.
+        A run on questions and answers makes no decision: the item is an answer, but calibration queries are questions.
         """
         item, part = await stored(id), await part_of(engine, filter)
         engine.admit(engine.searcher)
@@ -180,7 +180,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
 
 
 def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
-    """Check id and label of an item before it is embedded; without an id, its content gives one."""
+    """Check and normalize the id and label of an item before it is embedded; `fuse` needs an id."""
     label = None if parsed.label is None else normalize_label(parsed.label)
     item_id = None if parsed.id is None else check_id(parsed.id)
     if fuse and item_id is None:
@@ -191,7 +191,7 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
 def _operation(
     parsed: ParsedItem, query: queries.Query, responder: Responder, *, uncertain: Uncertain, fuse: bool
 ) -> Item | Replace | Fuse:
-    """The operation that adds an item; refused for too long metadata, or an uncertain item with `refuse`."""
+    """The operation that adds an item. Too long metadata is refused, and an uncertain item if `uncertain` says so."""
     file = parsed.content if isinstance(parsed.content, bytes) else None
     item = query.to_item(parsed.id, label=parsed.label or "", metadata=parsed.metadata or "{}", file=file)
     if uncertain == "refuse":

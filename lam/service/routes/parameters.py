@@ -56,7 +56,7 @@ def part_answer(result: object) -> Any:
 async def read_json(
     engine: Engine, request: Request, parse: Callable[[bytes, JsonLimits], Value], *workers: Worker[Any, Any]
 ) -> Value:
-    """Parse a body in JSON by `parse`; refused first, as `busy`, if the reader or later workers have no room."""
+    """Parse a JSON body by `parse`. It is refused unparsed, as `busy`, if the reader or a later worker has no room."""
     content_type(request.headers, JSON)
     engine.admit(engine.reader, *workers)
     return await engine.read(partial(parse, await request.body(), json_limits_of(engine)))

@@ -124,7 +124,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.post("/v1/backup", status_code=201, responses=responses_of(state_models.BackupResponse, 201))
     async def create_backup() -> Response:
-        """Copy the run with its present items; the answer says that the copy is checked and on disk."""
+        """Copy the run with its present items. When the response arrives, the copy is checked and on disk."""
         backup = await engine.back_up()
         files = [state_models.FileFields(**asdict(file)) for file in backup.files]
         answer = state_models.BackupResponse(

@@ -18,10 +18,10 @@ Regulariser = Literal["square", "likelihood"]
 
 @dataclass(frozen=True)
 class Explicit:
-    """Term of each pair that an explicit concentration adds to a loss: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
+    """Term of each pair that explicit concentrations add to a loss: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
 
-    R(κ) is λκ² ("square"), the prior of a Gaussian, or κ − (D − 1)/2 log κ ("likelihood"), the limit of the
-    distribution's normaliser at large κ. With the square, the best κ of an item is λ_a/(2λ) times the mean cosine of
+    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"), which is −log C_D(κ) at
+    large κ, up to a constant. With the square, the best κ of an item is λ_a/(2λ) times the mean cosine of
     its pairs.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
@@ -30,7 +30,7 @@ class Explicit:
     Attributes:
         weight: λ_a > 0.
         regulariser: "square" or "likelihood".
-        decay: λ > 0 of the square.
+        decay: λ > 0, for "square".
 
     Raises:
         ValueError: for a setting outside its range.

@@ -19,8 +19,8 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: name, in `lam.hessians.CURVATURES`, of the loss's curvature or of the nearest one.
-        needs_classes: whether the loss takes only pairs of classes, not of places.
+        curvature: name of the loss's curvature in `lam.hessians.CURVATURES`, or of a similar loss's if it is not there.
+        needs_classes: whether pairs must come from class labels, not from distances between positions.
     """
 
     curvature: ClassVar[str] = "contrastive"
@@ -38,8 +38,8 @@ class Loss(ABC):
             A scalar; its gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: for labels instead of pairs, or pairs of another number of items; from InfoNCE, SupCon, VarCon
-                and AnInfoNCE also without a positive pair.
+            ValueError: for labels instead of pairs, or pairs of another number of items. InfoNCE, SupCon, VarCon and
+                AnInfoNCE also raise it without a positive pair.
         """
         if not isinstance(pairs, Pairs):
             raise ValueError(

@@ -66,11 +66,11 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature nearest to this loss as a function of the mean directions.
+        """Name and settings of the curvature that is closest to this loss's in the mean directions.
 
         Args:
             dimension: D.
-            kappa: the concentration of all items.
+            kappa: one concentration for all items.
         """
 
     @abstractmethod
@@ -100,8 +100,8 @@ def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Gene
 def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs) -> Float[Tensor, ""]:
     """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s as in `log_ratios`.
 
-    Its logits are the scale times the cosines of the items' s-th samples. If few items are negatives, only the cosines
-    of these to the anchors are computed, besides the positive pairs.
+    The logits of ratio_s are `scale` times the cosines of the items' s-th samples. If at most half of the items are
+    negatives, cosines are computed only between anchors and negatives, and of positive pairs.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

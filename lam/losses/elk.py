@@ -37,7 +37,7 @@ class ELK(DistributionLoss):
         self.kappa_pos = kappa_pos
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE: at large κ, the similarity of a close pair is κ κ_pos/2 times its cosine."""
+        """The curvature of InfoNCE; at large κ, the similarity of a close pair has slope κ κ_pos/2 in its cosine."""
         return {"name": "infonce", "temperature": 2 / (self.kappa_pos * kappa)}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""HIB with von Mises-Fisher distributions: two samples match with a probability that grows with their cosine."""
+"""Hedged instance embeddings (HIB) on the sphere: two samples match with a probability that grows with their cosine."""
 
 import math
 from typing import Any
@@ -17,9 +17,8 @@ from lam.vmf.bessel import bessel_ratio
 class HIB(DistributionLoss):
     """Mean of −log p(match) over positive pairs plus mean of −log(1 − p(match)) over negative pairs.
 
-    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with z_s and z'_s the s-th samples of the two items. The code computes
-    with logarithms of p and 1 − p.
-    The paper's KL term is left out. For the original, on Gaussians and distances, see `soft_contrastive`.
+    p(match) = 1/S Σ_s sigmoid(a z_s·z'_s + b), with z_s and z'_s the s-th samples of the two items. The paper's KL
+    term is left out. For the original, on Gaussians and distances, see `soft_contrastive`.
 
     Source: Kirchhof, Kasneci and Oh (2023), equation 54, after Oh et al. (2019); a = 1 and b = 0 are the best values in
     table 7.
@@ -51,7 +50,7 @@ class HIB(DistributionLoss):
         self.n_samples, self.scale, self.offset, self.n_negatives = n_samples, scale, offset, n_negatives
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The positive part of InfoNCE's whole second derivative, with 1/τ the slope of the logits in the cosine."""
+        """The positive semidefinite part of InfoNCE's second derivative; 1/τ is the logits' slope in the cosine."""
         slope = self.scale * float(bessel_ratio(dimension, torch.tensor(kappa).double())) ** 2
         return {"name": "infonce", "temperature": 1 / slope, "split": "outputs", "fix": "projected"}
 

@@ -32,7 +32,7 @@ class PytorchMetricLearning(MarginLoss):
 
 
 def _indices(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the pairs, each repeated by its weight, a multiple of ½: the factor 2 cancels from a mean."""
+    """Indices of the pairs, each repeated 2 w times for its weight w, a multiple of ½."""
     first, second = weights.nonzero(as_tuple=True)
     times = (2 * weights[first, second].to(torch.float64)).round().long()
     return first.repeat_interleave(times), second.repeat_interleave(times)

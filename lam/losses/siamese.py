@@ -17,11 +17,11 @@ from lam.utils.random import seeded
 
 
 class Siamese(DistributionLoss):
-    """A function of the cosine between the prediction h(μ₁) from one item and the target of its match.
+    """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
 
-    Targets have no gradient. The predictor h has one hidden layer with batch norm. An explicit concentration uses the
-    same cosines, in both directions of a pair. Cosines of the means, with gradients in both, would collapse all means
-    into one.
+    A target is a direction without gradient. The predictor h has one hidden layer with batch norm. An explicit
+    concentration uses the same cosines, in both directions of a pair. Cosines of the means, with gradients in both,
+    would collapse all means into one.
 
     Args:
         dimension: D.

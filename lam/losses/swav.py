@@ -27,8 +27,8 @@ class SwAV(DistributionLoss):
         dimension: D.
         n_prototypes: J ≥ 2.
         temperature: τ > 0.
-        smoothness: ε > 0 of the assignments.
-        n_iterations: of `sinkhorn`, at least 1.
+        smoothness: ε > 0, by which the assignments divide the cosines.
+        n_iterations: number of iterations of `sinkhorn`, at least 1.
         explicit: the alignment and its regulariser; None for only the base loss.
         seed: seed of the prototypes; the global random state does not change.
 
@@ -59,7 +59,7 @@ class SwAV(DistributionLoss):
         self.prototypes = nn.Parameter(F.normalize(rows))
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE at the same temperature, with other items instead of prototypes."""
+        """The curvature of InfoNCE at the same temperature, in which other items replace the prototypes."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:
@@ -79,7 +79,7 @@ class SwAV(DistributionLoss):
 def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
     """Rows of probabilities proportional to a_i b_j e^score, with nearly equal sums of the columns.
 
-    Each iteration scales the columns to N/J, then the rows to 1; computed from logarithms.
+    Each iteration scales the columns to sums of N/J, then the rows to sums of 1.
 
     Source: Cuturi (2013), "Sinkhorn distances"; Caron et al. (2020), equation 5.
 

@@ -56,7 +56,7 @@ def rank(
 def cosines_in_blocks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None = None
 ) -> Iterator[tuple[Int64[Tensor, " R"], Float[Tensor, "R N"]]]:
-    """Blocks of (R,) query indices and (R, N) float64 cosines; without a gallery, −∞ of a query with itself."""
+    """Blocks of (R,) query indices and (R, N) float64 cosines; without a gallery, a query has cosine −∞ to itself."""
     yield from _in_blocks(*_unit(queries, gallery), gallery is None)
 
 

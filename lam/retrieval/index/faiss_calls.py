@@ -1,4 +1,4 @@
-"""Calls to FAISS with slots as labels and errors as ValueError.
+"""Calls to FAISS. Its labels are slots (`lam.retrieval.index.rows`), and its errors become a `ValueError`.
 
 FAISS checks dimensions with `assert`, accepts NaN and pads with −1; `lam.retrieval.Index` validates first.
 """
@@ -78,7 +78,7 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors; a ValueError if FAISS refuses, as for too few."""
+    """Train on (N, D) unit vectors; a `ValueError` if FAISS refuses, for instance because they are too few."""
     with _value_errors(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
@@ -108,7 +108,7 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 for a candidate not found; GPUs refuse more than some thousand candidates."""
+    """(Q, k) candidate slots, −1 for a candidate not found; GPUs refuse more than a few thousand candidates."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
@@ -158,10 +158,10 @@ def to_cpu(index: Any) -> Any:
 
 @contextmanager
 def matrix_product(queries: int) -> Iterator[None]:
-    """Make FAISS compare four or more queries with all items by one matrix product, as it otherwise does for hundreds.
+    """Make FAISS compare the queries with all items by one matrix product, from four queries on.
 
-    Up to queries · D = 128,000, FAISS 1.15 reads the items once for every query: 5 times slower for 32 queries of 512
-    dimensions, but faster for 1 or 2. FAISS's switch is global to the process, hence the lock.
+    By default, FAISS 1.15 reads the items anew for every query up to queries · D = 128,000. That is 5 times slower for
+    32 queries of 512 dimensions, and faster only for 1 or 2. FAISS's switch is global to the process, hence the lock.
     """
     import faiss
 

@@ -44,13 +44,13 @@ class Index:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
         parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's own, wider for HNSW and IVF.
-        device: of FAISS: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
+        device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S if the items are mean directions of S samples, as queries must then be too; else None.
+        mean_samples: S if items and queries are mean directions of S samples, None if they are not.
 
     Raises:
-        ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or combine.
+        ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or cannot combine.
 
     Example:
         >>> n = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -89,7 +89,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS still holds removed vectors, which are saved too; types without removal do until a sweep."""
+        """Whether FAISS still holds removed vectors, as types without removal do until a sweep; they are saved too."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -98,10 +98,10 @@ class Index:
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Train a type that clusters or quantises on typical embeddings, without adding them; others only check them.
+        """Train a type that needs it on typical embeddings, without adding them; other types only check them.
 
         Raises:
-            ValueError: for bad embeddings, fewer than FAISS requires, or an index that already holds items.
+            ValueError: for invalid embeddings, for fewer than FAISS requires, or if the index already holds items.
         """
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
@@ -117,8 +117,8 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for arguments that differ from this description, another number of samples than the index, an
-                untrained type, or an error of FAISS.
+            ValueError: for other embeddings or ids, another `mean_samples` than the index has, an untrained type, or an
+                error of FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -169,7 +169,7 @@ class Index:
         """Rebuild a type without removal if 20 % of its items are removed.
 
         Args:
-            lock: held while the new structure replaces the old one. Until then others may search, but not change it.
+            lock: held while the new structure replaces the old one. Until then others may search the index, but not change it.
         """
         if self._needs_sweep:
             rebuilt = self._rebuilt()
@@ -178,7 +178,7 @@ class Index:
 
     @property
     def _needs_sweep(self) -> bool:
-        """Whether at least 20 % of the rows in FAISS are removed ones."""
+        """Whether at least 20 % of the rows in FAISS are removed."""
         return self._faiss is not None and self._faiss.ntotal - len(self) >= TOMBSTONES * self._faiss.ntotal > 0
 
     def search(
@@ -216,8 +216,8 @@ class Index:
     ) -> Recall | None:
         """Agreement with an exact search for stored items as queries; None for fewer than two items.
 
-        A fixed seed draws `n_queries` items, which do not find themselves. `Recall` compares their k nearest neighbours
-        and their first `depth` hits. Recall may be lower for queries farther from the items than these from each other.
+        A fixed seed draws `n_queries` items; no item is among its own hits. `Recall` compares their k nearest
+        neighbours and their first `depth` hits. For queries farther from the items than these, recall may be lower.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
@@ -258,7 +258,7 @@ class Index:
 
         Args:
             address: a folder, or the address of a `lam.retrieval.index.milvus_index.MilvusIndex`.
-            device: of an index in a folder; see `Index`.
+            device: as for `Index`; only an index in a folder uses it.
 
         Raises:
             ValueError, CorruptFileError, ConnectionError: as `load`, or as a new `MilvusIndex`.
@@ -278,12 +278,12 @@ class Index:
         embeddings if the type needs training; with too few embeddings, the index becomes Flat.
 
         Args:
-            folder: of the index.
-            device: as for a new index.
+            folder: folder of the index.
+            device: as for `Index`.
 
         Raises:
-            CorruptFileError: naming a file of embeddings or metadata that is missing, truncated or altered.
-            ValueError: for a folder of a later version.
+            CorruptFileError: if a file of embeddings or metadata is missing, truncated or altered.
+            ValueError: for a folder in a later format.
         """
         saved = index_files.load(folder)
         index = cls(saved.store.column("vectors").shape[1], saved.factory, parameters=saved.parameters, device=device)
@@ -307,7 +307,7 @@ class Index:
             self._faiss = self._structure()
 
     def _structure(self) -> Any:
-        """A FAISS index; None for type Flat on the CPU, which searches the rows in place."""
+        """An empty FAISS index; None for type Flat on the CPU, which searches the rows in place."""
         if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
@@ -353,7 +353,7 @@ class Index:
         return flat.search(self._store.chunks, vectors, k, least_kappa, among)
 
     def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
-        """The k best of the rows at some places by FAISS's selector; None if a query gets too few hits."""
+        """The k best rows at the places `searched` by FAISS's selector; None without one, or if a query lacks hits."""
         slots = self._store.take("slots", searched)
         wanted = min(max(2 * k, self._candidates(k)), len(searched))
         candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)

@@ -32,7 +32,7 @@ def search(
 ) -> Found:
     """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`; all of them if there are fewer.
 
-    `among`: sorted ids of the rows to search; None for all.
+    `among` holds the sorted ids of the rows to search; None for all.
     """
     import faiss
 
@@ -120,7 +120,7 @@ def no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; −∞ for a missing row, which is negative.
+    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; a missing row is negative, its cosine −∞.
 
     Each cosine is a separate dot product: a matrix product could round equal vectors to unequal scores.
     """

@@ -76,9 +76,9 @@ class FusedIdentities:
     """G identities, each fused from its images, in rising order of identity.
 
     Attributes:
-        embeddings: one mean direction and capped κ each, with the images' resultant R and their mean variance.
+        embeddings: for each identity, the mean direction, the capped κ, the resultant R and the images' mean variance.
         identities: (G,) the identities.
-        counts: (G,) number of images of each.
+        counts: (G,) number of images of each identity.
         uncapped: (G,) the κ of the plain product, for comparison.
     """
 
@@ -96,7 +96,7 @@ def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: flo
     Args:
         embeddings: N ≥ 1 images with κ > 0; an image without a direction (a row of zeros) only lowers κ.
         identities: (N,) the identity of each image.
-        correlation: ρ in [0, 1] of the errors of two images of one identity.
+        correlation: correlation ρ in [0, 1] between the errors of two images of one identity.
 
     Returns:
         One entry for each identity, in the precision of the embeddings. A single image keeps its direction and κ. If

@@ -60,7 +60,7 @@ class Address:
         """Read an address.
 
         Raises:
-            ValueError: for another form, a password, or a name that Milvus does not allow.
+            ValueError: for an address of another form or with a password, or a name that Milvus does not allow.
 
         Example:
             >>> Address.parse("milvus://db.example/items")
@@ -92,7 +92,7 @@ class MilvusIndex:
     Args:
         address: `milvus://HOST[:PORT]/COLLECTION`, with `milvus+tls` for an encrypted connection; or
             `milvus:///FILE.db/COLLECTION` for Milvus Lite on an absolute path, for one process at a time.
-        dimension: of a new collection; None for an existing one.
+        dimension: embedding dimension of a new collection; None for an existing one.
         structure: search structure of a new collection.
         timeout: seconds to wait for an answer of the server.
 
@@ -140,7 +140,7 @@ class MilvusIndex:
 
     @property
     def is_trained(self) -> bool:
-        """True: neither structure needs training."""
+        """True, because neither search structure needs training."""
         return True
 
     def train(self, embeddings: Embeddings) -> None:
@@ -191,7 +191,7 @@ class MilvusIndex:
     ) -> Hits:
         """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss neighbours. If it finds fewer than k for one query, every query gets as few hits.
+        `HNSW` may miss neighbours. If it finds fewer than k for one query, every query gets only as many hits.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:

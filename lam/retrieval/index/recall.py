@@ -17,8 +17,8 @@ class Recall:
         n_queries: number of stored items used as queries.
         k: number of nearest neighbours.
         share: share of these neighbours that the index finds, in [0, 1]; higher is better.
-        depth: number of first hits behind `unchanged`.
-        unchanged: share of queries with the exact search's cosines in all of their first `depth` hits, in [0, 1].
+        depth: number of first hits that `unchanged` compares.
+        unchanged: share of queries whose first `depth` hits all have the cosines of the exact search, in [0, 1].
     """
 
     factory: str
@@ -47,7 +47,8 @@ class Recall:
     ) -> "Recall":
         """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items, whose ids are `own`.
 
-        At most K − 1 hits count: not the item itself. An item as near as an exact neighbour counts as that neighbour.
+        At most K − 1 hits count, because the item itself is left out. An item as near as an exact neighbour counts as
+        that neighbour.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -62,5 +63,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """Cosines of the hits except the query itself, or except the last hit if the query is not among its hits."""
+    """Cosines of the hits without the query itself; if it is not among its hits, without the last hit."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

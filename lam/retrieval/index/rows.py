@@ -1,7 +1,7 @@
 """`Store`: the rows of an index, with vectors, κ and ids, without FAISS.
 
-Every row has a slot, a number that rises from row to row and is never reused. FAISS knows rows by their slots; the slot
-of a removed row that FAISS still holds is missing here. A place is one number for a row's chunk and its position there.
+Every row has a slot, a number that rises from row to row and is never reused. FAISS knows rows by their slots, and may
+still hold the slot of a row that is removed here. A place is one number for a row's chunk and position in the chunk.
 
 Rows lie in chunks of some megabytes. New rows fill the last chunk, and a chunk with many removed rows is copied without
 them. So additions and removals take no longer in a larger index.
@@ -59,7 +59,7 @@ class Chunk:
 
     @property
     def needs_sweep(self) -> bool:
-        """Whether at least 20 % of the rows are removed ones."""
+        """Whether at least 20 % of the rows are removed."""
         return self.n_removed >= TOMBSTONES * self.size
 
     def here(self) -> Int64[np.ndarray, " N"]:
@@ -89,7 +89,7 @@ class Store:
         return np.concatenate([empty, *(getattr(chunk, name)[chunk.here()] for chunk in self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
-        """New slots; after a failed addition they stay unused."""
+        """New slots; if the addition fails, they stay unused."""
         first, self._next_slot = self._next_slot, self._next_slot + count
         return np.arange(first, self._next_slot)
 
@@ -100,7 +100,7 @@ class Store:
         ids: Int64[np.ndarray, " N"],
         slots: Int64[np.ndarray, " N"],
     ) -> None:
-        """Add rows with slots above all present ones."""
+        """Add rows, whose slots must be above all present ones."""
         start = 0
         while start < len(ids):
             if not self.chunks or self.chunks[-1].size == self._room:
@@ -133,7 +133,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks, after copying each with many removed rows; a small copy joins the chunk before."""
+        """The chunks, each with many removed rows copied without them; a small copy joins the chunk before."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:
@@ -149,7 +149,7 @@ class Store:
         return kept
 
     def places_of(self, slots: Int64[np.ndarray, "..."]) -> Int64[np.ndarray, "..."]:
-        """Places of the rows of slots, for `take`; −1 for a missing slot."""
+        """Places of the rows with these slots, for `take`; −1 for a missing slot."""
         places = np.full(slots.shape, -1)
         if self.chunks:
             number = np.searchsorted([chunk.slots[0] for chunk in self.chunks], slots, side="right") - 1
@@ -162,7 +162,7 @@ class Store:
         return places
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
-        """Values of a column at places, all of stored rows."""
+        """Values of a column at these places, which must all hold rows."""
         empty = getattr(Chunk(0, self._dimension), name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):

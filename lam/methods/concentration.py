@@ -173,13 +173,13 @@ class Means(nn.Module):
 
 
 class DistributionStep(Step):
-    """The gradient of the trained module's own loss of distributions."""
+    """A training step for a `DistributionNetwork`, with the `DistributionLoss` that the network holds."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The loss of distributions; `loss` only gives miners their margin."""
+        """The network's `DistributionLoss`; the argument `loss` is not computed, but gives miners their margin."""
         model: Any = network
         mean, kappa, *targets = model(batch.inputs)
         options: dict[str, Any] = {"generator": on_device(batch.generator, mean.device)}

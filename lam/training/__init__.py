@@ -23,7 +23,7 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be larger. On the
+    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be raised. On the
     CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
     Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes split

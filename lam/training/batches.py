@@ -23,7 +23,8 @@ class Batches(Dataset):
         seed: seed of the run.
         epoch: counted from 0.
         process: rank of the process and number of processes. Each process reads its part of every batch; the parts in
-            order are the batch of a single process. Random numbers of the data set agree in the first part only.
+            order are the batch of a single process. Random numbers of the data set equal a single process's only in the
+            first part.
         per_class: items of each class in a batch; the classes are the data set's `groups`, or else its `labels`. Each
             batch draws classes, and items of them, without replacement. A smaller class gives all its items, a class of
             one item none. The last class of a full batch is cut. For large classes this is pytorch-metric-learning's

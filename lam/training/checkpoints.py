@@ -21,7 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of a checkpoint, its tensors by name, on the CPU, and the rest of its state, as JSON."""
+    """The folder of a checkpoint, its tensors on the CPU by name, and its other state as JSON."""
 
     path: Path
     tensors: dict[str, Tensor]

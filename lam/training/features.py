@@ -40,8 +40,8 @@ class FeatureItems:
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
     """A data set's items as features of a network's frozen part, computed once for the data set and the network.
 
-    Returns the data set itself if the network has no frozen part, the data are augmented, or the features would exceed
-    `KEPT_BYTES`. `num_workers` processes read the data.
+    The data set itself is returned if the network has no frozen part, the data are augmented, or the features would
+    exceed `KEPT_BYTES`. `num_workers` processes read the data.
     """
     frozen = frozen_in(network)
     is_plain = isinstance(dataset, Dataset) and not isinstance(dataset, Augmented)

@@ -1,7 +1,7 @@
 """The training loop: epochs, updates, validation, and the contents of a checkpoint.
 
-`lam.training.train` checks the arguments and runs it. Every random number follows from the seed, the epoch and the
-batch, so a resumed run needs no random state.
+`lam.training.train` checks the arguments and runs the loop. Every random number follows from the seed, the epoch and
+the batch, so a resumed run needs no random state.
 
 With several processes, each runs the network on its part of a batch, and gathers all outputs with their gradients. Each
 computes the loss of all pairs, and DistributedDataParallel averages the gradients. A single process gives the same

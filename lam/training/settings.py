@@ -94,12 +94,12 @@ class Training(TrainingOptions):
             `lam.methods.Method.trained_by`.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
-        validate: score of the network in evaluation mode, computed after each epoch; higher is better. Training ends
-            with the weights of the first best epoch; without `validate`, of the last epoch.
+        validate: computes a score of the network in evaluation mode, after each epoch; higher is better. Training ends
+            with the weights of the first best epoch, or without `validate` with those of the last epoch.
         folder: folder of the checkpoints, which are written after every epoch; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.
-        devices: one device: 1, or its index in a list. Under torchrun each process has its own.
+        devices: 1 for one device, or a list with the index of that device. Under torchrun each process has its own.
         progress: show a progress bar on standard error, in the first process.
         stage: see `Stage`; by default nothing is timed or announced.
     """

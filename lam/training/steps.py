@@ -15,7 +15,7 @@ from lam.utils import distributed
 
 
 class DivergenceError(ValueError):
-    """Training reached NaN or infinity; the loop adds the number of the step."""
+    """Training reached NaN or infinity; the loop adds the number of the step to the message."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class Step:
                 processes, it returns the outputs of all processes. Each computes the loss of the whole batch.
             loss: loss of embeddings and pairs.
             batch: inputs and pairs.
-            backward: function to call instead of `Tensor.backward`, because the precision may scale the loss.
+            backward: function to call instead of `Tensor.backward`, because mixed precision may scale the loss.
 
         Returns:
             The loss, a detached scalar; training stops if it is not finite.
 
         Raises:
-            DivergenceError: if the step cannot go on; the loop adds its number.
+            DivergenceError: if the step cannot go on; the loop adds the step's number to the message.
         """
         value = self.value(network, loss, batch)
         backward(value)

@@ -71,8 +71,8 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
     """Slope da/dkappa of the polar angle a at a fixed value of its distribution function.
 
     da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a). The integral over all angles is 0, so the
-    tail on a's side of the mode is enough. The error is 1e-13 of the largest slope. Without `exact` it is the rounding
-    of float32, in a third of the time.
+    tail on a's side of the mode is enough. The error is 1e-13 of the largest slope. Without `exact`, it is as large as
+    float32 rounding, and the call takes a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0
@@ -86,7 +86,7 @@ def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -
 
 
 def quantile(dimension: int, kappa: Tensor, level: float) -> Tensor:
-    """Polar angle below which the probability is `level`, by Newton's method; a step out of the bracket is bisected."""
+    """Polar angle below which the probability is `level`, by Newton's method, safeguarded by bisection."""
     mode, width = _mode_and_width(dimension, kappa)
     start, stop = (mode - _REACH * width).clamp(min=0), (mode + _REACH * width).clamp(max=math.pi)
 

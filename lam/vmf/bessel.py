@@ -95,12 +95,12 @@ def log_normalizer(dimension: int, kappa: Float[Tensor, "*B"], *, scaled: bool =
     """Log normaliser of the von Mises-Fisher density C_D(kappa) exp(kappa mu.x), differentiable twice in kappa.
 
     log C_D = (D/2 - 1) log kappa - (D/2) log(2 pi) - log I_{D/2-1}(kappa). At kappa = 0 it is minus the log of the
-    sphere's area. Its derivative is -A_D.
+    sphere's area. The derivative of log C_D is -A_D.
 
     Source: Mardia and Jupp (2000), "Directional Statistics", equation 9.3.4.
 
     Args, Raises: as `bessel_ratio`, and
-        scaled: return log C_D + kappa, the log density at the mean direction, without their cancellation.
+        scaled: return log C_D + kappa, the log density at the mean direction, computed without cancellation.
 
     Returns:
         log C_D, shape and type of `kappa`.
@@ -122,7 +122,8 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    Halley's method solves A_D(kappa) = R to full precision, from R (D - R^2) / (1 - R^2) times a tabulated correction.
+    Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2) times a tabulated
+    correction.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -137,8 +138,8 @@ def kappa_from_resultant(
         kappa in [0, max_kappa], shape and type of `resultant`, detached.
 
     Raises:
-        ValueError: for a resultant outside [-1, 1], NaN or an integer, a `one_minus_resultant` that is not 1 - R, a
-            `dimension` below 2, or a `max_kappa` that is not positive and finite.
+        ValueError: for a resultant that is an integer, NaN or outside [-1, 1], a `one_minus_resultant` that is not
+            1 - R, a `dimension` below 2, or a `max_kappa` that is not positive and finite.
 
     Example:
         >>> kappa_from_resultant(torch.tensor([0.0, 0.5, 1.0]), 3)
@@ -165,7 +166,7 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute a table for graphs exported later: below 42 dimensions they invert `bessel_ratio` with it, to 1e-8.
+    """Compute the table by which graphs exported later invert `bessel_ratio` below 42 dimensions, to 1e-8.
 
     Without it, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes,
     and half a minute of export. The table takes fourteen nodes.
@@ -254,7 +255,7 @@ def _evaluate(dimension: int, kappa: Tensor, *, normalizer: bool = False) -> _Be
 
 
 def _solve(dimension: int, length: Tensor, complement: Tensor, max_kappa: float, kappa: Tensor, n_steps: int) -> Tensor:
-    """`n_steps` of Halley's method for A(kappa) = R, from `kappa`; steps are relative to kappa.
+    """Solution of A(kappa) = R by `n_steps` of Halley's method from `kappa`; steps are relative to kappa.
 
     The error is A - R for R < 1/2, else (1 - R) - (1 - A), which is then more precise. `bend` is
     kappa A'' / A' = (D - 1) (A / (kappa A') - 1) - 2 kappa A, from A' = 1 - A^2 - (D - 1) A / kappa.

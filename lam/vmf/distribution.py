@@ -117,7 +117,7 @@ class VonMisesFisher(Distribution):
 
     @property
     def variance(self) -> Float[Tensor, "*B D"]:
-        """Variance of each coordinate, differentiable in loc only; the coordinates' sum is 1 - A_D^2.
+        """Variance of each coordinate, differentiable in loc only; the variances add up to 1 - A_D^2.
 
         loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0.
 
@@ -317,7 +317,7 @@ def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float 
 
     Args:
         kappa: (Q,) concentrations.
-        dimension: of the sphere of κ, `Encoder.kappa_dimension`.
+        dimension: dimension of the space that holds κ's sphere, `Encoder.kappa_dimension`.
         level: probability in (0, 1); other values raise a `ValueError`.
     """
     mean = torch.eye(1, dimension, dtype=torch.float64, device=kappa.device)

@@ -98,7 +98,7 @@ class Embeddings:
         return self.p_known is not None
 
     def rows(self) -> dict[str, Tensor]:
-        """The tensors with one row for each item, by name; samples have another shape."""
+        """The tensors with one row for each item, by name; `samples` has other axes and is left out."""
         return {name: getattr(self, name) for name in _BY_ITEM} | self.parts()
 
     def parts(self) -> dict[str, Tensor]:

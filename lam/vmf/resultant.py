@@ -50,7 +50,7 @@ def mean_resultant_length(samples: Float[Tensor, "S *B D"], *, unbiased: bool) -
         Mean directions, R and 1 - R.
 
     Raises:
-        ValueError: for too few samples, samples not of unit length, or with a sum of 0. It names the first such item.
+        ValueError: for too few samples, samples that are not unit vectors, or samples with a sum of 0.
 
     Example:
         >>> moments = mean_resultant_length(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), unbiased=False)
@@ -128,8 +128,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass computes the mean and one the spread around it, in blocks, without a float64 copy of all samples. The
-    spread, the mean of ||x - mean||^2 / 2, equals 1 - R for unit vectors; so a difference reveals other vectors.
+    One pass computes the mean, a second one the spread around it, in blocks, without a float64 copy of all samples. The
+    spread is the mean of ||x - mean||^2 / 2. For unit vectors it equals 1 - R, which serves as a check of the samples.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

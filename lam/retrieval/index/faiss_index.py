@@ -169,7 +169,7 @@ class Index:
         """Rebuild a type without removal if 20 % of its items are removed.
 
         Args:
-            lock: held while the new structure replaces the old one. Until then others may search the index, but not change it.
+            lock: held while the new structure replaces the old one. Until then others may search, but not change items.
         """
         if self._needs_sweep:
             rebuilt = self._rebuilt()

@@ -70,7 +70,7 @@ class Loss(ABC):
         return cls(**{name: settings[name] for name in settings.keys() & inspect.signature(cls).parameters.keys()})
 
     def learned(self) -> dict[str, list[float]]:
-        """Learned values by name, in the unit that the loss documents; empty for most losses."""
+        """Learned values by name; empty for most losses."""
         return {}
 
     @abstractmethod

@@ -26,7 +26,7 @@ class MCInfoNCE(DistributionLoss):
         kappa_pos: concentration of the latents of a positive pair, > 0; the inverse of a temperature.
         n_samples: S ≥ 1.
         n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
-        learn_kappa_pos: whether the logarithm of κ_pos is learned, from this initial value.
+        learn_kappa_pos: whether the logarithm of κ_pos is learned, starting from the value of `kappa_pos`.
 
     Raises:
         ValueError: for a setting outside its range.

@@ -1,6 +1,6 @@
 """Exact nearest neighbours by cosine, on tensors, in blocks: the ranking behind every metric.
 
-Large and changing collections belong to `lam.retrieval.Index`.
+For large or changing collections, use `lam.retrieval.Index`.
 """
 
 from collections.abc import Iterator

@@ -37,7 +37,7 @@ _FEW = 20_000  # up to so many allowed ids are searched exactly: a graph finds f
 class Index:
     """Items with unit vectors, κ and ids, searched by cosine.
 
-    Vectors are stored in float32, κ in float64. All types except Flat on the CPU hold a second copy or codes of the
+    Vectors are stored in float32, κ in float64. All types, except Flat on the CPU, hold a second copy or codes of the
     vectors in FAISS. One thread at a time may use an index.
 
     Args:
@@ -145,7 +145,7 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and types without removal, first hide a removed row from searches. Flat drops the hidden rows of a chunk
+        Flat, and types without removal, first hide a removed row from searches. Flat drops the hidden rows of a block
         once they are 20 % of it. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:

@@ -1,4 +1,4 @@
-"""Tests of κ on ambiguous inputs: corrupted images, crops, and items on whose label people disagree."""
+"""Metrics of κ on ambiguous inputs: corrupted images, crops, and items on whose label people disagree."""
 
 from typing import Any
 

@@ -53,7 +53,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of a mated search for each query with a match, and a non-mated search for every query."""
+    """Metrics of two searches per query: a mated one, if it has a match, and a non-mated one without its matches."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]

@@ -226,7 +226,7 @@ def plot_tuning(
     interval: tuple[float, float],
     chosen: float,
 ) -> None:
-    """Draw the log score and the ECE of every likelihood scale, and the chosen one.
+    """Draw the log score and the ECE of every likelihood scale, and mark the chosen scale.
 
     Args:
         scales: likelihood scales s, rising.

@@ -99,7 +99,8 @@ def relevant_ranks(
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; None to search the queries themselves, each without itself.
-        matches: takes positions of queries; returns which gallery items are relevant to each, never the query itself.
+        matches: takes positions of queries; returns which gallery items are relevant to each. A query never matches
+            itself, whatever this returns.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1, 0])

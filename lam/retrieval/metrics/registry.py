@@ -1,7 +1,7 @@
 """Table of all metrics, which evaluation, report, command line, sweeps and comparisons read.
 
 A metric is one number of an evaluation. Metrics with a `by_score` are computed from every score of
-`lam.retrieval.metrics.scores`. The laws of `tests/retrieval/metrics/test_common` hold for every entry.
+`lam.retrieval.metrics.scores`. Every entry has the properties that `tests/retrieval/metrics/test_common` checks.
 
 `metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
 A key without `_SCORE` uses the metric's default score (`by_score`), a key without `@SET` the first OOD set.

@@ -1,7 +1,7 @@
 """Table of all scores: how far an item, or the answer to it, is in doubt.
 
-Evaluation, calibration, report and command line read it. The laws of `tests/retrieval/metrics/test_common` hold for
-every entry.
+Evaluation, calibration, report and command line read it. Every entry has the properties that
+`tests/retrieval/metrics/test_common` checks.
 """
 
 from collections.abc import Callable, Mapping

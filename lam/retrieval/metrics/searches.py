@@ -81,7 +81,8 @@ def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"]
     Args:
         queries: (Q, D) finite, non-zero.
         gallery: (N, D) likewise; None to search the queries themselves, each without itself.
-        matches: takes positions of queries; returns which gallery items match each, never the query itself.
+        matches: takes positions of queries; returns which gallery items match each. A query never matches itself,
+            whatever this returns.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])

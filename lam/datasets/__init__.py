@@ -84,12 +84,13 @@ def load(
         root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
             all others have a default.
         seed: seed of every random choice.
-        preprocessing: preprocessing of images, as a record, or the fields that differ from ImageNet's at 224 pixels,
-            such as {"size": 32}; each data set has its default.
-        options: options of the data set: arguments of `lam.datasets.published.HalvedClasses.splits` for cub200 and
-            cars196, of `lam.datasets.small_images.SmallImages.splits` for fashionmnist, mnist, cifar10 and svhn, of the
-            functions in `lam.datasets.intents` for clinc150 and banking77, fields of `lam.datasets.texts.TextOptions`
-            for texts, else arguments of `splits` in the module of its name.
+        preprocessing: preprocessing of images: a whole record, or only the fields that differ from ImageNet's
+            preprocessing at 224 pixels, such as {"size": 32}. Each data set has its default.
+        options: options of the data set. For cub200 and cars196, they are arguments of
+            `lam.datasets.published.HalvedClasses.splits`; for fashionmnist, mnist, cifar10 and svhn, of
+            `lam.datasets.small_images.SmallImages.splits`; for clinc150 and banking77, of functions in
+            `lam.datasets.intents`. For texts, they are fields of `lam.datasets.texts.TextOptions`. For other data sets,
+            they are arguments of `splits` in the module with its name.
 
     Raises:
         ValueError: If the name or an option is unknown, an option has a wrong type, or texts get a preprocessing of
@@ -123,8 +124,8 @@ def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: 
     """Load items outside the distribution of `like`, in its shape.
 
     Args:
-        name: one of `OOD_SETS`, or another name of `load`, for its test split. A folder without parts, and texts, are
-            read as a whole. Images are read with the preprocessing of `like`.
+        name: one of `OOD_SETS`, or another name of `load`, which gives its test split. Texts, and a folder without
+            splits, are read as a whole. Images are read with the preprocessing of `like`.
         like: an in-distribution set.
         root: as for `load`.
         seed: seed of every random choice.
@@ -156,7 +157,7 @@ def register(name: str, loader: Callable[..., Splits]) -> None:
 
     Args:
         name: the new name.
-        loader: function of `seed` and options, and of `root` if it reads files, that returns `Splits`.
+        loader: function that returns `Splits`. It takes `seed` and options, and `root` if it reads files.
 
     Raises:
         ValueError: if another data set has the name.

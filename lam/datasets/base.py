@@ -163,8 +163,8 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
         """At most n random items; most have a match among them.
 
-        Classes keep their proportions if n is at least twice their number. Otherwise up to four items come from each of
-        some classes; classes with a single item come last.
+        If n is at least twice the number of classes, the classes keep their proportions. Otherwise up to four items are
+        drawn from each of some random classes; classes with a single item are drawn last.
         """
         check_at_least("limit", n, 1)
         return self if n >= len(self) else self.subset(self._draw(n, seed))
@@ -203,7 +203,7 @@ class TensorImages(Dataset):
     """Images in memory; 8-bit images are scaled and normalised when they are read.
 
     Args:
-        images: (N, C, H, W), C = 1 or 3; uint8, or floating point for inputs of a network.
+        images: (N, C, H, W), C = 1 or 3; uint8, or floating point if they are already inputs of a network.
         labels, name, classes: as for `Dataset`.
         preprocessing: preprocessing of files and 8-bit values; by default images are resized to (H, W), in [0, 1].
 
@@ -292,7 +292,8 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
     """Sorted positions of disjoint random parts of these sizes, with each class in proportion.
 
     The shuffled items of each class are spread evenly over one sequence, with a random offset. The parts are
-    consecutive pieces of it. So a class of divisible size is divided exactly, and a small class may be in any part.
+    consecutive pieces of that sequence. So a class of divisible size is divided exactly, and a small class may be in
+    any part.
 
     Example:
         >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]
@@ -312,6 +313,6 @@ def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed:
 
 
 def top_up(positions: Sequence[int], n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
-    """The first n distinct positions of a sequence, sorted; if it has fewer, random positions below `size` join."""
+    """The first n distinct positions, sorted. If there are fewer, random positions below `size` are added."""
     rest = torch.randperm(size, generator=generator).tolist()
     return torch.tensor(list(dict.fromkeys((*positions, *rest)))[:n]).sort().values

@@ -45,7 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """Grey patches (1, 8, 8), as many as `like` has items, from scikit-learn's two photographs; labels name these."""
+    """As many grey patches (1, 8, 8) of scikit-learn's two photographs as `like` has items, labelled by photograph."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Sentences on functions of Python's standard library, by module; and sentences on scikit-learn's data as OOD set."""
+"""Sentences about functions of Python's standard library; and, as OOD set, sentences about scikit-learn's data."""
 
 import inspect
 import re
@@ -84,7 +84,7 @@ def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def _sentences(text: str) -> list[str]:
-    """The sentences of plain paragraphs: no signatures, tables or headings."""
+    """The sentences of plain paragraphs, without signatures, tables and headings."""
     found: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         plain = " ".join(paragraph.split())

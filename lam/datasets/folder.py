@@ -47,7 +47,7 @@ class FolderImages(Dataset):
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number; later, on reading a file that is not an image.
+        ValueError: If paths and labels differ in number; later, when a file that is read is not an image.
     """
 
     paths: tuple[Path, ...]
@@ -123,7 +123,7 @@ def splits(
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder; their label is the sub-folder, or empty without sub-folders.
+    """Read all images of a folder. The label of an image is its sub-folder, or empty without sub-folders.
 
     If the folder has the splits `train` and `test`, only `test` is read. `labelled` requires classes.
     """
@@ -234,7 +234,7 @@ def _as_utf8(name: str) -> str:
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All images below a folder, by their suffix; other visible files are added to `left_out`, by reason."""
+    """All files below a folder that have an image's suffix; other visible files join `left_out`, by reason."""
     images: list[Path] = []
     for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -273,7 +273,7 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
 
 
 def _warn_merged(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
-    """Warn of classes with images in several sub-folders, which may be the real classes, or train and test."""
+    """Warn of classes with images in several sub-folders: these may be the real classes, or train and test."""
     merged: list[str] = []
     for name, files in classes.items():
         inner = {parts[1] for path in files if len(parts := path.relative_to(folder).parts) > 2}

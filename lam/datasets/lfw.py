@@ -91,7 +91,7 @@ def _people_folder(root: Path) -> Path:
 
 
 def _lists(people: Path) -> tuple[Path, Path] | None:
-    """Both published lists: next to the folder of people, in it or above it; None if they are missing."""
+    """The two published lists, if they are next to the folder of people, in it or one folder above; else None."""
     for folder in (people.parent, people, people.parent.parent):
         lists = folder / _TRAIN, folder / _TEST
         missing = [path for path in lists if not path.is_file()]

@@ -25,7 +25,7 @@ class PlaceImages(FolderImages):
     """N photographs with positions; an item is an image and its target (see `targets`).
 
     Attributes:
-        labels: (N,) areas: a split stratified by label is stratified by area.
+        labels: (N,) areas, so that a split stratified by label is stratified by area.
         positions: (N, X + 1) in metres; the last coordinate is 1e7 m times the label, so areas are far from each other.
         angles: (N,) compass angles in degrees, NaN if unknown; or None.
 
@@ -70,7 +70,7 @@ class PlaceImages(FolderImages):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """The grid cell (N,) of each place: batches by cell hold matches, batches of random places hardly any."""
+        """The grid cell (N,) of each place. Batches of one cell hold matches; random batches hold hardly any."""
         return (self.positions / CELL).floor().long().unique(dim=0, return_inverse=True)[1]
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "C H W"], Tensor]:

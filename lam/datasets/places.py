@@ -45,7 +45,7 @@ def splits(
     angles: bool = False,
     allow_missing: bool = False,
 ) -> Splits:
-    """Photographs of places in three parts: by the column `split`, or strips of land.
+    """Photographs of places in three splits, by the column `split` or by strips of land.
 
     Without that column, each area is cut along its longer side into strips for training, validation and testing, in
     this order, so that few places are in two splits. Nothing is drawn at random.

@@ -152,8 +152,8 @@ class HalvedClasses:
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`, with each class in only one split.
 
-    `validation` is a fraction of the classes that are not test classes. It takes the same share of classes with one
-    image as of larger classes.
+    `validation` is a fraction of the classes that are not test classes. It is the same for classes with one image and
+    for larger classes.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
     """

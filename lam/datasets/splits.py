@@ -87,8 +87,8 @@ def carve_missing(
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
     Each class is in every split in proportion. If classes are so small that most items of a split would lack a match,
-    each split gets whole classes instead, as is usual for faces and products. If there are too few classes for that, it
-    gets pairs of items with one class. A `Note` says so.
+    each split gets whole classes instead, as is usual for faces and products. If there are too few classes for that,
+    each split gets pairs of items of one class. A `Note` says so.
 
     Args:
         parts: splits by name, at least `train`.
@@ -112,7 +112,7 @@ def carve_missing(
 def _carve_matched(
     dataset: Items, shares: Mapping[str, float], *, seed: int, source: object
 ) -> tuple[Items, ...] | None:
-    """Subsets of these shares with matches among their items, then the rest; None if there are too few items."""
+    """Subsets of these shares, with matches within each, and then the rest; None if there are too few items."""
     classes, counts = dataset.labels.unique(return_counts=True)
     classes, generator = classes[counts > 1], torch.Generator().manual_seed(seed)
     n_classes = [max(2, fraction_of(len(classes), share, name=part)) for part, share in shares.items()]
@@ -140,7 +140,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return pairs of positions, from the class with most left, but never twice in a row from the same."""
+    """Remove and return pairs of positions, each from the largest class left other than that of the last pair."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))
@@ -151,7 +151,7 @@ def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
 
 
 def _share_matched(dataset: Dataset) -> float:
-    """Share of items with a label that another item has, too."""
+    """Share of items whose label another item has, too."""
     counts = dataset.labels.unique(return_counts=True)[1]
     return float(counts[counts > 1].sum()) / len(dataset)
 

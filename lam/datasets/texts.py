@@ -37,7 +37,7 @@ class Columns:
 
     Attributes:
         text: column of texts; by default `text`, or `question` in a file of questions only.
-        label: column of labels; texts with one label match. By default `label`, if there is such a column.
+        label: column of labels; texts with the same label match. By default `label`, if there is such a column.
         question: column of questions, the queries; the answer in the same row is right.
         answer: column of answers, the gallery.
 
@@ -180,7 +180,8 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
     `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts,
     see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
-    all answers. Labels are the column `label`, else the answers: then only the question's own answer matches it.
+    all answers. Labels are the column `label`. Without it, the answers are the labels, so that only a question's own
+    answer matches it.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
     rows = {part: queries for part, (queries, _, _) in files.items()}
@@ -224,7 +225,7 @@ def read(
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
-    """All texts of a file, or its questions, as inputs of the length of `like`; see `read`."""
+    """All texts of a file, or its questions, as inputs as long as those of `like`; see `read`."""
     return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text), answered=False)
 
 
@@ -320,7 +321,7 @@ def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
 
 
 def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
-    """The label of each row, else its answer, else an empty text."""
+    """The label of each row; its answer if there is no column of labels; or an empty text without either."""
     column = columns.label or columns.answer
     if column is None:
         return [""] * len(table.lines)
@@ -336,7 +337,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
 
 
 def _distinct(rows: Iterable[_Row]) -> list[_Row]:
-    """The first row of each pair of text and label; pairs are ordered by their last row."""
+    """Of all rows with the same text and label, the first one, in the place of the last one."""
     return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
 
 

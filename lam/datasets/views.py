@@ -32,7 +32,7 @@ class Views(AugmentationOptions):
 
 
 class _ViewsOfImages:
-    """Batches of the first views of all images, then the second views, and so on: `views` times the batch size."""
+    """A batch holds the first views of all its images, then the second views, and so on: `views` for each image."""
 
     def __init__(self, dataset: Any, options: Sequence[AugmentationOptions], advice: str) -> None:
         check_images(dataset, advice)
@@ -88,7 +88,7 @@ class TwoViews(_ViewsOfImages):
 
 
 class ViewsOfKinds(_ViewsOfImages):
-    """A data set with one view of each kind of every image; a view has the image's target.
+    """A data set that gives one view of every image for each kind of augmentation; a view has the image's target.
 
     A batch holds the first kind of view of all images, then the second kind, and so on. The data set's own
     augmentation is ignored.

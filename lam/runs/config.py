@@ -224,8 +224,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AmbiguityConfig:
-    """Whether the encoder learns κ_a, the concentration of an item's matches, and p_known, the probability of a known
-    item.
+    """Whether to learn κ_a, the concentration of an item's matches, and p_known, the probability of a known item.
 
     Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 

@@ -142,8 +142,10 @@ def shipped(kind: Literal["data", "methods", "paper"]) -> list[str]:
 def _content(
     words: Sequence[str], method: str | None = None, extending: tuple[Path, ...] = (), *, network: str | None = None
 ) -> dict[str, Any]:
-    """The settings for arguments of `lam run`. `method` overrides a method there; `network` chooses among
-    `networks`."""
+    """The settings for `words`, the arguments of `lam run`.
+
+    `method` overrides the method that the words name; `network` chooses a section of `networks`.
+    """
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
         raise ValueError(unknown_setting(rest[1], COMMAND))

@@ -120,8 +120,7 @@ class Plan:
         return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training. It keeps the epoch of the best validation recall@1, or the last if no validation items
-        match."""
+        """The training. It keeps the epoch of the best validation recall@1, or the last epoch without matches there."""
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())

@@ -45,7 +45,7 @@ class Evaluation:
         answerable: (Q,) whether any gallery item matches; retrieval metrics leave out the other queries.
         relevance: which items match each query.
         reliability: confidence against accuracy; None for a method without samples.
-        primary: score of OOD metrics without a suffix: the encoder's own, or `kappa` without its evidence.
+        primary: the score that OOD metrics without a suffix use: the encoder's own, or `kappa` if that lacks evidence.
         scores: (Q,) values of the queries, by score; higher means more doubt.
         ood_scores: values of OOD items, by OOD set and score.
         ood_embeddings: embeddings of OOD items, by OOD set.

@@ -14,7 +14,7 @@ UNIT = 1e-3
 
 @dataclass(frozen=True)
 class Candidates:
-    """O fixed directions, with which the N items of a batch are compared instead of with each other.
+    """O fixed directions. The N items of a batch are compared with these instead of with each other.
 
     Attributes:
         directions: (O, D) unit vectors.
@@ -22,7 +22,7 @@ class Candidates:
         negative: (N, O) non-negative weights of the candidates that do not match.
 
     Raises:
-        ValueError: for weights of another shape, negative or not finite, or directions that are no unit vectors.
+        ValueError: for weights of a wrong shape, negative or not finite, or directions that are not unit vectors.
     """
 
     directions: Float[Tensor, "O D"]

@@ -1,10 +1,10 @@
 """`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
 
-A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled alike: each is the
-number of pairs before the choice, times the mean weight of the chosen pairs, rounded. So S⁺/n⁺ of the curvature is the
-weighted mean over the chosen positive pairs, times their share of the batch's positive pairs; S⁻/n⁻ is analogous. The
-choice biases this average, but repeated pairs do not. The loss `log_posterior` divides by n⁺ and n⁻. Others divide by
-the weights of the chosen pairs (of negatives inside the margin; `pml`: of non-zero terms).
+A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled in the same way: each
+is the number of pairs before the choice, times the mean weight of the chosen pairs, rounded. A curvature divides its
+sum S⁺ over the chosen positive pairs by n⁺. The quotient is their weighted mean, times the share of positive pairs that
+were chosen; S⁻/n⁻ is analogous. The choice biases this average, but repeated pairs do not. The loss `log_posterior`
+divides by n⁺ and n⁻, while most losses divide by the total weight of the chosen pairs.
 """
 
 import inspect
@@ -45,7 +45,7 @@ class Mining:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
         max_pairs: greatest number of triplets of the kind, drawn at random. For `all` and other miners, greatest number
-            of unordered positive pairs, and of negative pairs. None for no limit.
+            of unordered positive pairs, and also of negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -125,7 +125,7 @@ def _choose_by_miner(miner: Miner, embeddings: Tensor, pairs: Pairs, targets: Te
 def _choose_triplets(
     kind: str, embeddings: Tensor, pairs: Pairs, margin: float, max_triplets: int | None, generator: torch.Generator
 ) -> Pairs:
-    """Pairs weighted by the number of triplets of a kind that contain them; beyond `max_triplets`, by drawn triplets.
+    """Pairs weighted by the number of triplets of a kind that contain them, after drawing at most `max_triplets`.
 
     Triplets are counted in O(N² log N), without forming them. The negatives of each anchor are ranked by distance. For
     one positive, the negatives in triplets of a kind have consecutive ranks, from `first` up to `last`. So the number
@@ -205,7 +205,7 @@ def _draw_kind(weights: Tensor, n: int, max_pairs: int, generator: torch.Generat
 
 
 def _in_json(miner: object) -> Any:
-    """A miner as JSON: its name, or its class with the constructor arguments that are its attributes."""
+    """A miner as JSON: its name, or its class with the constructor arguments that it keeps as attributes."""
     if isinstance(miner, str):
         return miner
     if inspect.isroutine(miner):

@@ -23,7 +23,7 @@ class Pairs:
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
-        negative: (N, N) weights of the negative pairs, likewise, inside and outside a margin.
+        negative: (N, N) weights of the negative pairs, of the same form; pairs beyond a loss's margin are included.
         n_positives: number of ordered positive pairs before a miner's choice (n⁺ of the loss).
         n_negatives: number of ordered negative pairs before a miner's choice (n⁻ of the loss).
         labels: (N,) classes of the items, also if a miner chose only some pairs; None for pairs by distance.
@@ -215,7 +215,8 @@ def class_centroids(
 ) -> tuple[Float[Tensor, "C D"], Shaped[Tensor, " N"]]:
     """Direction of the mean of each class, and the index of each item's class.
 
-    A mean shorter than 1e-4 has no reliable direction; the centroid of such a class is shorter than 1.
+    A mean shorter than 1e-4 has no reliable direction. It is divided by 1e-4 instead of its length, so that the
+    centroid stays shorter than 1.
     """
     if labels is None:
         raise ValueError("varcon needs classes, got pairs by distance or indices: use labels")
@@ -248,7 +249,7 @@ def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"])
 
 
 def check_angles(angles: Tensor | None, angle_within: float | None, size: int) -> None:
-    """Reject angles without `angle_within`, the reverse, and either out of range."""
+    """Reject angles without `angle_within`, `angle_within` without angles, and values out of range."""
     if (angles is None) != (angle_within is None):
         raise ValueError("angles and angle_within belong together: give both or neither")
     if angles is None or angle_within is None:

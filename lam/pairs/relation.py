@@ -20,13 +20,14 @@ class Relation:
 
     Attributes:
         scope: `batch` for pairs within batches; `dataset` for all pairs of the data set.
-        positive_within: for places: greatest distance of a positive pair, in metres. None: targets are labels.
-        negative_beyond: for places: distance above which pairs are negative, in metres.
-        angle_within: for places: greatest difference of the compass angles of a positive pair, in degrees; near pairs
+        positive_within: greatest distance of a positive pair of places, in metres; None if targets are labels.
+        negative_beyond: distance above which pairs of places are negative, in metres.
+        angle_within: greatest difference of the compass angles of a positive pair of places, in degrees; near pairs
             with a greater difference are neither. The last column of the targets is then the angle; NaN is unknown, and
-            matches any angle. None: all columns are coordinates.
+            matches any angle. If None, all columns are coordinates.
         miner: choice of a batch's pairs for the curvature; see `lam.pairs.Mining`.
-        max_pairs: greatest number of triplets of the kind, or, for all pairs, of pairs of each type.
+        max_pairs: greatest number of triplets of the miner's kind. For the miner `all`, greatest number of positive
+            pairs, and also of negative pairs.
         triplet_margin: margin of the miner's triplets; by default `lam.fit` uses the loss's margin.
 
     Raises:
@@ -61,7 +62,7 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a curvature is a sum over batches, so that batches can be added and forgotten."""
+        """Whether a curvature is a sum over batches, so that it can add or remove single batches."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:

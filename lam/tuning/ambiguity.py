@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () an item of smaller κ_a could be several things. The 0.1 quantile of κ_a over held-out items,
-            or 0 if first hits are not wrong more often below it.
+        ambiguous_below: () threshold: an item with a smaller κ_a could be several things. It is the 0.1 quantile of κ_a
+            over held-out items, or 0 if first hits are not wrong more often below that quantile.
     """
 
     head: NeighbourConcentration | TrainedHead

@@ -1,4 +1,4 @@
-"""Made outsiders (altered images), and the score that best separates them from the original images."""
+"""Outsiders made by altering images, and the score that best separates them from the original images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -48,19 +48,19 @@ class Recommendation:
     """The OOD score that best recognises made outsiders: κ, or the variance before normalisation.
 
     Attributes:
-        auroc: AUROC against the original images, by score and by kind of outsider.
+        auroc: AUROC of outsiders against the original images, by score and then by kind of outsider.
     """
 
     auroc: dict[str, dict[str, float]]
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean AUROC over the kinds, by score."""
+        """Mean AUROC of each score over the kinds of outsiders."""
         return {score: sum(kinds.values()) / len(kinds) for score, kinds in self.auroc.items()}
 
     @property
     def score(self) -> str:
-        """The score with the highest mean."""
+        """The score with the highest mean AUROC."""
         return max(self.means, key=lambda score: self.means[score])
 
     def metrics(self) -> dict[str, float]:

@@ -57,7 +57,7 @@ class Trial:
 
     Attributes:
         scale: s.
-        score: mean log score over queries of the votes for the first hits; lower is better.
+        score: log score of the votes for the first hits, averaged over queries; lower is better.
         ece: retrieval ECE; lower is better.
         behind: the score minus the score of the best trial.
         error: standard error of `behind` over queries.
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def within_error(self) -> bool:
-        """Whether the held-out data do not separate this scale from the best one."""
+        """Whether this scale's score is within one standard error of the best score."""
         return self.behind <= self.error
 
 
@@ -81,7 +81,7 @@ class ReplacedCurvature:
 
     Attributes:
         curvature: its name and settings.
-        clipped_share: the share of the predictive variance from clipped weights, at the best scale.
+        clipped_share: the share of the predictive variance that comes from clipped weights, at the best scale.
         score: log score at that scale.
     """
 
@@ -98,7 +98,7 @@ class Tuning:
         likelihood_scale: the chosen scale s.
         trials: every tried s, in rising order.
         direction_cosine: at that s, the mean cosine between the network's direction and the samples' mean direction.
-        clipped_share: at that s, the share of the predictive variance from weights with a negative curvature.
+        clipped_share: at that s, the share of the predictive variance that weights with a negative curvature cause.
         n_queries: number of held-out queries.
         replaced: the posterior's earlier curvature, if it was replaced.
     """
@@ -129,7 +129,7 @@ class Tuning:
 
     @property
     def remark(self) -> str | None:
-        """One line about a replaced curvature and undetermined width; None without either."""
+        """One line about a replaced curvature or an undetermined width; None without either."""
         remarks: list[str] = []
         if self.replaced is not None:
             share = f"{self.replaced.clipped_share:.0%}"
@@ -184,9 +184,9 @@ def calibrate_scale(
     `prior_precision`, the posterior's shape changes with s. Then the largest s within one standard error of the best
     score is chosen, because it changes the network least.
 
-    The search tries all powers of ten. It then halves the step around the best s and around both ends of the range
-    within one standard error. All draws share their noise. A scale is excluded if κ of a held-out item reaches the
-    upper end of `KAPPA_RANGE`.
+    The search tries all powers of ten. It then halves the step around the best s and around both ends of the range with
+    scores within one standard error. All draws share their noise. A scale is excluded if κ of a held-out item reaches
+    the upper end of `KAPPA_RANGE`.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
@@ -227,9 +227,9 @@ def calibrate_scale(
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     """The best of other posteriors tuned on the same data, by log score; `replaced` then records the old curvature.
 
-    Candidates with most of their variance from clipped weights are left out. `old` is returned without a candidate, or
-    if the best candidate scores worse by more than the standard error. If `old` has no positive curvature, it is the
-    prior alone: then any candidate replaces it.
+    Candidates are left out if most of their variance comes from clipped weights. `old` is returned if no candidate is
+    left, or if the best one scores worse by more than the standard error. If `old` has no positive curvature, it is the
+    prior alone, and any candidate replaces it.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -304,7 +304,7 @@ class _Tuner:
 
 
 def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
-    """Mean difference of the scores of Q queries from the best scores, and its standard error."""
+    """Mean over Q queries of the scores minus `best`, and its standard error."""
     behind = scores - best
     return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
@@ -337,7 +337,7 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Advice to use the loss's curvature that is never negative; empty unless the loss is contrastive."""
+    """Advice to use the form of the curvature that is never negative; empty unless the curvature is contrastive."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""

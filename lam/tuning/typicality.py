@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
-One one-sided score would rate some corrupted inputs above known inputs. Noise lengthens features, blur and low contrast
-shorten them, and some corruption moves features towards the training data. So p_known combines two scores, learnt from
-known items. The first is the distance to the nearest known features. The second is two-sided: how far the length and
-evenness of the features are from their means over known items.
+A single one-sided score would rate some corrupted inputs above known inputs. Noise lengthens features, blur and low
+contrast shorten them, and some corruption moves features towards the training data. So p_known combines two scores,
+learnt from known items. The first is the distance to the nearest known features. The second is two-sided: how far the
+length and evenness of the features are from their means over known items.
 """
 
 import math
@@ -44,7 +44,7 @@ class Components(TensorRecord):
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of rows after scaling to length one, and the squared length of the rest of each row."""
+        """Coordinates of rows scaled to length one, and the squared length of their rest off the components."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
@@ -67,8 +67,8 @@ class Typicality(TensorRecord):
     """The probability that features are of a known kind.
 
     p = 1 / (1 + Σ_j u_j²) with u_j = softplus((s_j − t_j)/w_j) / log 2, for two scores s_j, thresholds t_j and widths
-    w_j. A score at its threshold, alone, gives p = ½. Far below the thresholds p is 1. Far above, p falls as 1/s_j², so
-    that very far items keep their order.
+    w_j. If one score is at its threshold and the other far below, p is ½. Far below the thresholds p is 1. Far above, p
+    falls as 1/s_j², so that very far items keep their order.
 
     Attributes:
         centre, axes: `Components` of unit features.

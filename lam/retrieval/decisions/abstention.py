@@ -1,4 +1,4 @@
-"""Answers to queries with the option to abstain: match, unknown or abstain."""
+"""The answer to each query: match, unknown or abstain."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -20,12 +20,12 @@ class Decisions:
     """The answers to Q queries.
 
     Attributes:
-        codes: (Q,) positions in `DECISIONS`.
+        codes: (Q,) positions of the answers in `DECISIONS`.
         probability: (Q,) P(the first hit is right), or P(the pair matches); 0 without a hit.
         score: (Q,) cosine of the first hit; −∞ without a hit.
         ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
         p_value: (Q,) share of the calibration data with an OOD score at least as high.
-        flagged_by: Q names of the OOD score: the calibration's flag, or its substitute if evidence is missing.
+        flagged_by: name of each query's OOD score: the calibration's flag, or a substitute if evidence is missing.
         stale: whether the gallery's size is too far from the calibration's.
     """
 
@@ -72,11 +72,11 @@ class SearchDecisions(Decisions):
     """The answers to Q searches. Their probability is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) P(known), that the gallery holds a match, given the expected share of queries without a match.
-        right_if_known: (Q,) P(right | known), that the first hit is right if the gallery holds a match.
+        p_known: (Q,) probability that the gallery holds a match, at the expected share of queries without a match.
+        right_if_known: (Q,) probability that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
         false_accept: (Q,) share of calibration queries without a match that have a statistic at least as high.
-        accept: Q names of the statistic: `probability`, or a score.
+        accept: name of each query's statistic: `probability`, or a score.
         accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
         flag_above: (Q,) an `ood_score` above this is flagged.
     """
@@ -93,7 +93,7 @@ class SearchDecisions(Decisions):
 def decision_codes(
     flagged: Bool[Tensor, " Q"], statistic: Float[Tensor, " Q"], *, accept_above: float
 ) -> Int64[Tensor, " Q"]:
-    """(Q,) positions in `DECISIONS`: abstain if flagged, else match for a statistic above the threshold, or unknown.
+    """(Q,) positions in `DECISIONS`: abstain if flagged, match if above the threshold, else unknown.
 
     A statistic equal to the threshold is not accepted.
 

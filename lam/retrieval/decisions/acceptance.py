@@ -1,14 +1,14 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
-A single score, such as the cosine of the first hit, does not depend on the calibration data: a threshold by counting is
-exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. So a function learnt on the other
-folds scores each calibration query, and a function learnt on all folds scores new queries. This is cross-conformal
-prediction: it uses all data, and each calibration score is of a query that its function did not see.
+A single score, such as the cosine of the first hit, is not learnt from the calibration data. So a threshold found by
+counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. A function learnt on
+the other folds therefore scores each calibration query, which it has not seen. A function learnt on all folds scores
+new queries. This is cross-conformal prediction.
 
-One could score a new query by the functions of all folds and add their counts. Then the rate is at most twice the
-target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one function for
-new queries, as here, the rate is at most the target if leaving out a fold changes no decision. Over 2,000 simulated
-calibration sets in `tests/retrieval/decisions/test_acceptance`, no mean rate exceeds the target.
+A new query could also be scored by each fold's function and compared with that fold only. Then the rate is at most
+twice the target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one
+function for new queries, as here, the rate is at most the target if leaving out a fold changes no decision. In
+`tests/retrieval/decisions/test_acceptance`, mean rates exceed the target by no more than chance.
 """
 
 import math
@@ -41,10 +41,10 @@ class Acceptance:
 
     Attributes:
         accept: name of the statistic: `probability`, or a score, whose negative is then the statistic.
-        match_probability: the two factors of the probability.
-        false_accepts: the statistic of queries without a match.
-        right_hits: (R,) the statistic of queries with a match, −∞ for a wrong first hit, rising.
-        statistics: (S,) the statistic of all calibration queries in the whole gallery, and of separate strangers.
+        match_probability: computes the probability from its two factors.
+        false_accepts: the statistic of queries without their matches, or of strangers.
+        right_hits: (R,) sorted statistics of the queries with a match; −∞ for a wrong first hit.
+        statistics: (S,) statistics of all calibration queries in the whole gallery, and of separate strangers.
         is_right: (S,) whether the first hit of each is right; False for a stranger.
     """
 
@@ -66,17 +66,17 @@ class Acceptance:
         has_strangers: bool = False,
         classes: Int[Tensor, " O"] | None = None,
     ) -> tuple["Acceptance", Float[Tensor, " N"]]:
-        """The acceptance, and (N,) P(right | known) of the queries with a match, by cross-validation.
+        """Learn an acceptance, and the cross-validated (N,) P(right | known) of the queries with a match.
 
         Args:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
             accept: name of the statistic; by default `probability`. The best single score replaces this default if its
-                AUROC is greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC is
-                of right first hits against queries without a match and strangers.
-            of_strangers: promise the rate for strangers instead of queries without their matches.
+                AUROC is greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC
+                compares right first hits with queries without a match and with strangers.
+            of_strangers: whether to bound false accepts of strangers, instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
-            classes: (O,) classes of the strangers, to promise the rate for a random item of a new class.
+            classes: (O,) classes of the strangers; with them, the bound is for a random item of a new class.
         """
         scores = evidence.queries.scores
         if accept is not None:
@@ -111,12 +111,12 @@ class Acceptance:
         return acceptance, columns[0][:, 1][evidence.has_match]
 
     def threshold(self, *, far: float, wrong: float | None = None) -> float:
-        """The least threshold that keeps all promises; ∞ if too many answers of high statistic are wrong.
+        """The least threshold that keeps all promises; ∞ if too many answers with a high statistic are wrong.
 
         Args:
             far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
-            wrong: share of wrong answers among the answers, for queries with the calibration's share of strangers; see
-                `control_selective_risk`. None for no promise.
+            wrong: greatest share of wrong answers among the answers, if new queries hold as many strangers as the
+                calibration; see `control_selective_risk`. None for no promise.
         """
         above = self.false_accepts.threshold(far)
         if wrong is None:

@@ -54,8 +54,8 @@ class CalibrationData:
         searches: searches of Q queries of known classes.
         queries: their embeddings.
         features: (Q, P) of the queries.
-        classes: (Q,) of the queries, numbered as in the reference. The comparison of a simulated stranger with the
-            reference then leaves out its class.
+        classes: (Q,) of the queries, numbered as in the reference. A query that simulates a stranger is compared only
+            with reference items of other classes.
         gallery_labels: (G,) of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
@@ -99,7 +99,7 @@ class CalibrationData:
         return None if self.gallery_labels is None else self.gallery_labels[hits]
 
     def nearest(self) -> dict[str, int]:
-        """Number of neighbours of each score, chosen by cross-validation."""
+        """Number of neighbours of each score, chosen by `choose_nearest` on all calibration queries."""
         return choose_nearest(
             candidates_of(self.gallery_labels, None if self.reference is None else self.reference.labels),
             {
@@ -171,8 +171,8 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: whether to bound false accepts of strangers (with classes, of a random item of a new class), or
-            of calibration queries without their matches.
+        of_strangers: true to bound false accepts of strangers, false for calibration queries without their matches. If
+            the strangers have classes, the bound is for a random item of a new class.
         share: expected share of strangers among future queries, unless a mixture gives it.
     """
 
@@ -208,14 +208,14 @@ def calibrate(
         choices: targets and scores; by default `Choices()`.
         key: fingerprint of the run; see `Calibration`.
         verifier: decides whether two images match.
-        unseen: p-values of new classes, learnt from the gallery; its labels are `label_key`s and rise.
+        unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s.
         unmatched: queries that bound false accepts in a part of the gallery.
-        intervals: for the cosines of hits; see `Calibration`.
-        facts: further facts to keep, as JSON; `share_of_strangers` of a mixture is added, with its interval.
+        intervals: intervals for the cosines of hits; see `Calibration`.
+        facts: further facts to keep, as JSON. A mixture adds its `share_of_strangers`, with an interval.
 
     Raises:
-        ValueError: for too few queries for a target, with the number that it needs; or a flag or an accept score
-            without its evidence.
+        ValueError: if a target needs more queries (the error says how many), or a flag or an accept score lacks its
+            evidence.
     """
     choices, facts = Choices() if choices is None else choices, dict(facts or {})
     if not isinstance(choices, Choices):  # pyright: ignore[reportUnnecessaryIsInstance]

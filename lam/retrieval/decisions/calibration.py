@@ -40,9 +40,9 @@ class Targets:
     """Target error rates, each in (0, 1).
 
     Attributes:
-        far: share of searches without a match that are answered (FPIR).
+        far: share of searches without a match whose first hit is accepted (FPIR).
         ood: share of in-distribution queries that are flagged.
-        conformal_miss: share of queries without a match in their conformal set.
+        conformal_miss: share of queries with a match in the gallery whose conformal set holds none.
         wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
     """
 
@@ -71,7 +71,7 @@ class Histogram:
 
     @classmethod
     def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
-        """Histogram of concentrations, clamped to `KAPPA_RANGE`, from the least to the greatest."""
+        """Histogram of κ, clamped to `KAPPA_RANGE`; its edges run from the least to the greatest value."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
         counts, edges = np.histogram(logs.numpy(), bins=40)
         return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
@@ -102,18 +102,19 @@ class Calibration:
         targets: the error rates in force.
         flag: the score that flags queries.
         detector: the OOD scores of in-distribution queries.
-        acceptances: by all scores; by scores of mean, κ and hits; and by these without labels. The first one that has
-            its scores decides on a query.
+        acceptances: by all scores, by scores of mean, κ and hits only, and by these without labels; equal ones appear
+            once. The first one whose scores are available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
-        depth: least k with a match among k hits with probability 1 − `conformal_miss`; None for too few queries.
-        kappa: histogram of the calibration queries.
+        depth: least k such that the first k hits hold a match with probability 1 − `conformal_miss`; None for too few
+            queries.
+        kappa: histogram of the calibration queries' κ.
         dimension: number of embedding dimensions D.
         nearest: number of neighbours of each score, if it is not the default.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
-        unseen: p-values of new classes, learnt from the gallery, with `label_key`s as rising labels; or None.
-        unmatched: the queries behind `false_accepts`; None if the gallery has no labels to find their matches.
-        intervals: for the cosine of a hit with another image of the query's class; None for too few pairs of one class.
+        unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s; or None.
+        unmatched: queries that bound false accepts in a part of the gallery; None for a gallery without labels.
+        intervals: of the cosine of a hit with another image of the query's class; None for too few pairs of one class.
         facts: further facts, as JSON.
     """
 
@@ -175,18 +176,18 @@ class Calibration:
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
-        """The flag, or its substitute for queries without some evidence."""
+        """The flag, or its substitute for queries that lack some evidence."""
         flag, detector = self.flag, self.detector
         for kind in missing:
             flag = substitute(flag, kind, detector.components(flag), detector.calibrated)
         return flag
 
     def recall(self, threshold: float) -> float:
-        """Recall@1 at an accept threshold: share of queries with a match that have a right first hit above it."""
+        """Recall@1 at an accept threshold: among queries with a match, the share with a right first hit above it."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
-        """Whether a gallery's size is beyond ±20 % of the calibration's, so that the rates no longer hold."""
+        """Whether a gallery's size differs by over 20 % from the calibration's, so that the rates no longer hold."""
         return abs(gallery_size - self.gallery_size) > STALE_BEYOND * self.gallery_size
 
     def decide(
@@ -212,10 +213,10 @@ class Calibration:
                 an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
             gallery_size: number of items now; None if it has not changed since the calibration.
             accept_above: another accept threshold, such as one from a slider.
-            flag_above: another flag threshold, −κ for κ; ignored if a substitute replaces `flag`.
+            flag_above: another flag threshold, a value of −κ for the flag κ; ignored if a substitute replaces `flag`.
 
         Raises:
-            ValueError: as for `scores`; for a threshold that is NaN, or too few hits a query.
+            ValueError: as for `scores`; also for a threshold that is NaN, or for too few hits per query.
         """
         for name, threshold in (("accept_above", accept_above), ("flag_above", flag_above)):
             if threshold is not None and math.isnan(threshold):
@@ -307,7 +308,7 @@ class Calibration:
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        None without `unseen`, or for a first hit without a label.
+        A query has None without `unseen`, or if its first hit has no label that `unseen` knows.
 
         Args:
             first: (Q,) cosines of the first hits.
@@ -323,7 +324,7 @@ class Calibration:
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of R pairs matches: abstain if κ flags either image, at `targets.ood` each.
+        """Whether each of R pairs matches; abstain if κ flags either image, at the rate `targets.ood` for each.
 
         At most a share `targets.far` of the pairs that do not match is called a match. The probability assumes that
         half of all pairs match. The gallery has no effect.
@@ -368,7 +369,7 @@ def query_scores(
     """Every available score of queries and their hits, by name, float64 on the CPU.
 
     Args:
-        queries: their embeddings; without features only mean and κ have an effect.
+        queries: embeddings of the queries; without features, only scores of their mean and κ are computed.
         cosines: (Q, K) of the hits; None without hits.
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.

@@ -81,10 +81,10 @@ class ConformalScores:
     def threshold(self, target: float) -> float:
         """The least threshold that a new score exceeds with a probability of at most `target`.
 
-        t = s_(r), the r-th smallest of N calibration scores, r = ⌈(N + 1)(1 − target)⌉; exceeded means score > t. An
-        exchangeable new score has each of N + 1 ranks with equal probability. So P(score > t) ≤ (N + 1 − r)/(N + 1) ≤
-        target for any N and any distribution; ties lower it. The promise holds in the mean over calibration sets; `law`
-        is the spread over them.
+        The threshold t is the r-th smallest of N calibration scores, with r = ⌈(N + 1)(1 − target)⌉. An exchangeable
+        new score has each of N + 1 ranks with equal probability. So P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target for any
+        N and any distribution; ties lower the probability. The promise holds in the mean over calibration sets; `law`
+        describes the spread over them.
 
         With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share of class
         c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of F_c(t)
@@ -108,7 +108,7 @@ class ConformalScores:
         """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
         Over calibration sets the rate is Beta(N + 1 − r, r) for scores without ties, and lower with ties. The number of
-        such scores among O new ones is Beta-binomial with the same a and b.
+        O new scores that exceed the threshold is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
         """
@@ -143,9 +143,9 @@ class ConformalScores:
         """Clopper-Pearson interval of the rate at which new scores exceed a threshold.
 
         The threshold may be fixed beforehand or learnt by `threshold`. At least a share `level` of such intervals cover
-        the rate. With classes, it is a percentile interval of the mean of F_c (see `threshold`) over resampled classes.
-        It includes the Clopper-Pearson interval at the nearest whole numbers of classes, because resampling carries no
-        information if all or no scores exceed.
+        the rate. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over resampled
+        classes. It is widened to include the Clopper-Pearson interval at the nearest whole numbers of classes, because
+        resampling carries no information if all or no scores exceed.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -161,10 +161,10 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) shares of the calibration scores and the new score that are at least as high; small means unusual.
+        """(Q,) conformal p-values of new scores; a small one means that the score is unusually high.
 
-        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For
-        exchangeable scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). float64, on the device of the scores.
+        p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For exchangeable
+        scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). The result is float64, on the device of the scores.
         """
         check_no_nan("scores", scores)
         below = torch.searchsorted(self.scores, scores.detach().cpu().double())

@@ -20,8 +20,8 @@ class CosineIntervals:
     """Intervals [c + below κ^(-1/4), c + above κ^(-1/4)] around the cosine c of a query and its hit.
 
     The cosine between the hit and another image of the query's class lies in the interval with probability `LEVEL`,
-    averaged over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: one
-    width for all would hold the cosine too rarely for uncertain queries.
+    averaged over queries of known classes and their first ten hits. A query with a small κ gets a wide interval: with
+    one width for all, the cosines of uncertain queries would too often lie outside.
 
     Attributes:
         below: offset of the lower end for κ = 1.
@@ -39,8 +39,8 @@ class CosineIntervals:
     ) -> "CosineIntervals | None":
         """Intervals by split conformal prediction; None for fewer pairs than the level needs.
 
-        The units are disjoint pairs of queries of one class. Both images of a pair are compared with the hits of each.
-        Quantiles of the differences between the two cosines bound the ends, see `ConformalScores.threshold`.
+        The units are disjoint pairs of queries of one class. Each hit of either image has a cosine with both images of
+        the pair. Quantiles of the differences between these two cosines give the ends; see `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2
@@ -66,7 +66,7 @@ def _width(kappa: Tensor) -> Tensor:
 
 
 def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Tensor, " P"]]:
-    """Rows of disjoint pairs of one label; random pairs, as neighbours in a list may be more alike than others."""
+    """Rows of disjoint pairs of one label, drawn at random because neighbours in a list may be more alike."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = shuffled[labels[shuffled].argsort(stable=True)]
     rising = labels[order]

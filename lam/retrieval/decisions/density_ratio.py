@@ -1,8 +1,8 @@
-"""P(known) from the ratio of two densities: of known queries, and of strangers or of an unlabelled mixture of both.
+"""P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
-The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores in which directions strangers lie;
-examples of strangers show these directions. An unlabelled mixture, such as the queries of a service, suffices: the
-ratio then orders queries alike.
+The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores the directions in which strangers
+lie; examples of strangers show them. An unlabelled mixture, such as the queries of a service, suffices, because its
+density ratio ranks queries in the same order.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -63,9 +63,10 @@ class DensityRatio:
         """Learn from known queries and O unlabelled ones, and estimate the share of strangers among these.
 
         For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
-        equality if A holds no stranger. The three sets A hold 0.25, 0.5 and 0.75 of the known queries, the most known
-        by a regression learnt on other folds. The interval's lower end is a Clopper-Pearson bound with the level
-        divided among the sets. Its upper end is valid if one of the sets holds no stranger.
+        equality if A holds no stranger. The estimate is the greatest of three such bounds. Their sets A hold the 25, 50
+        and 75 % of known queries with the highest P(known), by a regression learnt on the other folds. The interval's
+        lower end is a Clopper-Pearson bound with the level divided among the sets. Its upper end is valid if one of the
+        sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -93,9 +94,10 @@ class DensityRatio:
 
 
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
-    """P(known) by `MONOTONE_SCORES`; all kinds of others weigh the same, and together as much as the known queries.
+    """Regression of P(known) on `MONOTONE_SCORES`.
 
-    The margin enters only with labels: without labels, an item that is stored twice has a margin of zero.
+    All kinds of others have the same total weight, and together they weigh as much as the known queries. The margin is
+    used only with labels, because without labels an item that is stored twice has a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
     if len(groups) == 1:

@@ -41,7 +41,7 @@ class Evidence:
         right: (Q,) whether the first hit is a match.
         no_match: M queries in the gallery without their matches.
         strangers: O queries of classes that neither the gallery nor the reference holds.
-        simulated: M calibration queries as if their classes were unseen, if `strangers` are other queries; else empty.
+        simulated: M calibration queries, scored as if of unseen classes; empty if `strangers` are these queries.
     """
 
     queries: Group
@@ -86,7 +86,7 @@ class Evidence:
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
         """F statistics of `queries`, `no_match`, `strangers` and `simulated`, by functions learnt on the other folds.
 
-        `fit` learns such a function, from the scores of N searches to (F, N) values.
+        `fit` learns such a function, which maps the scores of N searches to (F, N) values.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

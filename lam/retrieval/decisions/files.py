@@ -1,4 +1,4 @@
-"""A calibration as a folder of a run, `calibration/`: a sealed generation of JSON and safetensors.
+"""The files of a calibration, in the folder `calibration/` of a run, with a manifest of checksums.
 
 calibration.json       key, targets, probabilities, histogram
 tables.safetensors     the calibration scores behind every threshold, reliability, and the reference features

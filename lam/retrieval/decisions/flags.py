@@ -27,8 +27,8 @@ _LEAST_GAIN = 0.005  # a single score must beat the combined one by this much AU
 class OodDetector:
     """OOD scores of the calibration queries by flag; higher means more out of distribution.
 
-    A regression learnt on the other folds gives each calibration query its combined score, so that all queries
-    calibrate; `lam.retrieval.decisions.acceptance` explains the rate.
+    A regression learnt on the other folds gives each calibration query its combined score. So all queries serve for the
+    threshold; `lam.retrieval.decisions.acceptance` explains its rate.
 
     Attributes:
         calibrated: scores of the calibration queries by flag, `kappa` included.
@@ -99,10 +99,10 @@ class OodDetector:
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
-        """(Q,) OOD scores of new items by a flag, float64, on their device; `conformal_scores(flag)` has thresholds.
+        """(Q,) OOD scores of new items by a flag, float64, on their device; `conformal_scores(flag)` gives thresholds.
 
         Raises:
-            ValueError: as `conformal_scores`; for a missing score; or NaN.
+            ValueError: as for `conformal_scores`; also for a missing score, or NaN.
         """
         self.conformal_scores(flag)
         names = self.components(flag)
@@ -128,12 +128,12 @@ def needs_input(flag: str) -> bool:
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
     """The flag, or its substitute if the flag needs the missing evidence.
 
-    Without features or labels, the substitute is the mean cosine of the hits. Without hits, it is κ; for `combined`, it
-    is the k-NN distance, if calibrated.
+    Without features or labels, the substitute is the mean cosine of the hits. Without hits, it is κ, or
+    for `combined` the k-NN distance, if the calibration has it.
 
     Args:
         flag: the flag of the calibration.
-        missing: the missing evidence: `input` (all except mean and κ), `hits`, or `labels` of the hits.
+        missing: `input` if a query has only its mean and κ; `hits`; or `labels` of the hits.
         components: the scores that enter the flag; by default all possible ones.
         known: the flags of the calibration.
     """

@@ -32,7 +32,7 @@ def false_accepts(
 ) -> ConformalScores | None:
     """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
 
-    If an index returns only matches, the cosine of the last hit counts; as an upper bound, it lowers the rate.
+    If an index returns only matches, the cosine of the last hit counts. It is an upper bound, which lowers the rate.
 
     Args:
         calibration: its unmatched queries search the part; None is returned without such queries.
@@ -67,9 +67,9 @@ def false_accepts(
 
 
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
-    """The calibration for a part of the gallery: it accepts by cosine, at thresholds of `scores`; flags need no hits.
+    """The calibration for a part of the gallery, which accepts by cosine at thresholds of `scores`.
 
-    The flag's promise stays, because the flag does not use the gallery. Probabilities, conformal sets and the share of
+    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of
     wrong answers were learnt for the whole gallery, so they are not promised.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query

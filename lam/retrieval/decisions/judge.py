@@ -2,7 +2,7 @@
 
 The hits must satisfy a contract, because thresholds and probabilities are learnt from cosines of exact searches:
 
-- Vectors are `mean` of the encoder that embeds the queries. Mean directions of samples need the same number of samples.
+- Vectors are the `mean` of the encoder that embeds the queries, with the same number of samples if it averages samples.
 - Scores are cosines, best first. Convert what a store returns. pgvector (`<=>`) and Chroma (space `cosine`) give
   distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
@@ -133,7 +133,7 @@ def _embeddings(queries: Queries) -> Embeddings:
 
 
 def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
-    """`unit_vectors`, with the name in the error."""
+    """Require unit vectors of this dimension; the error has the name."""
     try:
         unit_vectors(embeddings, dimension)
     except ValueError as error:
@@ -167,7 +167,7 @@ def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
 
 
 def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
-    """Scores clamped to [-1, 1], after requiring that they can be sorted cosines."""
+    """Scores clamped to [-1, 1]; an error if they are not cosines, sorted from best to worst."""
     cosines = _rows("scores", scores)
     if len(cosines) != n_queries:
         raise ValueError(f"scores must have a row for each of {n_queries} queries, got {len(cosines)}")

@@ -1,4 +1,4 @@
-"""Test martingales: wealth that only a change of the data can multiply, for alarms that may be read at any time.
+"""Test martingales: wealth that tends to grow only if the data change, for alarms that may be read at any time.
 
 A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. By Ville's
 inequality a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. In
@@ -24,7 +24,7 @@ def asleep(n: int) -> float:
     """Share of the wealth that still sleeps (has not bet) after n rounds: 1/(2 + 2 log(1 + n/100)), and 1 at first.
 
     Half of the wealth wakes at the first round, in case the data changed before. The share falls so slowly that a
-    change after n rounds costs log n + 2 log log n in log wealth, less than at any constant rate for late changes.
+    change after n rounds costs only log n + 2 log log n of log wealth. For late changes, any constant rate costs more.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
 
@@ -43,7 +43,7 @@ class Martingale:
 
     Args:
         shape: (..., J) for J bets on each stream.
-        asleep: share of the wealth that has not bet in the first n rounds, falling from 1.
+        asleep: function of n, the share of the wealth that has not bet in the first n rounds; it falls from 1.
 
     Attributes:
         n: number of rounds.

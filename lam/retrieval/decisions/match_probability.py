@@ -17,7 +17,7 @@ class MatchProbability:
     """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
-        usual: P(known) by how usual the query is among calibration queries.
+        usual: P(known) from how usual the query is among the calibration queries.
         right: P(right | known).
         contrast: P(known) learnt from queries without a match or from unlabelled ones; None without such queries.
     """
@@ -31,7 +31,7 @@ class MatchProbability:
         """Learn both factors.
 
         Args:
-            evidence: of the calibration queries.
+            evidence: scores of the calibration queries and strangers.
             share: expected share of future queries without a match, in (0, 1).
             mixture: scores of unlabelled queries; used if they certainly hold both known queries and strangers.
         """

@@ -23,7 +23,7 @@ _ROWS = 1000  # most reference items that are compared with the whole reference
 
 
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
-    """Number of items of a class: the lower quartile over classes, so that three in four have at least as many.
+    """Typical class size: the lower quartile of the number of items per class.
 
     Unlabelled items have a negative label.
     """
@@ -58,17 +58,17 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    The choice maximises the AUROC of right first hits against wrong ones and `others` together. It depends on the
-    queries, so a promised threshold needs other queries, or cross-validation. A score of distance to a reference with
-    several classes needs no queries. Instead, each reference item is compared with all other items and, as a simulated
-    stranger, with items of other classes only.
+    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The queries of this
+    choice are no longer exactly exchangeable with new ones. Distances to a reference with several classes are judged
+    without queries: each reference item is compared with all other items and, as a simulated stranger, only with items
+    of other classes.
 
     Args:
-        candidates: numbers of neighbours, by score. The first wins a tie, and is chosen with fewer than 10 items on
-            either side or without the score's evidence.
+        candidates: numbers of neighbours, by score. The first number wins a tie. It is also chosen if the score lacks
+            evidence, or if one of the two compared groups has fewer than 10 items.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether their first hits are right.
-        others: evidence of searches without a right hit (strangers, say); scores skip searches without their evidence.
+        others: evidence of other searches, such as strangers, without a right hit. Scores that lack evidence skip them.
 
     Example:
         >>> right = torch.arange(40) < 20
@@ -100,7 +100,7 @@ def _separation(
 
 
 def _own_and_other_neighbours(unit: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """−cosine of reference items to the k-th nearest other item, and to the k-th nearest of another class."""
+    """Minus the cosines of items with the k-th nearest other item, and the k-th nearest of another class."""
     rows = random_order(len(unit))[:_ROWS]
     cosines = unit[rows] @ unit.T
     cosines[torch.arange(len(rows)), rows] = -torch.inf

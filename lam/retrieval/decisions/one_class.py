@@ -31,14 +31,14 @@ _FIRST_HIT_SCORES = "cosine", "cosine_spread"
 class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
-    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls in inverse proportion to the odds, so that
-    remote queries are unknown for any N.
+    Beyond the most unusual of N queries, where p is 1/(N + 1), p falls in inverse proportion to the odds of the rank.
+    So very unusual queries are unknown for any N.
 
-    Strangeness is the greater rank of two statistics. The Mahalanobis distance is two-sided: each score enters as the
-    log odds of its rank, extended beyond the extremes (`ExtendedOdds`). `joint_surprise` combines `STRANGER_SCORES`.
-    Neither needs strangers to learn from, and queries like the calibration's have a mean P(known) of about 0.99. Labels
-    are not evidence: a query with hits that disagree is ambiguous, but known. Scores of the first hit alone do not
-    enter the distance: a query in the gallery finds itself, which no calibration query does.
+    Strangeness is the rank of a Mahalanobis distance or the rank of `joint_surprise`, whichever is greater. The
+    distance is two-sided: each score enters as the log odds of its rank, extended beyond the extremes (`ExtendedOdds`).
+    The other statistic combines `STRANGER_SCORES`. Queries like the calibration's have a mean P(known) of about 0.99.
+    Labels are not evidence: a query with hits that disagree is ambiguous, but known. Scores of the first hit alone do
+    not enter the distance: a query in the gallery finds itself, which no calibration query does.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -48,9 +48,9 @@ class OneClassModel:
         ranks: log odds of ranks of all these scores.
         mean: (E,) mean log odds of the evidence.
         precision: (E, E) inverse of the shrunk covariance of these log odds.
-        of_distance: log odds of ranks of the calibration queries' distances, out of fold.
-        of_surprise: log odds of ranks of their joint surprise, out of fold.
-        unusual: strangeness of the calibration queries, the greater log odds of the two, rising.
+        of_distance: log odds of the ranks of the calibration queries' out-of-fold distances.
+        of_surprise: log odds of the ranks of their out-of-fold joint surprises.
+        unusual: sorted strangeness of the calibration queries, as log odds.
     """
 
     evidence: tuple[str, ...]

@@ -36,9 +36,9 @@ _BINS = 10
 class MonotoneRegression:
     """P(known) from several scores, decreasing in each.
 
-    log(P/(1 − P)) = b − Σ_j w_j x_j with all w_j ≥ 0, x_j the scores on a `SoftScale`. This is logistic regression: the
-    weighted sum of log losses plus the ridge penalty Σ w²/2 is minimal. A score measures doubt, so a negative weight
-    could only fit noise; without negative weights a few dozen queries suffice.
+    log(P/(1 − P)) = b − Σ_j w_j x_j, where all w_j ≥ 0 and x_j is score j on a `SoftScale`. The weights minimise the
+    weighted sum of log losses plus the ridge penalty Σ w²/2. A score measures doubt, so a negative weight could only
+    fit noise. Without negative weights a few dozen queries suffice.
 
     Attributes:
         evidence: names of the E scores.
@@ -93,8 +93,8 @@ class MonotoneRegression:
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
         """Σ_j w_j x_j / Σ_j w_j, float64, which orders queries by 1 − P; 0 if all weights are 0.
 
-        Unlike log odds, doubts by regressions on parts of the same data are comparable: with fewer queries, the penalty
-        shrinks weights more.
+        Doubts by regressions on different parts of the data are comparable. Log odds are not, because the penalty
+        shrinks the weights more if there are fewer queries.
         """
         total = sum(self.weights)
         return self._weighted(scores) / (total or 1.0)
@@ -117,10 +117,10 @@ class MonotoneRegression:
 class Correctness:
     """P(first hit is right) from several scores, by logistic and isotonic regression.
 
-    x_j is the log odds of the rank of score j (see `RankOdds`), and s = b + Σ_j w_j x_j a logistic regression on all.
-    g is a piecewise linear isotonic regression on out-of-fold values of s, so that log odds need not be linear in the
-    scores. The probability is (N g(s) + m σ(s))/(N + m), m = 300: isotonic regression beats the logistic curve σ only
-    with hundreds of searches, and σ orders searches where g is level. Values of g stay 1/(N + 2) away from 0 and 1.
+    Logistic regression on N searches gives the sum s = b + Σ_j w_j x_j, where x_j is the log odds of the rank of score
+    j (see `RankOdds`). An isotonic regression g of the outcomes on out-of-fold values of s corrects the logistic curve
+    σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds of
+    searches. Where g is level, σ still orders searches. Between its knots, g is linear.
 
     Attributes:
         evidence: names of the E scores.
@@ -128,7 +128,7 @@ class Correctness:
         weights: w_j of each score.
         intercept: b.
         knots: arguments of g, rising.
-        levels: values of g, rising, from 0 to 1.
+        levels: values of g, rising, clamped to [1/(N + 2), 1 − 1/(N + 2)].
         n: number of searches N.
     """
 
@@ -152,8 +152,8 @@ class Correctness:
         """Learn from N searches with a match; cross-validated log score chooses the penalty of the weights.
 
         Two searches are added, as in Laplace's rule: a right one with the least doubt by every score, and a wrong one
-        with the greatest. So scores have an order, and no answer is certain, even if all searches are right. With fewer
-        than 10 right or 10 wrong first hits, one score is used: the cosine, or the first.
+        with the greatest. So even if all searches are right, no answer is certain and P falls with doubt. With fewer
+        than 10 right or 10 wrong first hits, one score is used: the cosine, or else the first.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
         """

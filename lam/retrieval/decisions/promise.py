@@ -2,7 +2,7 @@
 
 Two kinds of evidence count against the promises. Queries that are less like the calibration queries than chance allows
 put them in doubt. Feedback with more errors than promised breaks them. Both kinds are tested by martingales
-(`lam.retrieval.decisions.martingale`), which may be read after every query, for ever.
+(`lam.retrieval.decisions.martingale`), which may be read as often as wanted.
 """
 
 import hashlib
@@ -42,7 +42,8 @@ class Reading:
         needed: wealth at which the test alarms; the alarm stays.
         n: number of queries, or of judged answers.
         errors: errors among the judged answers; None for queries.
-        limit: rate of errors that chance and the size of the calibration allow; None for queries.
+        limit: the rate of errors above which the test gains evidence: the promised rate, or the upper end of the
+            calibration's interval if that is higher. None for queries.
     """
 
     name: str
@@ -164,7 +165,7 @@ class Promise:
         Args:
             matched: whether the answer was a match.
             stranger: whether the gallery held no match; None if unknown.
-            right: whether the match was right; None if unknown, or for another answer.
+            right: whether the match was right; None if unknown, or if the answer was not a match.
 
         Returns:
             The tests that count it: `far`, `wrong`, both or none.

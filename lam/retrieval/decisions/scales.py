@@ -23,7 +23,7 @@ class RankOdds:
     Attributes:
         values: values of the score at the knots, rising.
         odds: log odds at the knots, rising.
-        spread: interquartile range of the score, or else its standard deviation.
+        spread: interquartile range of the score; if that is 0, its standard deviation.
     """
 
     values: tuple[float, ...]
@@ -35,7 +35,7 @@ class RankOdds:
 
     @classmethod
     def of(cls, score: Float[Tensor, " N"]) -> "RankOdds":
-        """Learn from N values; at most 65 knots, evenly between the least and the greatest odds."""
+        """Learn from N values, with up to 65 knots at evenly spaced log odds."""
         values, counts = score.unique(return_counts=True)
         share = (counts.cumsum(0) - counts / 2) / len(score)
         odds = share.double().logit()
@@ -54,7 +54,7 @@ class RankOdds:
 
 @dataclass(frozen=True)
 class ExtendedOdds:
-    """`RankOdds` of E scores, plus log(1 + d/spread) at d above the greatest value, minus this at d below the least."""
+    """`RankOdds` of E scores, plus or minus log(1 + d/spread) at a distance d above or below all values."""
 
     ranks: tuple[RankOdds, ...]
 
@@ -78,7 +78,7 @@ class SoftScale:
 
     Attributes:
         median: of the score.
-        spread: interquartile range, or else standard deviation.
+        spread: interquartile range; if that is 0, the standard deviation.
     """
 
     median: float
@@ -95,7 +95,7 @@ class SoftScale:
 
 
 def check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
-    """Reject knots that are not finite, or of another number than their levels."""
+    """Reject knots that are not finite, or that differ in number from their levels."""
     if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
         raise ValueError(f"{name} and {other} must be finite and equal in number, got {knots} and {levels}")
 

@@ -27,9 +27,9 @@ def control_selective_risk(
     order, strictest threshold first, until one exceeds 1 − `confidence`; the threshold before it is the result. Such
     fixed-sequence testing needs no correction for many thresholds.
 
-    m_1 is the least number of answers that allows two wrong ones, if N is at least twice that number; else one wrong
-    answer, else zero. Each next m is a tenth larger, and the last is N. A threshold with fewer than `answers_needed`
-    answers, because of ties, is left out.
+    m_1 is the least number of answers that keeps the promise with two wrong ones among them. If N is less than twice
+    that number, one wrong answer is allowed instead, or else none. Each next m is a tenth larger, and the last is N. A
+    threshold with fewer than `answers_needed` answers, because of ties, is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
@@ -84,7 +84,7 @@ def control_selective_risk(
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
     """The least number of answers that promise a share of at most `target` with `n_wrong` wrong ones among them.
 
-    The least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence; ⌈log(1 − confidence) / log(1 − target)⌉ for none.
+    It is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 
     Example:
         >>> answers_needed(0.05), answers_needed(0.05, n_wrong=1), answers_needed(0.01)

@@ -77,8 +77,8 @@ class UnseenClasses:
         gallery: their `left_out` reaches the score. The nearest item counts too, if it is single, as the new item is
         its neighbour. For exchangeable items P(p ≤ α | its class is new) ≤ α.
 
-        A score other than nearness keeps this if a new item raises no `left_out` except the nearest item's, such as a
-        score of each item alone.
+        Another score than nearness has the same bound if a new item raises the `left_out` of no item except the
+        nearest. A score that depends on each item alone is an example.
 
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.

@@ -37,10 +37,10 @@ class Prediction:
     """Features, embeddings and samples of N inputs, from one pass.
 
     Attributes:
-        features: (N, P) inputs of the head, which k-NN compares and `norm` measures.
+        features: (N, P) inputs of the head, from which the OOD scores `knn` and `norm` are computed.
         embeddings: embeddings of the N inputs.
-        samples: (S, N, D) unit vectors. For one s they are comparable across items: all come from one sampled network,
-            or each is one draw from its item's distribution. None unless requested, or if the method has no samples.
+        samples: (S, N, D) unit vectors. Those of one s are comparable across items: all come from one sampled network,
+            or each is a draw from its item's distribution. None if not requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -65,16 +65,16 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 
 
 class Encoder(ABC):
-    """Map inputs to embeddings with a concentration κ each.
+    """Map inputs to embeddings, each with a concentration κ.
 
     Threads may share encoders. Within a process, lam runs one network at a time, because it adds hooks and changes
-    modes. Training a network in another thread meanwhile is not safe.
+    modes. It is not safe to train a network in another thread at the same time.
 
     Attributes:
         kind: name of the class for `lam.load`.
         has_kappa: whether κ has a meaning; for encoders without uncertainty, only after `learn_ambiguity`.
-        keeps: names of constructor arguments, also attributes, that `save` writes as JSON or tensors.
-        ambiguity: gives κ_a and p_known, after `learn_ambiguity`; else None.
+        keeps: names of constructor arguments that are also attributes, and that `save` writes as JSON or tensors.
+        ambiguity: the learnt model of κ_a and p_known; None before `learn_ambiguity`.
 
     Args:
         network: any module; None if inputs are features.
@@ -131,7 +131,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Return a function that predicts a batch. Noise shared by all batches is drawn when the function is made.
+        """Return a function that predicts a batch. Noise that all batches share is drawn only once, in this call.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
@@ -257,7 +257,7 @@ class Encoder(ABC):
             raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """Embeddings with κ from its three parts if the encoder has learnt its ambiguity; else unchanged."""
+        """Embeddings with κ from its three parts; unchanged if the encoder has not learnt its ambiguity."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
     @torch.inference_mode(False)
@@ -273,14 +273,14 @@ class Encoder(ABC):
     ) -> None:
         """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        κ of every embedding then joins three parts, and is small if one of them is. Embeddings keep the parts:
+        The κ of every embedding then joins three parts, and is small if any part is small. Embeddings store the parts:
         `kappa_epistemic` (κ_e, the κ so far), `kappa_aleatoric` (κ_a) and `p_known`. Directions, posterior and samples
         stay the same. `lam.tuning.ambiguity` has the formula.
 
         Args:
-            held_out: items that the network was not trained on; training items lie closer to their matches.
+            held_out: items that the network was not trained on, because training items lie closer to their matches.
             reference: further batches of known items, such as training items, from which neighbours may come.
-            kappa_head: a κ head trained on the features of the same network; it gives κ_a, and only p_known is learnt.
+            kappa_head: a κ head trained on features of the same network. It computes κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 
@@ -349,5 +349,5 @@ def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """A network's output in float32 or wider: sums and quotients in half precision lose digits."""
+    """A network's output in float32 or wider, because sums and quotients in half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

@@ -21,7 +21,7 @@ A dictionary may hold targets under `labels` or `label`, as in Hugging Face data
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Inputs and targets of a batch; None for missing targets."""
+    """Inputs and targets of a batch; the targets are None if the batch has none."""
     if isinstance(batch, tuple | list):
         if not batch:
             raise ValueError("a batch must hold inputs, got an empty one")
@@ -39,7 +39,7 @@ def _as_tensors(inputs: Any) -> Any:
 
 
 def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[Any, Any]]:
-    """Inputs and targets of every batch; raises `ValueError`, with the purpose, for a batch without targets."""
+    """Inputs and targets of every batch; a `ValueError` names the purpose if a batch has no targets."""
     for inputs, targets in map(split_batch, as_batches(loader, labelled=True)):
         if targets is None:
             raise ValueError(
@@ -50,11 +50,11 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
 
 
 def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> Iterable[Batch]:
-    """The batches of a loader, or a single batch as the only one.
+    """The batches of a loader; a single batch becomes the only one.
 
     Args:
         inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if the second has fewer
-            axes, else two batches.
+            axes; otherwise they are two batches.
         labelled: whether every batch has targets; two tensors are then one batch.
 
     Raises:
@@ -87,8 +87,8 @@ class HeldOut:
     Attributes:
         batches: (inputs, labels) or, for places, (inputs, positions).
         is_query: (N,) True for queries, False for the gallery. By default every item is both.
-        relevant_within: greatest distance of a right answer, in metres, for places; by default as in training.
-        soft_labels: (N, C) shares of people who chose each class.
+        relevant_within: for places, the greatest distance of a match in metres; by default as in training.
+        soft_labels: (N, C) the shares of people who chose each class for an item.
 
     Example:
         >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])

@@ -61,7 +61,7 @@ class BayesianEncoder(Encoder):
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
-        mean: the mean direction: `network` for the network's output, which no posterior changes; `sampled` for the mean
+        mean: `network` for the direction of the network's output, which no posterior changes; `sampled` for the mean
             direction of the samples, as in the paper.
         common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
         tuning: the trials of the last `tune`, if any.
@@ -110,7 +110,7 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches: κ from marginal samples, joint samples from sampled last layers."""
+        """A function that predicts batches, with κ from marginal samples and joint samples from sampled last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
 
@@ -122,7 +122,7 @@ class BayesianEncoder(Encoder):
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of curvature, tuning and recommendation, and the variance share of clipped entries."""
+        """Metrics of curvature, tuning and recommendation, and the share of the variance from clipped curvature."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
@@ -142,17 +142,17 @@ class BayesianEncoder(Encoder):
 
         `calibration` chooses the likelihood scale s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`.
-        `marginal_likelihood` maximises the Laplace evidence over the prior precision α, at the present s, without
-        data. It cannot choose s: that needs the normalisers of the loss's densities.
+        `marginal_likelihood` keeps s, and maximises the Laplace evidence over the prior precision α without data. It
+        cannot choose s, because that would need the normalisers of the loss's densities.
 
         Args:
             held_out: items with labels; never the test data.
             by: the criterion.
-            alternatives: for `calibration`: posteriors over the same layer with non-negative curvatures. If clipped
-                weights make most of the predictive variance, these are tuned too, and the best of all is taken.
-            options: for `calibration`: `n_samples`, by default the encoder's own number, `least`, `greatest` and
-                `refinements` of `lam.tuning.scale.calibrate_scale`. For `marginal_likelihood`: `step`, a single move of
-                log α towards higher evidence, instead of to the maximum.
+            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. They are tuned
+                too if most of the predictive variance comes from clipped weights; the best posterior is taken.
+            options: `calibration` takes those of `lam.tuning.scale.calibrate_scale`: `n_samples`, by default the
+                encoder's own number, `least`, `greatest` and `refinements`. `marginal_likelihood` takes `step`, the
+                size of a single move of log α towards higher evidence; by default α moves to the maximum.
 
         Raises:
             ValueError: for another `by`, an option that the criterion does not have, or data without labels.
@@ -189,13 +189,13 @@ class BayesianEncoder(Encoder):
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """Recommend κ or variance as OOD score: the better one between held-out images and outsiders made of them.
+        """Recommend κ or variance as OOD score: the one that better separates images from outsiders made of them.
 
-        κ measures spread on the sphere: the variance of an output divided by its squared length. Whether this division
-        helps depends on network and structure. `save` keeps the recommendation; `ood_score` stays the same.
+        κ measures spread on the sphere, which is an output's variance divided by its squared length. Whether this
+        division helps depends on network and structure. `save` keeps the recommendation; `ood_score` does not change.
 
         Args:
-            loader: batches of images (N, C, H, W), with or without targets.
+            loader: batches of held-out images (N, C, H, W), with or without targets.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -233,7 +233,7 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, or batches with all its items or more.
+            ValueError: for a posterior that was not fitted in batches, or if no item would remain in it.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
@@ -250,7 +250,7 @@ class BayesianEncoder(Encoder):
         self.recommendation = None
 
     def __add__(self, other: "BayesianEncoder") -> "BayesianEncoder":
-        """The encoder that is fitted on the batches of two encoders of one network.
+        """An encoder of the same network, as if fitted on the batches of both encoders.
 
         Raises:
             ValueError: if networks or settings differ, or a posterior was not fitted in batches.

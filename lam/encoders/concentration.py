@@ -1,4 +1,4 @@
-"""Encoders with κ as a function of the features: the output's length, a κ head, or the distance to training items."""
+"""Encoders that compute κ from the features: by the output's length, a κ head, or distance to training items."""
 
 from abc import abstractmethod
 from typing import Any
@@ -20,8 +20,9 @@ from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_result
 class ConcentrationEncoder(SeededEncoder):
     """Embed by the network's own direction, with κ as a function of the features.
 
-    The resultant length is A_D(κ). `variance` is 1 − A_D(κ)², because there is no distribution before normalisation. An
-    item's samples come from its von Mises-Fisher distribution; they depend on the seed and its position in the pass.
+    An item's samples come from its von Mises-Fisher distribution, with the mean resultant length A_D(κ). They depend on
+    the seed and the item's position in the pass. `variance` is 1 − A_D(κ)², because there is no distribution before
+    normalisation.
     """
 
     @abstractmethod
@@ -55,9 +56,9 @@ class NormEncoder(ConcentrationEncoder):
     """Embed with κ = ‖f‖, the length of the head's output f = Wφ + b before normalisation.
 
     f is read as κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of normalised
-    embeddings do not train ‖f‖: its scale is arbitrary, and only the order of κ counts.
+    embeddings do not train ‖f‖, so its scale is arbitrary, and only the order of κ counts.
 
-    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss"; they train with this reading, lam does not.
+    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss". Their loss trains ‖f‖ as κ; those of lam do not.
     """
 
     kind = "norm"
@@ -67,7 +68,7 @@ class NormEncoder(ConcentrationEncoder):
 
 
 class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
-    """Embed with the κ of a second head on the features, trained by a loss of distributions."""
+    """Embed with the κ of a second head on the features, trained by a loss between distributions."""
 
     kind = "kappa_head"
     own_head = "kappa_head", KappaHead
@@ -84,10 +85,10 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    Samples of this von Mises-Fisher distribution have the mean cosine c to its mean direction. κ rises with c; how fast
-    is lam's choice. A reference item is its own first neighbour.
+    So samples of the von Mises-Fisher distribution have the mean cosine max(0, c) to its mean direction. A reference
+    item is its own first neighbour.
 
-    Source: Sun, Ming, Zhu and Li (2022), for the distance.
+    Source: Sun, Ming, Zhu and Li (2022), for the distance; κ as a function of it is lam's choice.
 
     Args:
         reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.

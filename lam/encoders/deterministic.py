@@ -1,4 +1,4 @@
-"""Encoders with only the network, with a seed for draws, or with a second head."""
+"""Encoders that need only a network, and bases of encoders with a seed for draws or with a second head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -45,7 +45,7 @@ class DeterministicEncoder(Encoder):
 
 
 class SeededEncoder(DeterministicEncoder):
-    """A trained network, and a seed for the draws of its embeddings; torch's global generator is not used."""
+    """An encoder that draws samples from a seed of its own; torch's global generator is not used."""
 
     has_kappa = True
     keeps = ("seed",)
@@ -64,7 +64,7 @@ class SeededEncoder(DeterministicEncoder):
     def draw_each(
         self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
     ) -> Float[Tensor, "S N D"]:
-        """Draws for N items, each from its own generator on the CPU: they do not depend on batches or devices.
+        """Draws for N items, each from its own generator on the CPU, so that batches and devices do not matter.
 
         `positions` are the items' positions in the pass, from 0; `draw` takes an item's index among the N.
         """

@@ -23,12 +23,12 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 
 class DropoutEncoder(SeededEncoder):
-    """Embed by S thinned networks: the mean direction of their embeddings, and the κ of their spread.
+    """Embed by S thinned networks, with the mean direction of their embeddings, and κ from their spread.
 
     Sample s is one thinned network. Its masks depend on the seed and s only, and all items share them. So samples are
-    comparable across items, and κ of an item is the same in any batch. torch itself draws one mask for each item; the
-    paper does not say which it uses. `variance` is the variance of the outputs before normalisation, summed over D;
-    `features` are without dropout.
+    comparable across items, and κ of an item is the same in any batch. torch would draw a mask for each item; the paper
+    does not say which variant it uses. `variance` is the variance of the outputs before normalisation, summed over D;
+    `features` are computed without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
     """
@@ -84,7 +84,7 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
 
 
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
-    """Mask of a dropout layer, 0 or 1/(1 − rate) for each value, or each channel if the layer drops channels.
+    """Mask of a dropout layer: 0 or 1/(1 − rate) for each value, or for each channel if the layer drops channels.
 
     The mask is drawn on the CPU, so that it is the same for every device.
     """

@@ -29,14 +29,13 @@ SETTLED = 1e-6
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
-    Each member has its own sphere: rotating a member does not change its loss, so directions of different members are
-    not comparable. `concatenate` joins the M unit vectors, divided by √M, so cosines are means of the members' cosines;
-    κ is computed in R^D, after one rotation for each member. `mean`, as in the paper, takes the mean direction of the
-    members without rotation, which loses recall, and κ of their spread.
+    Rotating a member does not change its loss, so directions of different members are not comparable. `concatenate`
+    joins the M unit vectors, divided by √M, so cosines are means of the members' cosines. `mean`, as in the paper,
+    takes the mean direction of the members without rotation, which loses recall.
 
-    κ comes from the mean resultant length R̄ of the M vectors, corrected for chance. `variance` is 1 − R̄², because
-    there is no distribution before normalisation. Joint samples are the aligned members; `features` come from the
-    first member.
+    κ comes from the mean resultant length R̄ of the M vectors in R^D, corrected for chance, after `rotations` align
+    them. `variance` is 1 − R̄², because there is no distribution before normalisation. Joint samples are the aligned
+    vectors; `features` come from the first member.
 
     Args:
         members: M ≥ 2 networks that map (N, ...) inputs to (N, D); each ends in a linear layer, with or without
@@ -70,12 +69,12 @@ class EnsembleEncoder(Encoder):
 
     @property
     def dimension(self) -> int:
-        """M·D of concatenated members, D of their mean."""
+        """M·D for concatenated members, D for their mean."""
         return self._member_dimension * (len(self.members) if self.combine == "concatenate" else 1)
 
     @property
     def kappa_dimension(self) -> int:
-        """D, the dimension of a member; after `learn_ambiguity`, `dimension`."""
+        """D, the dimension of a member; after `learn_ambiguity`, the same as `dimension`."""
         return self._member_dimension if self.ambiguity is None else self.dimension
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
@@ -95,16 +94,16 @@ class EnsembleEncoder(Encoder):
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
-    """M unit vectors of each item, concatenated and divided by √M: cosines of rows are means of M cosines."""
+    """Each item's M unit vectors, concatenated and divided by √M, so cosines are means of the members' cosines."""
     return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
 
 
 def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     """Rotations (or reflections) that align M embeddings of the same items.
 
-    argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, with X̄ the mean of all X_m Q_m: generalised Procrustes analysis,
-    which favours no member. X̄ starts as X_1. Each round takes Q_m = U Vᵀ from X_mᵀ X̄ = U S Vᵀ, the best for this X̄,
-    in float64. If N < D, or the embeddings span fewer dimensions, the rest of the rotation is arbitrary.
+    argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, with X̄ the mean of all X_m Q_m. This is generalised Procrustes
+    analysis, which favours no member. X̄ starts as X_1. Each round takes the best Q_m for the present X̄, U Vᵀ from
+    X_mᵀ X̄ = U S Vᵀ. If the embeddings span fewer than D dimensions, the rest of a rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
 

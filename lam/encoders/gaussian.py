@@ -19,9 +19,9 @@ from lam.vmf.resultant import projected_resultant
 
 
 class GaussianEncoder(TwoHeadedEncoder):
-    """Embed by N(μ, diag(σ²)): μ from the network's head, σ² from an uncertainty head on the same features.
+    """Embed by N(μ, diag(σ²)), with μ from the network's head and σ² from an uncertainty head on the same features.
 
-    Retrieval compares the directions of μ. κ is estimated from samples μ + σ ε, projected to the sphere, by their
+    Retrieval compares the directions of μ. Samples μ + σ ε are projected to the sphere, and κ follows from their
     unbiased mean resultant length (Sra 2012). All inputs share ε, so κ is the same in any batch. The variance is
     Σ_d σ_d². Joint samples are independent between items; they depend on the seed and the item's position in the pass.
 
@@ -49,7 +49,7 @@ class GaussianEncoder(TwoHeadedEncoder):
         return F.normalize(mean) if self.unit_mean else mean, self.uncertainty(features.float())
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; items share the noise for κ, and each has its own for joint samples."""
+        """A function that predicts batches; items share the noise for κ, but not the noise for joint samples."""
         shape = (n_samples, self.dimension)
         shared = _noise(shape, torch.Generator().manual_seed(self.seed))
         rows = max(1, CHUNK_ELEMENTS // shared.numel())

@@ -37,7 +37,7 @@ def register(kind: str, encoder: type[Encoder]) -> None:
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
-    """Read an encoder that `Encoder.save` wrote, equal to the bit.
+    """Read an encoder that `Encoder.save` wrote; its tensors are equal to the bit.
 
     Args:
         folder: folder of the encoder.
@@ -46,8 +46,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a missing network, a network with other tensors or shapes (named), an unknown kind, or a folder
-            that lam did not write.
+        ValueError: for a missing network, an unknown kind, or a folder that lam did not write; also naming the tensors
+            or shapes that differ in `network`.
     """
     try:
         return _restored(encoder_files.load(folder, network), folder)

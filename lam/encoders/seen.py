@@ -16,7 +16,7 @@ REMEMBERED = 64
 def item_hashes(inputs: Any) -> list[int]:
     """A 63-bit hash of the values of each item in a batch, a tensor or a dictionary of tensors.
 
-    Zeros in a dictionary are skipped, because texts are padded to the longest of their batch.
+    Zeros in a dictionary are skipped, because texts are padded to the length of the longest text in their batch.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
@@ -46,7 +46,7 @@ class HashedBatches:
         return len(self._batches)  # type: ignore[arg-type]  # raises TypeError for a generator, as it should
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """Number of these hashes among the items read, or among some rows of them."""
+        """Number of these hashes that belong to items read so far, or to those in `rows`."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 

@@ -62,7 +62,7 @@ class StructureOptions:
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """Zero sums for a first pass over the data."""
+        """The structure with all sums zero, for the first pass over the data; a `Kron` for an `Ekfac`."""
         cls: Any = self.structure
         if cls is Ekfac:  # the first pass computes its basis, as a `Kron`; its checks run before that pass
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
@@ -77,7 +77,7 @@ class Accumulator(ABC):
     """Sums up the curvature of a loss, batch by batch.
 
     Attributes:
-        empty: zero sums of the structure, with the curvature of the loss.
+        empty: the structure with all sums zero, and with the curvature of the loss.
         relation: definition of pairs, and the choice of pairs in a batch.
         seed: seed of the miner's draws. Every batch restarts from it, so the order of batches does not matter.
     """
@@ -94,14 +94,14 @@ class Accumulator(ABC):
             total: the sum before this batch.
             inputs: (N, ...) inputs of the layer or the network.
             targets: (N,) labels or (N, X) positions.
-            offset: index of the batch's first item, for errors.
+            offset: index of the batch's first item, for error messages.
 
         Raises:
             ValueError: for missing targets, or another number of targets than items.
         """
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
-        """Sum over the batches (inputs, targets) of this process, float64, and the number of items."""
+        """Float64 sum over this process's batches (inputs, targets), and the number of their items."""
         total, n_items = self.empty, 0
         for inputs, targets in batches:
             total = self.add(total, inputs, targets, n_items)
@@ -112,12 +112,12 @@ class Accumulator(ABC):
         """Sum over the batches of all processes, and the number of items.
 
         Raises:
-            ValueError: as `add`; also if no batch holds an item or pair that a term needs, or the curvature is zero.
+            ValueError: if `add` raises it, no batch holds an item or pair that a term needs, or the curvature is zero.
         """
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The chosen pairs of a batch; `outputs` computes its outputs, which only a miner needs."""
+        """The pairs chosen in a batch; `outputs` computes the batch's outputs, and is called only for a miner."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs
@@ -135,7 +135,7 @@ class LastLayerAccumulator(Accumulator):
     Attributes:
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
-        options: options of the structure; `fit` needs them for an `Ekfac`, which takes two passes.
+        options: options of the structure. Without them, `fit` omits the second pass of an `Ekfac`.
         progress: show a progress bar for a whole data set on standard error.
     """
 
@@ -151,8 +151,8 @@ class LastLayerAccumulator(Accumulator):
     def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
         """Sum over all pairs of a relation, within batches or over the data set; see `Accumulator.fit`.
 
-        A temporary file holds the features for the second pass of an `Ekfac`, or for pairs over the data set. In the
-        second case the first process stores the features of all processes.
+        A temporary file holds the features if an `Ekfac` takes a second pass, or if pairs cover the whole data set.
+        For a whole data set, the first process stores the features of all processes.
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
@@ -170,7 +170,7 @@ class LastLayerAccumulator(Accumulator):
         return total.to(self.weight.device), n_items
 
     def over_pairs(self, features: Float[Tensor, "N P"], targets: Any) -> Any:
-        """Sum over every pair of a data set with features in memory, and (N,) labels or (N, X) positions as targets."""
+        """Sum over every pair of a data set with features in memory; targets are (N,) labels or (N, X) positions."""
         targets = targets_of(features, targets).to(self.weight.device)
         layer, is_places = (features, self.weight, self.bias), self.relation.positive_within is not None
         if not is_places:
@@ -187,7 +187,7 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """The result of one pass; for an `Ekfac`, of a second pass in the basis that the first computed."""
+        """The result of one pass. An `Ekfac` takes a second pass, in the basis that the first pass computed."""
         total, n_items = passed(self)
         if self.options is None or self.options.structure is not Ekfac:
             return total, n_items
@@ -196,7 +196,7 @@ class LastLayerAccumulator(Accumulator):
 
 
 def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
-    """`share` and `n_share` of this process, added up over all processes; see `Accumulator.fit`."""
+    """Add up `share` and `n_share` of all processes; see `Accumulator.fit`."""
     n_items = int(distributed.all_reduce(torch.tensor(n_share, device=share.sums.device)))
     total = share.all_reduce()
     if n_items < 2:

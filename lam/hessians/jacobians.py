@@ -1,8 +1,8 @@
 """Jacobians of a network's outputs in the weights of one layer, and quadratic forms of them.
 
 A linear layer or a convolution applies one matrix at every place of its input. The matrix has a row for each of U
-channels and a column for each of F inputs, with the bias as its last column. Its n entries in one vector are the
-layer's weights. The weights of any other layer are its parameters in one vector.
+channels and a column for each of F inputs, with the bias as its last column. The layer's weights are the n entries of
+this matrix in one vector. The weights of any other layer are its parameters in one vector.
 """
 
 from abc import ABC, abstractmethod
@@ -56,13 +56,13 @@ class Dense(Jacobian):
 
 @dataclass(frozen=True)
 class Outer(Jacobian):
-    """J_a = g_a ⊗ φ_a of a matrix that is applied at one place only, without a tensor of J_a."""
+    """The Jacobians g_a ⊗ φ_a of a matrix that is applied at one place only; the products are not stored."""
 
     slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's
     inputs: Float[Tensor, "N F"]  # φ
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """Σ_a (g_aᵀ H_a g_a)_oo φ_af²."""
+        """Σ_a (g_aᵀ H_a g_a)_oo φ_af² for each output o and input f of the layer."""
         own = torch.einsum("ado,atde,aeo->ato", self.slopes, matrices.to(self.slopes), self.slopes)
         return torch.einsum("ato,af->tof", own, self.inputs.square()).flatten(1)
 
@@ -125,7 +125,7 @@ def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
-    """Inputs of a layer's matrix at its Z places, with a 1 for the bias, and derivatives in its outputs there."""
+    """Inputs of a layer's matrix at its Z places, with a 1 for any bias, and `slopes` arranged by the same places."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, for any padding
@@ -151,7 +151,7 @@ def jacobian(
         weights: its parameters, by name.
         inputs: inputs of the layer.
         slopes: derivatives of the network's D outputs in the layer's outputs.
-        basis: for a layer with a matrix: orthonormal bases of its rows and columns, in which J is expressed.
+        basis: orthonormal bases of a matrix's rows and columns, in which J is expressed; unused for other layers.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))

@@ -1,7 +1,7 @@
 """Generalised Gauss-Newton matrix (GGN) of a loss in a linear last layer f = Wφ + b, over a batch or a data set.
 
 H_a is the curvature of the loss in the output of item a, with the other outputs fixed. A data set needs no matrix of
-all pairs: sums over the partners of each item come first, in blocks or by class; then one pass streams the features.
+all pairs. Sums over each item's partners are computed first, in blocks or by class. Then the features are read once.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def ggn_of_batch(
     """GGN of a loss over the pairs of a batch, in the form of a structure.
 
     Args:
-        empty: zero sums of the structure, with the curvature of the loss.
+        empty: the structure with all sums zero, and with the curvature of the loss.
         features: (N, P) inputs of the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
@@ -99,12 +99,12 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """H_a of every item, averaged like h; the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """H_a of every item, averaged so that the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
     The result takes 4 N D² bytes in float32; `total_output_curvature` computes its sum over the items.
 
     Args, Raises: as `diagonal_ggn`, and
-        ValueError: for a curvature with cross terms, and pairs without a positive pair.
+        ValueError: for a curvature with cross terms, or pairs without a positive pair.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -147,7 +147,7 @@ def _items(
 def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """`outputs` in the working type of a curvature, and the pairs or candidates, after all checks."""
+    """The result of `outputs` in the curvature's working type, and the pairs or candidates, after all checks."""
     check_layer(features, weight, bias)
     if len(features) and not features.any():
         raise ValueError(_ALL_ZERO)
@@ -156,7 +156,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """Pairs or candidates, if they are of `size` items and the curvature takes them."""
+    """The pairs or candidates, checked to belong to `size` items and to suit the curvature."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -179,12 +179,12 @@ def ggn_of_dataset(
     Similarities have the type of the features; sums over the data set are float64.
 
     Args:
-        empty: zero sums of the structure, with a curvature that has `over_dataset`. For a contrastive or softmax
+        empty: the structure with all sums zero, and a curvature that has `over_dataset`. For a contrastive or softmax
             curvature, `fix` must not be `full`.
-        features: (N, P) inputs of the layer, on any device; the weight's device takes some rows at a time.
+        features: (N, P) inputs of the layer, on any device; some rows at a time move to the weight's device.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
-        related: (N,) a label for each item, or the near pairs.
+        related: (N,) labels, or `Neighbours` with the near pairs.
         block_size: rows and columns of a block of similarities; `BLOCK_SIZE` by default.
         progress: show a progress bar, the number of pairs and the memory on standard error.
 
@@ -192,8 +192,8 @@ def ggn_of_dataset(
         The structure with the sums of the data set, float64.
 
     Raises:
-        ValueError: as `ggn_of_batch`; also for a curvature without `over_dataset`, another number of labels than items,
-            and no positive pair.
+        ValueError: as `ggn_of_batch`; also for a curvature without `over_dataset`, a wrong number of labels, or no
+            positive pair.
     """
     curvature = empty.curvature
     curvature.check_scope("dataset")

@@ -39,7 +39,7 @@ def directions(
     Args:
         f: (N, D) outputs.
         storage: the type that must hold inverse squares of the lengths.
-        offset: index of the first item, for errors.
+        offset: index of the first item, for error messages.
 
     Raises:
         ValueError: for an output that is zero, infinite or too short for the inverse square of its length.
@@ -99,8 +99,8 @@ def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "feat
 
     Args:
         features: the features.
-        offset: index of the first item, for errors.
-        name: name of the features in errors.
+        offset: index of the first item, for error messages.
+        name: name of the features in error messages.
     """
     if not features.numel():
         return

@@ -23,11 +23,11 @@ class Related(ABC):
 
     @abstractmethod
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
-        """Sums of 1 and of n over the positive partners of each item, in float64."""
+        """For each item, the number and the summed n of its positive partners, in float64."""
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set a block of t, in `order`, to zero except at negative pairs; False if it has no negative pair."""
+        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether it has any."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:

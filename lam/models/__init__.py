@@ -99,15 +99,15 @@ def build(
 
 
 def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
-    """Build a saved network from an untrusted recipe, after its shapes are compared with the saved tensors.
+    """Build a saved network from an untrusted recipe; its shapes are first compared with the saved tensors.
 
     Args:
         recipe: the saved network's options, by name.
         state: the saved tensors; only shapes and types are read, so the meta device is enough.
 
     Raises:
-        ValueError: as `build`; also, before memory is allocated, for a recipe with weights, a seed or lists, or with
-            shapes other than in `state`.
+        ValueError: as `build`; also for a recipe with weights, a seed or lists, or for shapes that differ from
+            `state`. These are found before memory is allocated.
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
         raise ValueError("a network's recipe must hold only names and numbers")
@@ -137,7 +137,7 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Creates weights on the meta device, and other tensors, such as ranges, as usual."""
+    """Creates weights on the meta device; other tensors, such as ranges, are created as usual."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -156,7 +156,7 @@ def preprocessing_of(name: str) -> Preprocessing | None:
 
 
 def why_missing(name: str) -> str | None:
-    """Which packages a network lacks here, and how to install them; None if it can be built."""
+    """Text that names a network's missing packages and how to install them; None if it can be built."""
     return photographs.why_missing() if name == photographs.NAME else None
 
 
@@ -165,8 +165,8 @@ def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
 
     Args:
         name: the new name.
-        constructor: function of the keyword `dimension` and of options: numbers, strings or booleans. It must return
-            an `EmbeddingNetwork`.
+        constructor: function that returns an `EmbeddingNetwork`. Its keywords are `dimension` and options, which are
+            numbers, strings or booleans.
 
     Raises:
         ValueError: if another network has the name.

@@ -25,13 +25,13 @@ KEPT_BYTES = 2**30
 class Frozen(nn.Module, ABC):
     """Map inputs to the features (N, P) of a network that is never trained.
 
-    Features are cached from the first training on, because every epoch needs them. Inputs that are features already
-    are returned unchanged.
+    Features are cached once training has begun, because every epoch needs them. Inputs that already are features are
+    returned unchanged.
 
     Attributes:
         width: number of features P.
         sha256: SHA-256 of the frozen weights, in hexadecimal.
-        data_features: (N, P) features of whole data sets, as long as these exist; see `lam.training.features`.
+        data_features: (N, P) features of whole data sets, kept while these exist; see `lam.training.features`.
     """
 
     def __init__(self, network: Any, width: int) -> None:
@@ -52,14 +52,14 @@ class Frozen(nn.Module, ABC):
         """Features of N inputs, on any device."""
 
     def traced(self, inputs: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N P"]:
-        """Features of N inputs by operations of torch only, for an exported program."""
+        """Features of N inputs, computed by operations of torch only, for an exported program."""
         raise ValueError(
             "a network for texts cannot be exported, because its tokenizer is no operation of torch: save the encoder, "
             "and serve it with lam"
         )
 
     def train(self, mode: bool = True) -> "Frozen":
-        """Change the mode; features are cached from the first training mode on."""
+        """Change the mode; the first change to training mode starts the cache of features."""
         if mode:
             self.keep()
         return super().train(mode)
@@ -96,7 +96,7 @@ def frozen_in(network: nn.Module) -> Frozen | None:
 
 
 def check_head(head: str, layers: str | None, dropout: float) -> None:
-    """Reject unknown head or layers, a contradiction between them, and a dropout rate outside [0, 1)."""
+    """Reject unknown or contradictory values of `head` and `layers`, and a dropout rate outside [0, 1)."""
     check_choice("head", head, get_args(Head))
     if layers is not None:
         check_choice("layers", layers, get_args(Layers))
@@ -115,9 +115,9 @@ def with_head(
     sha256: str | None,
     layers: Layers = "last",
 ) -> EmbeddingNetwork:
-    """A frozen network with a new head: dropout and a linear layer; for `identity` a layer that keeps the features.
+    """A frozen network with a new head: dropout and a linear layer, or for `identity` a layer that keeps the features.
 
-    Name and layers go into the recipe. Another hash of the frozen weights than `sha256`, unless None, is an error.
+    Name and layers go into the recipe. If `sha256` is not None, the frozen weights must have this hash.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")

@@ -1,4 +1,4 @@
-"""The head: the linear layer that computes a network's output, and the features that enter it.
+"""The head, which is the linear layer that computes a network's output, and the features that enter it.
 
 The last linear layer is not always the head: in a classifier it computes logits, and many sentence encoders do not use
 it for their output. So a probe batch shows which layer is the head. A network without one gets a layer after its output
@@ -57,8 +57,8 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         The layer's path in the network; if several layers match, the one that runs last.
 
     Raises:
-        ValueError: if no linear layer matches, or `head` does not, with a list of the linear layers; if the layer
-            computes more than a linear map; or as `probe_output`.
+        ValueError: if no linear layer matches, or the layer `head` does not; if the layer computes more than a linear
+            map; or for the reasons in `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
@@ -93,8 +93,8 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
     """Output of a network on one batch, in evaluation mode.
 
     Raises:
-        ValueError: if the network does not take the batch; if its output is no finite matrix (N, D), with advice on
-            wrapping it; or if an item's output is random or depends on other items, as with batch norm in training.
+        ValueError: if the network does not take the batch; if its output is not a finite matrix (N, D); or if an item's
+            output is random or depends on other items, as in a batch norm that uses the batch's statistics.
     """
     output = _embeddings_of(network, probe)
     _check_by_item(network, probe, output)
@@ -126,7 +126,7 @@ def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[A
 
 @contextmanager
 def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
-    """A list that collects the inputs of the head, positional or named, while the network runs."""
+    """A list that collects the head's inputs, positional or named, while the network runs."""
     head_inputs: list[Any] = []
     own = threading.get_ident()
 
@@ -149,8 +149,8 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
     """Inputs and outputs of layers by path, recorded while the network runs, in the order of the calls.
 
-    With gradients enabled, the autograd graph starts at each output. Later layers get a copy of the output, so they
-    cannot change the record in place.
+    With gradients enabled, an output without a gradient becomes a leaf of the autograd graph. Later layers get a copy
+    of the output, so they cannot change the record in place.
     """
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]] = {path: [] for path in paths}
     own = threading.get_ident()
@@ -175,7 +175,7 @@ def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str
 def run(network: nn.Module, inputs: Any) -> Any:
     """Output of a network on a batch, on the network's device.
 
-    Named inputs are passed by name; a single input is passed by position if the network has another name for it.
+    Named inputs are passed by name. A single input is passed by position if the network does not take its name.
 
     Raises:
         ValueError: for weights or inputs on the meta device, a batch that is neither tensor nor dictionary, or names,
@@ -271,7 +271,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def _runs_in(thread: int) -> bool:
     """Whether the current thread is `thread`; hooks ignore other threads that call the network.
 
-    True while torch compiles: a compiled program cannot check it, and `network_lock` guards the compilation.
+    While torch compiles it is True, because compiled code cannot check threads; `network_lock` guards the compilation.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 

@@ -19,8 +19,8 @@ _LEAST = 1e-8  # so that 1 / softplus(r) is at most 1e8
 class KappaHead(nn.Module):
     """Map features to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
 
-    κ = 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"), for an r that predicts a loss. w₂
-    starts small, so κ starts near `start` for every input.
+    κ is 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"); "inverse" suits a softplus(r) that
+    predicts a loss. w₂ starts small, so κ starts near `start` for every input.
 
     Args:
         features: number P of inputs of the embedding's head.

@@ -26,7 +26,7 @@ _SHARE_OF_GPU = 10
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer in a pass of N items through a network: its parameters by name, and its inputs.
+    """One layer when N items pass through a network, with its parameters by name and its inputs.
 
     `slopes` are the derivatives of the network's D outputs in the layer's output.
     """
@@ -115,7 +115,7 @@ def linearised(
 def head_output(
     network: nn.Module, head: str, inputs: Any, weights: Mapping[str, Tensor] | None = None
 ) -> Float[Tensor, "N D"]:
-    """Output of the head, not of later layers; `weights`, by name, replace weights of the network."""
+    """Output of the head, before any later layers; `weights` replace weights of the network by name."""
     with evaluating(network), record_layers(network, [head]) as calls:
         _run_with(network, weights or {}, inputs)
     return calls[head][-1][1]
@@ -124,10 +124,10 @@ def head_output(
 def elements_of_pass(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any, *, jacobians: bool = True
 ) -> int:
-    """Number of tensor elements for one linearised item: the slopes of all layers, and the greatest need of a layer.
+    """Tensor elements that one linearised item takes: slopes of all layers, and the largest working memory of a layer.
 
-    A layer with a matrix needs its inputs at every place and, with `jacobians`, twice its derivatives. Another layer
-    needs its input and output for each output of the network.
+    A layer with a matrix takes its inputs at every place. Another layer takes its input and output for each output of
+    the network. With `jacobians`, either also takes twice the size of its Jacobian.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
@@ -169,7 +169,7 @@ def _run_with(network: nn.Module, weights: Mapping[str, Tensor], inputs: Any) ->
 
 
 class _Run(nn.Module):
-    """`run` of a network as a module, for `functional_call`."""
+    """A module whose forward calls `run` on a network, for `functional_call`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

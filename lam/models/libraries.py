@@ -21,7 +21,7 @@ def from_torchvision(
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
         dimension: embedding dimensions D.
-        weights: torchvision's name of weights, such as "DEFAULT", or a file of them; None for random weights.
+        weights: torchvision's name of weights, such as "DEFAULT", or a file with weights; None for random weights.
         options: further arguments of torchvision, such as `image_size` of a vision transformer.
     """
     from torchvision import models
@@ -64,7 +64,7 @@ def from_timm(architecture: str, *, dimension: int, weights: str | None = None) 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
-        weights: "DEFAULT" for the weights in the name, or a file of timm's network; None for random weights.
+        weights: "DEFAULT" for the weights that the name states, or a file with weights; None for random weights.
     """
     try:
         import timm

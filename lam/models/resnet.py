@@ -55,7 +55,7 @@ def resnet(
 
     The paper's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a learned
     whitening layer, normalisation. Here the head is the whitening layer, with random initial weights; the paper's has
-    D = 2,048. Dropout "between all trainable layers, except for the blocks" leaves one place: before the head.
+    D = 2,048. With dropout "between all trainable layers, except for the blocks", the only place is before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 
@@ -64,7 +64,7 @@ def resnet(
         dimension: embedding dimensions D.
         weights: as in `lam.models.libraries.from_torchvision`.
         pooling: "mean", torchvision's own, or "gem".
-        dropout: rate in [0, 1) before the head.
+        dropout: rate in [0, 1) of the dropout before the head.
     """
     check_dropout(dropout)
     check_choice("pooling", pooling, get_args(Pooling))
@@ -91,7 +91,7 @@ def cifar_resnet(
         dimension: embedding dimensions D.
         channels: channels of an image.
         projection: units of a hidden layer with batch norm between pooling and head; 0 for no such layer.
-        dropout: rate in [0, 1) before the head.
+        dropout: rate in [0, 1) of the dropout before the head.
     """
     check_dropout(dropout)
     check_at_least("channels", channels, 1)

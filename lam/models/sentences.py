@@ -56,10 +56,10 @@ class SentenceFeatures(Frozen):
 
 
 class EveryLayer(nn.Module):
-    """Last module of a sentence-transformer, which concatenates the earlier layers and the embedding.
+    """Module after a sentence-transformer that concatenates the token means of earlier layers and the embedding.
 
-    The embedding has unit length, and each layer's mean over tokens has length 0.2, so a new head starts near the
-    embedding.
+    The embedding is scaled to length 1 and each mean to length 0.2, so that at first a new head depends mostly
+    on the embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -94,8 +94,8 @@ def from_sentence_transformers(
         dimension: embedding dimensions D of a trained head.
         head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
         layers: `last` for the embedding only; `all` adds the token mean of each earlier layer, which keeps information
-            on words that the last one loses. The default of a trained head is `all` if the layers can be read.
-        dropout: rate in [0, 1) before a trained head.
+            on words that the last one loses. By default a trained head takes `all` if the layers can be read.
+        dropout: rate in [0, 1) of the dropout before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
     check_head(head, layers, dropout)

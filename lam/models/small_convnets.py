@@ -1,7 +1,7 @@
 """Small convolutional networks for small images, cheap enough for a CPU.
 
 Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): it drops whole channels, before every
-convolution from the second on and before the head. It changes no name in a network's state.
+convolution from the second on and before the head. The names of a network's weights are the same without it.
 """
 
 from torch import nn
@@ -13,7 +13,7 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
     """The paper's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
     The paper states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
-    implies 3 × 3 filters without padding. Its text says one colour channel, but CIFAR-10 has three. The authors' code
+    implies 3 × 3 filters without padding. The text says one colour channel, but CIFAR-10 has three. The authors' code
     also pools after the first convolution and has 1,024 features; this is the network of the text.
 
     Source: Warburg et al. (2023), appendix G.2.

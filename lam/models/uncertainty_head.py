@@ -15,8 +15,8 @@ class UncertaintyHead(nn.Module):
     γ and one shift β for all, initially 10⁻⁴ and −7. The hidden layer has D units. The variance starts near e^β for
     every input. Hidden width, γ and β follow PFE's code.
 
-    Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, who found the
-    shared scale and shift to work slightly better than the standard batch norm.
+    Source: Shi and Jain (2019), "Probabilistic face embeddings"; Warburg et al. (2023), appendix G.4, for whom a
+    shared scale and shift worked slightly better than the standard batch norm.
 
     Args:
         features: number P of inputs of the embedding's head.

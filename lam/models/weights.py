@@ -31,9 +31,9 @@ def load_weights(
 
     Args:
         network: the network; its weights are replaced.
-        path: a .safetensors file, or a file of torch with a state_dict, possibly in a dictionary under a usual key.
+        path: a .safetensors file, or a file of torch that holds a state_dict, possibly under a key such as "model".
         classifier: paths of layers that the file may hold, but the network does not have.
-        source: what errors call the file.
+        source: word for the file in error messages.
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
@@ -69,7 +69,7 @@ def load_weights(
 
 
 def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
-    """Prefix of a network's names in a file; averaged weights are preferred to other complete networks."""
+    """Prefix of a network's names in a file; if the file holds several networks, averaged weights are preferred."""
     names, needed = set(state), set(needed)
     if not needed:
         return ""
@@ -125,7 +125,7 @@ def _is_state(value: Any) -> bool:
 
 
 def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool = False, source: str = "") -> None:
-    """Fill a network with saved tensors; names are compared without wrappers, see `plain_names`.
+    """Fill a network with saved tensors; names are compared as in `plain_names`.
 
     With `with_types`, the network's tensors get the types of the saved tensors.
 
@@ -171,9 +171,9 @@ def sha256_of_weights(network: nn.Module) -> str:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of a network's tensors without wrappers, by their names with wrappers.
+    """Map each name of a network's tensors to the name without the prefixes of wrappers.
 
-    `torch.compile` puts `_orig_mod` before names in the wrapped module, parallel training `module` before all names.
+    `torch.compile` puts `_orig_mod` before names in the wrapped module; parallel training puts `module` before all.
 
     Example:
         >>> plain_names(["module.body.weight", "module.head._orig_mod.weight"])
@@ -186,12 +186,12 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def by_plain_name(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their names without wrappers."""
+    """Tensors by their names without the prefixes of wrappers; see `plain_names`."""
     return {plain: state[name] for name, plain in plain_names(state).items()}
 
 
 def plain_path(network: nn.Module, path: str) -> str:
-    """Path of a layer without wrappers; a path without tensors is returned unchanged."""
+    """Path of a layer without the prefixes of wrappers; for a layer without tensors, the path is unchanged."""
     prefix = f"{path}." if path else ""
     names = plain_names(network.state_dict())
     inside = next((name for name in names if name.startswith(prefix)), None)
@@ -199,6 +199,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Path, with wrappers, of the linear layer with this plain path; the plain path if there is no such layer."""
+    """Path in `network` of the linear layer whose `plain_path` is `plain`; `plain` itself if there is none."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -1,4 +1,4 @@
-"""Gaussians over weights: features in, embeddings out. One file a structure."""
+"""Gaussian posteriors over weights, which turn features into embeddings; each structure has its own file."""
 
 from lam.posteriors.base import Posterior
 from lam.posteriors.diagonal import DiagonalPosterior

@@ -1,4 +1,4 @@
-"""`Posterior`: a Gaussian over the weights of a linear last layer; features in, embeddings out."""
+"""`Posterior`: a Gaussian over the weights of a linear last layer, which turns features into embeddings."""
 
 import math
 import operator
@@ -59,10 +59,9 @@ class Posterior(ABC):
         bias: (D,) the trained bias, or None.
         curvature: curvature h of the loss over the data.
         n_items: number of items in the curvature.
-        prior_precision: α > 0, or None for `prior_ratio` times the mean of s h. With None, s sets only the width of the
-            posterior, not its shape; see `alpha`.
-        likelihood_scale: s > 0, or None for the untuned default: n_items squared, or 1 if h is a plain sum; see
-            `scale`.
+        prior_precision: α > 0; None means `prior_ratio` times the mean eigenvalue of s h. With None, s sets
+            only the width of the posterior, not its shape; see `alpha`.
+        likelihood_scale: s > 0; None means n_items squared, or 1 if h is a plain sum; see `scale`.
         seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
     """
@@ -87,9 +86,9 @@ class Posterior(ABC):
 
     @cached_property
     def scale(self) -> float:
-        """The likelihood scale s that applies; `likelihood_scale` has the default.
+        """The likelihood scale s in use: `likelihood_scale`, or its default.
 
-        If α has no setting either, s is large enough for an α of at least the inverse mean square of the weights.
+        If `prior_precision` is None too, s is large enough for an α of at least the inverse mean square of the weights.
         Otherwise a loss of little curvature would have a prior wider than the weights.
         """
         if self.likelihood_scale is not None:
@@ -101,7 +100,7 @@ class Posterior(ABC):
 
     @cached_property
     def alpha(self) -> float:
-        """The prior precision α that applies; without positive curvature, 1 over the mean square of θ* by default."""
+        """The prior precision α in use; its default without positive curvature is 1 over the mean square of θ*."""
         if self.prior_precision is not None:
             return self.prior_precision
         level = self.curvature.level
@@ -154,7 +153,7 @@ class Posterior(ABC):
 
     @property
     def elements_per_item(self) -> int:
-        """Numbers in memory for each item in `output_spread`, besides its features."""
+        """Number of tensor elements that `output_spread` needs for each item, besides its features."""
         return len(self.weight)
 
     @property
@@ -165,8 +164,8 @@ class Posterior(ABC):
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Log evidence of the Laplace approximation as a function of α at the posterior's s, up to a constant.
 
-        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. A function of s
-        would need the normalisers of the loss's von Mises-Fisher terms.
+        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. For the evidence
+        as a function of s, the normalisers of the loss's von Mises-Fisher terms would be needed.
 
         Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
         """
@@ -181,7 +180,7 @@ class Posterior(ABC):
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """A function from features, and optionally the network's output, to embeddings; its noise is drawn once.
+        """A function from features, and optionally the network's output, to embeddings. Its noise is drawn only once.
 
         The marginal distribution of an output is f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S
         outputs with the same noise for every input. This is exact for one input, and an item has the same result alone
@@ -198,8 +197,8 @@ class Posterior(ABC):
             return_samples: whether the embeddings include the (S, N, D) samples.
 
         Returns:
-            A function that returns direction, κ (Sra 2012, of the unbiased mean resultant length) and variance before
-            normalisation. It raises a `ValueError` for features of another width or not finite.
+            A function that returns the direction, κ and the variance before normalisation. κ follows from the unbiased
+            mean resultant length (Sra 2012). A `ValueError` is raised for features of wrong width or not finite.
 
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.
@@ -215,7 +214,7 @@ class Posterior(ABC):
     def unchecked_predictor(
         self, *, n_samples: int, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """`predictor` without checks of features and splits of batches, so that it can be traced for an export."""
+        """Like `predictor`, but the function neither checks features nor splits batches, so it can be exported."""
         check_at_least("n_samples", n_samples, 2)
         check_choice("mode", mode, MODES)
         check_choice("mean", mean, MEANS)
@@ -233,7 +232,7 @@ class Posterior(ABC):
         return compute
 
     def sampled_embeddings(self, features: Any, *, n_samples: int) -> Float[Tensor, "S N D"]:
-        """Embeddings under S sampled networks, each the same for all inputs: (S, N, D) unit vectors."""
+        """(S, N, D) unit vectors: the embeddings of all inputs by each of S sampled networks."""
         return self.joint_predictor(self.noise(n_samples))(features)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
@@ -250,7 +249,7 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Cosines of queries and hits, and the variances of these cosines if sampled weights embed both.
+        """Cosines of queries and hits, and their variances if one sample of the weights embeds both query and hit.
 
         The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
         uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for an item and itself.
@@ -294,7 +293,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """The posterior with log α moved by `rate` towards a higher `log_marginal_likelihood`: Adam's first step."""
+        """The posterior with log α moved by `rate`, like Adam's first step, to raise `log_marginal_likelihood`."""
         alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
@@ -340,7 +339,7 @@ class Posterior(ABC):
             raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Features, after a check, and outputs, split into parts that are predicted one after the other."""
+        """Checked features, and outputs, split into parts that are predicted one after the other."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:

@@ -18,7 +18,7 @@ from lam.posteriors.spread import FullSpread, Spread, share_of
 class FullPosterior(Posterior):
     """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), λ and V the eigenvalues and eigenvectors of h; see `Posterior`.
 
-    Computed in float64, since every output sums variances of very different sizes.
+    All is computed in float64, because every output sums variances of very different sizes.
     """
 
     structure = Full

@@ -1,4 +1,4 @@
-"""`LayersPosterior`: a Gaussian over the weights of several layers of a network; inputs in, embeddings out."""
+"""`LayersPosterior`: a Gaussian over the weights of several layers, which turns a network's inputs into embeddings."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class LayersAccumulator(Accumulator):
 
     @without_autocast()
     def add(self, total: Any, inputs: Any, targets: Any, offset: int) -> Any:
-        """The sum after one more batch, see `Accumulator.add`; outputs must be finite and not of length zero."""
+        """As `Accumulator.add`; a `ValueError` is also raised for outputs that are not finite or have length zero."""
         curvature, where = self.empty.curvature, (self.network, self.head, self.layers)
         f = head_output(self.network, self.head, inputs)
         f = f.to(torch.promote_types(f.dtype, torch.float32))
@@ -65,7 +65,7 @@ class LayersAccumulator(Accumulator):
 
 @dataclass(frozen=True)
 class _Redrawn:
-    """Noise that each iteration draws again, layer by layer: S copies of all weights may not fit in memory twice."""
+    """Noise that each iteration draws again, layer by layer, because noise and samples may not both fit in memory."""
 
     draw: Callable[[], Iterator[Tensor]]
 
@@ -77,7 +77,7 @@ class _Redrawn:
 class LayersPosterior(Posterior):
     """q(θ) = N(θ*, Σ) over the weights of layers, with Σ⁻¹ = s relu(h) + α and h diagonal in a basis of each layer.
 
-    `linearised` has outputs f + J (θ − θ*), the model that the curvature assumes; their covariance is J Σ Jᵀ, with J
+    `linearised` predicts with the outputs f + J (θ − θ*), as the curvature assumes. Their covariance is J Σ Jᵀ, with J
     the Jacobian of the outputs. `sampled` runs S networks with sampled weights.
 
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
@@ -109,7 +109,7 @@ class LayersPosterior(Posterior):
 
     @cached_property
     def variances(self) -> list[Float[Tensor, " n"]]:
-        """1/(s·relu(h) + α) of each layer, along its basis, in the type of the head's weight."""
+        """Variances 1/(s·relu(h) + α) of each layer along its basis, in the type of the head's weight."""
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
@@ -148,7 +148,7 @@ class LayersPosterior(Posterior):
         return sum(float(precision.log().sum()) for precision in self._precisions(prior_precision))
 
     def clipped_variance_share(self, features: Any) -> float:
-        """Share of the linearised variance in negative entries of h; see `Posterior`."""
+        """Share of the linearised variance that comes from negative entries of h; see `Posterior`."""
         negative = [v * is_negative(h) for v, h in zip(self.variances, self.curvature.spectra, strict=True)]
 
         def total(variances: list[Tensor]) -> float:

@@ -31,7 +31,7 @@ class LowRankPosterior(Posterior):
         return 2 * self.theta.shape[1]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise along the eigenvectors of h, for a symmetric root as in `KronPosterior.noise`."""
+        """Noise along the eigenvectors of h; the root is symmetric for the reason in `EkfacPosterior.noise`."""
         (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
         return [self.curvature.output_eigen[1].T @ noise]
 

@@ -16,7 +16,7 @@ length zero it is absolute, so that its samples have random directions."""
 
 
 class Spread(ABC):
-    """Covariances of the outputs of N items, one for each."""
+    """The D × D covariance of each of N items' outputs."""
 
     @property
     @abstractmethod
@@ -35,7 +35,7 @@ class Spread(ABC):
 
     @abstractmethod
     def deviations(self, noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"]) -> Float[Tensor, "S N D"]:
-        """Deviations of each output from standard normal noise, with at least the variance `least` in any direction."""
+        """Turn standard normal noise into deviations of each output, with a variance ≥ `least` in every direction."""
 
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
@@ -117,12 +117,12 @@ def sum_along(
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """Share of the chosen contributions in the sum of all, which are ≥ 0; 0 if all are 0."""
+    """Share of the chosen contributions in the sum of all; 0 if all are 0. Contributions must not be negative."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 
 
 def least_variance(f: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-    """`LEAST_VARIANCE` of each output; only an output of length zero, which has no direction, moves visibly by it."""
+    """`LEAST_VARIANCE` for each output, too small to matter unless the output has length zero and no direction."""
     square = f.double().square().sum(1, keepdim=True)
     return LEAST_VARIANCE * square.where(square > 0, 1)

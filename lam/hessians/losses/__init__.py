@@ -42,7 +42,7 @@ def register(name: str, cls: type[Curvature]) -> None:
         cls: a frozen dataclass derived from `Curvature`, with numbers, strings or booleans as fields.
 
     Raises:
-        ValueError: if another class has the name, or for a class that is no dataclass derived from `Curvature`.
+        ValueError: if another class has the name, or if `cls` is not a dataclass derived from `Curvature`.
     """
     check_class("curvature", cls, Curvature, record=True)
     enter(CURVATURES, "curvature", name, cls)

@@ -14,10 +14,10 @@ from lam.utils.checks import check_positive
 
 @dataclass(frozen=True)
 class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
-    """Curvature of the mean over positive pairs of the loss of `AgainstNegatives`, with z_ab = −Σ_d Λ_d (n_ad − n_bd)².
+    """Curvature of the `AgainstNegatives` loss, averaged over positive pairs, with z_ab = −Σ_d Λ_d (n_ad − n_bd)².
 
-    The part that depends only on a cancels in the softmax. The rest is n_a · g_b − β_b, with g_b = 2Λ n_b and
-    β_b = Σ_d Λ_d n_bd². If all Λ are 1/(2τ), it is the curvature of InfoNCE at temperature τ.
+    The part of z_ab that depends only on a cancels in the softmax. The rest is n_a · g_b − β_b, with g_b = 2Λ n_b and
+    β_b = Σ_d Λ_d n_bd². If all Λ_d are 1/(2τ), this is the curvature of InfoNCE at temperature τ.
 
     Source: Rusak et al. (2024), equation 3.
 
@@ -44,7 +44,7 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
             object.__setattr__(self, "concentration", tuple(self.concentration))
 
     def similarity(self, directions: Float[Tensor, "O D"]) -> tuple[Float[Tensor, "O D"], Float[Tensor, " O"]]:
-        """2Λ n_b, and n_bᵀ Λ n_b."""
+        """g_b = 2Λ n_b and β_b = n_bᵀ Λ n_b."""
         concentration = required("concentration", self.concentration)
         if len(concentration) != directions.shape[1]:
             n_given, dimension = len(concentration), directions.shape[1]

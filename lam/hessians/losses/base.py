@@ -22,10 +22,10 @@ class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, with r the length of f and n its direction.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
-    that are not diagonal. By default it has one term, averaged over the items.
+    that are not diagonal. The total curvature h is a weighted sum of T terms; by default one, averaged over the items.
 
     Attributes:
-        average: whether each term is averaged over its count, instead of a plain sum.
+        average: whether each term is divided by its count; if not, it is a plain sum.
         takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of each other.
     """
 
@@ -33,12 +33,12 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature with each setting of None replaced by the one in `settings`, such as a loss's settings."""
+        """The curvature; each of its settings that is None is taken from `settings`, such as those of a loss."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
     def check_complete(self) -> None:
-        """Reject settings of None; the error names them."""
+        """Reject settings that are None; the error names them."""
         if self._unset:
             raise ValueError(f"{type(self).__name__} must have {' and '.join(self._unset)}, got None")
 
@@ -50,12 +50,12 @@ class Curvature(ABC):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """The weight in h of each of the T terms, by the name of its summands in the singular."""
+        """Weight in h of each term, by name; the name is what the term sums, such as "item"."""
         return {"item": 1.0}
 
     @property
     def has_cross_terms(self) -> bool:
-        """Whether second derivatives in the outputs of two items count; `cross` sums them."""
+        """Whether h includes second derivatives in the outputs of two different items; `cross` sums them."""
         return type(self).cross is not Curvature.cross
 
     @property
@@ -64,7 +64,7 @@ class Curvature(ABC):
         return type(self).matrices is not Curvature.matrices
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """Number of summands of each of the T terms, the divisor of its average."""
+        """Number of summands of each of the T terms, by which its average divides."""
         return (pairs.size,)
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Sum over all pairs of second derivatives in two outputs, as a curvature in the weights of a layer."""
+        """Cross terms, summed over all pairs, as a curvature in the weights of a layer with these inputs."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:

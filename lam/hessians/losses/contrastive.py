@@ -2,9 +2,9 @@
 
 The loss of a pair is ½ d² = 1 − c, with c the cosine of its outputs f = r n. Its Gauss-Newton curvature depends on the
 split of loss∘network: `euclidean` linearises the normalisation n = f/r with the network, `arccos` leaves it in the
-loss. A diagonal over a linear layer needs the diagonals of the blocks H11, H22 (second derivatives in one output) and
-H12 (in both outputs). No array of pairs × D × P is formed: cross terms take a matmul for each output, or over blocks of
-pairs, whichever is cheaper.
+loss. The blocks H11 and H22 hold second derivatives in one output, and H12 those in both. A diagonal over a linear
+layer needs only the diagonals of these blocks. No array of pairs × D × P is formed. Cross terms take one matmul for
+each output, or one for each block of pairs if that is cheaper.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -45,9 +45,9 @@ class ContrastiveCurvature(SummedByPartners):
     t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0. So h = S⁺/n⁺ − w S⁻/n⁻, with
     sums S⁺ and S⁻ over the two kinds of pairs. n⁺ and n⁻ count all pairs, also outside the margin.
 
-    `fixed` differentiates in each item with the other fixed. `full` adds the cross terms. `positive` has them too, but
-    no negative pairs. `projected` is `fixed` with the positive part of each item's curvature, so that a precision clips
-    nothing; it is one term, averaged over the positive pairs.
+    `fixed` differentiates in each item with the other fixed. `full` adds the cross terms. `positive` is `full` without
+    negative pairs. `projected` is `fixed` with the positive part of each item's curvature, so no entry is clipped
+    later. It has one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -58,7 +58,7 @@ class ContrastiveCurvature(SummedByPartners):
         split: whether the normalisation is linearised (`euclidean`) or not (`arccos`).
         fix: terms of the curvature: `fixed`, `positive`, `full` or `projected`.
         negative_weight: w in [0, 1], the weight of the negative pairs.
-        average: whether h is averaged over the pairs of each type, instead of the plain sum S⁺ − w S⁻.
+        average: whether S⁺ and S⁻ are divided by n⁺ and n⁻; if not, h is the plain sum S⁺ − w S⁻.
 
     Raises:
         ValueError: for settings out of range.
@@ -178,7 +178,7 @@ class PartnerItems(SliceableItems):
 def _negative_partners(
     n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """Sums of 1 and of n over the negative partners of each item that are nearer than the margin.
+    """For each item, the number and the summed n of its negative partners nearer than the margin.
 
     Each unordered pair of blocks is computed once, because similarities are symmetric.
     """
@@ -205,8 +205,8 @@ def _negative_partners(
 def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tensor]:
     """A function that sums the vectors selected by each row of zeros and ones.
 
-    On tensor cores, float32 vectors become three addends in bfloat16, which is several times as fast. The result is the
-    same: addends, zeros and ones are exact, and products are summed in float32.
+    On tensor cores, each float32 vector is split into three addends in bfloat16, which is several times as fast. The
+    result is the same, because addends, zeros and ones are exact and products are summed in float32.
     """
     on_tensor_cores = vectors.is_cuda and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
     if not on_tensor_cores or vectors.dtype != torch.float32:
@@ -222,7 +222,7 @@ def _masked_sum(vectors: Float[Tensor, "N F"]) -> Callable[[Tensor, slice], Tens
 
 
 def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
-    """float32 as three exact addends in bfloat16, side by side, each padded to a multiple of eight columns."""
+    """Three bfloat16 addends that sum exactly to float32 vectors, side by side, padded to multiples of 8 columns."""
     addends, rest = [], F.pad(vectors, (0, -vectors.shape[1] % 8))
     for _ in range(3):
         addends.append(rest.bfloat16())
@@ -266,7 +266,7 @@ def cross_sum_over_pairs(
     second: Tensor,
     weights: Float[Tensor, " pairs"],
 ) -> Float[Tensor, "D F"]:
-    """Σ 4 t_ab H12_i φ_aj φ_bj over listed unordered pairs: a matmul over blocks of pairs."""
+    """Σ 4 t_ab H12_i φ_aj φ_bj over listed unordered pairs, by one matmul for each block of pairs."""
     total = inputs.new_zeros(n.shape[1], inputs.shape[1])
     size = max(1, BLOCK_ELEMENTS // max(inputs.shape[1], n.shape[1]))
     for a, b, t_ab in zip(first.split(size), second.split(size), weights.split(size), strict=True):

@@ -1,7 +1,8 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
 In a sum over items, a negative direction of one item reduces every positive direction that is not orthogonal to it.
-Clipping the sum's diagonal comes too late. So H_a = Σ_i λ_i q_i q_iᵀ becomes Σ_i max(λ_i, 0) q_i q_iᵀ before the sum.
+Clipping the sum's diagonal does not undo this. So before the sum, H_a = Σ_i λ_i q_i q_iᵀ becomes
+Σ_i max(λ_i, 0) q_i q_iᵀ.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -33,7 +34,7 @@ class OuterProducts(NamedTuple):
         return matrices
 
     def total(self) -> Float[Tensor, "*B D D"]:
-        """Sum over the items, by one matmul of all N J products."""
+        """Sum over the items, by one matmul for all of their outer products."""
         left, right = (part.flatten(-3, -2)[..., None, :, :] for part in (self.left, self.right))
         return OuterProducts(self.identity.sum(-2, keepdim=True), left, right).matrices().squeeze(-3)
 

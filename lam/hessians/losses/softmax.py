@@ -74,17 +74,17 @@ class Moments(NamedTuple):
 class SoftmaxCurvature(SummedByPartners):
     """Base of the curvatures of losses with a softmax over candidates; see the module.
 
-    A subclass implements `normaliser`, `sums` and `derivatives` of its loss in the logits, and `similarity` unless it
-    is the cosine over its temperature.
+    A subclass implements `normaliser`, `sums` and `derivatives` of its loss in the logits. If its logits are not
+    cosine/temperature, it also implements `similarity`.
 
     `fixed` differentiates the loss of each anchor in the anchor's output, with the candidates fixed. `full`, if a loss
     offers it, differentiates also in the outputs of the candidates. `projected` is `fixed` with the positive part of
     each anchor's curvature. With a split at the logits no curvature is negative, so `projected` equals `fixed`.
 
     Attributes:
-        split: where loss∘network is split: at its `logits`; or at its `outputs`, for the whole second derivative.
+        split: where loss∘network is split. Only `outputs` keeps the whole second derivative of the loss in f_a.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
-        average: whether h is an average, like the loss, instead of a plain sum.
+        average: whether h is an average, like the loss; if not, it is a plain sum.
 
     Raises:
         ValueError: for settings out of range.
@@ -125,7 +125,7 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """J sums over a block of each anchor's candidates; `derivatives` takes them over all blocks."""
+        """J sums over a block of each anchor's candidates; `derivatives` needs their totals over all blocks."""
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
@@ -213,7 +213,7 @@ class Softmaxes(SliceableItems):
         """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
 
         A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
-        derivatives. A single block is cached between passes; several are formed again, because all of them take (N, O).
+        derivatives. A single block is cached between passes; several are computed again, to save memory.
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)
@@ -233,7 +233,7 @@ class Softmaxes(SliceableItems):
 
     @property
     def _rows_of_matrices(self) -> int:
-        """Number of items at once if each takes a (D, D) matrix, and (D, block) for the candidates."""
+        """Number of items processed at once, if each takes a (D, D) matrix and a (D, block) array for candidates."""
         D = self.n.shape[1]
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
@@ -307,7 +307,7 @@ class Softmaxes(SliceableItems):
 
 
 def projected(n: Float[Tensor, "N D"], vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """(I − n nᵀ) of vectors."""
+    """Each row of `vectors`, multiplied by I − n nᵀ."""
     return vectors - dot(n, vectors) * n
 
 
@@ -319,7 +319,7 @@ def projected_squares(
 
 
 def exponential(x: Float[Tensor, "N O"], weights: Float[Tensor, "N O"]) -> Float[Tensor, "N O"]:
-    """w eˣ, and 0 for w = 0 and any x: there eˣ may be infinite, and 0 · ∞ is NaN."""
+    """w eˣ, but always 0 for w = 0, where eˣ may be infinite and 0 · ∞ would be NaN."""
     return torch.where(weights > 0, weights * x.exp(), 0)
 
 

@@ -1,4 +1,4 @@
-"""Curvatures of SupCon and InfoNCE: softmaxes over all candidates, and over a positive pair and the negatives."""
+"""Curvatures of SupCon, a softmax over all candidates, and InfoNCE, one over a positive pair and the negatives."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,10 +15,10 @@ from lam.pairs.pairs import Pairs
 
 @dataclass(frozen=True)
 class SupConCurvature(SoftmaxCurvature):
-    """Curvature of the mean over items a with positive pairs of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ).
+    """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ), averaged over items a with positives P(a).
 
-    Candidates are the other items of the batch or, unless `fix` is `full`, `lam.pairs.Candidates`: a memory bank, or a
-    second view. A repeated candidate counts twice; a candidate that is neither positive nor negative does not count.
+    Candidates are the other items of the batch. Unless `fix` is `full`, they can be `lam.pairs.Candidates`: a memory
+    bank, or a second view. A repeated candidate counts twice; one that is neither positive nor negative does not count.
     With the second view of each item, this is the curvature of InfoNCE with one side fixed, as in CLIP.
 
     Source: Khosla et al. (2020), equation 2.
@@ -56,7 +56,7 @@ class SupConCurvature(SoftmaxCurvature):
         return block.positive.sum(1, keepdim=True)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of one cross-entropy; its targets are equal shares for the positive pairs."""
+        """Derivatives of one cross-entropy, whose target gives equal shares to the positive pairs."""
         matched = (sums > 0).to(normaliser)  # an item without a positive pair has no loss
         p = matched * exponential(block.z - normaliser, block.positive + block.negative)
         return Derivatives(p, p / 2, p, block.positive / sums.where(sums > 0, 1) - p)
@@ -116,7 +116,7 @@ class AgainstNegatives:
 
 @dataclass(frozen=True)
 class InfoNCECurvature(AgainstNegatives, SupConCurvature):
-    """Curvature of the mean over positive pairs of the loss of `AgainstNegatives`, with z = cosine/τ.
+    """Curvature of the `AgainstNegatives` loss, averaged over positive pairs, with z = cosine/τ.
 
     With one positive pair for each item, it equals the curvature of SupCon.
 

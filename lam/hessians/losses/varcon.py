@@ -16,17 +16,17 @@ from lam.pairs.pairs import Pairs, class_centroids
 
 @dataclass(frozen=True)
 class VarConCurvature(SoftmaxCurvature):
-    """Curvature of the mean over items of KL(q ‖ p) − log p_r, with p the softmax over classes c of n · w_c/τ.
+    """Curvature of KL(q ‖ p) − log p_r, averaged over the items, with p the softmax of n · w_c/τ over the classes c.
 
     w_c is the centroid of class c, and r the class of the item. The target q has odds e^(1/τ₂) in favour of r, with
-    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. Each of the two terms is a cross-entropy, with targets q and
-    one-hot y. Together their `Derivatives` are 2p, p, p and t = y + q − 2p.
+    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. The two terms are cross-entropies, one with the target q and
+    one with the one-hot class y. Together their `Derivatives` are 2p, p, p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
     Attributes:
         temperature: τ > 0. In a method's options, None means the temperature of the loss.
-        epsilon: ε, within ±τ; it changes only a split at the `outputs`. In a method's options, None means the
+        epsilon: ε, between −τ and τ; it has no effect if `split` is `logits`. In a method's options, None means the
             loss's learned value.
         split, fix, average: as for `SoftmaxCurvature`.
 
@@ -77,19 +77,19 @@ class VarConCurvature(SoftmaxCurvature):
         return Softmaxes(self, n, r.double(), 0, *self.similarity(centroids), block, block_size, cost)
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """Number of items in a pair."""
+        """Number of items that belong to any pair."""
         return (int(pairs.paired.sum()) if isinstance(pairs, Pairs) else pairs.size,)
 
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
         return block.z.logsumexp(1, keepdim=True)
 
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """p_r, the number of other classes, and 1 for an item in a pair, else 0."""
+        """p_r, the number of other classes, and 1 if the item belongs to any pair, else 0."""
         own, others = exponential(block.z - normaliser, block.positive).sum(1), (1 - block.positive).sum(1)
         return torch.stack([own, others, block.positive.sum(1)], 1)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of two cross-entropies, with the target q and with the class."""
+        """Derivatives of the sum of two cross-entropies, one with the target q and one with the class."""
         temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)
         p = counted * (block.z - normaliser).exp()

@@ -38,7 +38,7 @@ class SummedCurvature(ABC):
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
         shared_fields: names of the fields that must be equal in two summands.
-        shared_hint: how two fits get equal `shared_fields`; part of an error.
+        shared_hint: how two fits get equal `shared_fields`; part of an error message.
         setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums can hold cross terms.
     """
@@ -57,12 +57,12 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """Share of h's entries or eigenvalues that are negative; a precision sets them to zero."""
+        """Share of h's entries or eigenvalues that are negative, and are set to zero in the posterior precision."""
 
     @property
     @abstractmethod
     def level(self) -> float:
-        """The mean eigenvalue of h over all weights, with negative ones set to zero."""
+        """The mean eigenvalue of h over all weights, after negative ones are set to zero."""
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
@@ -79,7 +79,7 @@ class SummedCurvature(ABC):
         return cls(counts=(0,) * len(curvature.terms), curvature=curvature, **fields, **zeros)
 
     def empty(self: Same) -> Same:
-        """Zero sums, float64, with the settings of this structure."""
+        """This structure with all sums zero, in float64."""
         counts = (0,) * len(self.curvature.terms)
         return replace(self._mapped(lambda sums: torch.zeros_like(sums, dtype=torch.float64)), counts=counts)
 
@@ -114,11 +114,11 @@ class SummedCurvature(ABC):
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def of_type(self: Same, dtype: torch.dtype) -> Same:
-        """The curvature with sums of another type."""
+        """The curvature with its sums converted to another type."""
         return self if self.sums.dtype == dtype else self._mapped(lambda sums: sums.to(dtype))
 
     def all_reduce(self: Same) -> Same:
-        """The sum over all processes, equal in each."""
+        """The sum over all processes; each process returns the same."""
         counts = distributed.all_reduce(torch.tensor(self._counts, device=self.sums.device))
         return replace(self._mapped(distributed.all_reduce), counts=tuple(counts.tolist()))
 
@@ -189,7 +189,7 @@ class Structure(SummedCurvature):
     """Curvature in the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation of it.
 
     φ_a are the features of item a, and H_a is the curvature of the loss in its output. A bias is the last of F columns,
-    for a feature of 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
+    and its feature is 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
 
     Attributes:
         has_bias: whether the last column belongs to the bias.
@@ -218,7 +218,7 @@ class Structure(SummedCurvature):
         has_bias: bool,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """Zero sums, float64, for a layer with this weight; errors as `check`."""
+        """The structure with all sums zero, in float64, for a layer with this weight; errors as in `check`."""
         structure: Any = cls
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         structure.check(curvature, (D, F), structure.n_bytes(T, D, F), max_memory)
@@ -230,7 +230,7 @@ class Structure(SummedCurvature):
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject sums that take too much memory, naming structures that fit, and cross terms that they cannot hold.
+        """Reject cross terms that the sums cannot hold, and sums over `max_memory`; the error names what fits.
 
         Args:
             curvature: curvature of the loss.
@@ -292,6 +292,6 @@ def share_negative(values: Float[Tensor, "*B"]) -> float:
 
 
 def eigen(matrix: Float[Tensor, "D D"]) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
-    """Eigenvalues and eigenvectors, as columns, of a symmetric matrix, in float64 and contiguous in memory."""
+    """Eigenvalues of a symmetric matrix, and its eigenvectors as columns, in float64 and contiguous in memory."""
     values, vectors = torch.linalg.eigh(matrix.double())
     return values, vectors.contiguous()

@@ -28,7 +28,7 @@ class Diagonal(Structure):
 
     @torch.no_grad()
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Diagonal":
-        """Σ_a H_a,ii φ_aj² by one matmul, or by blocks of features if there are more squares than results."""
+        """Σ_a H_a,ii φ_aj² by one matmul, or by blocks of features if the squares outnumber the results."""
         (N, P), own = features.shape, items.diagonal().flatten(1).to(features).T
         sums = features.new_empty(len(own), P + self.has_bias)
         size = max(1, BLOCK // N if len(own) < N else P)
@@ -59,6 +59,6 @@ class Diagonal(Structure):
         return float(self.h.double().relu().mean())
 
     def relu(self) -> tuple[Float[Tensor, "D P"], Float[Tensor, " D"] | None]:
-        """h of weights and bias with negative entries set to zero, for a precision."""
+        """h of weights and bias with negative entries set to zero, for the posterior precision."""
         bias = self.bias
         return self.weight.relu(), None if bias is None else bias.relu()

@@ -15,7 +15,8 @@ class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
     It takes two passes over the data: one for the basis, one for the diagonal in it. Batches in the same basis add and
-    subtract, but two fits have different bases. A precision sets negative entries to zero.
+    subtract, but two fits have different bases. The posterior precision sets negative
+    entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 
@@ -35,7 +36,7 @@ class Ekfac(Structure):
 
     @classmethod
     def in_basis_of(cls, kron: Kron, *, max_memory: int = MAX_MEMORY) -> "Ekfac":
-        """Zero sums, float64, in the eigenvectors of Kronecker factors."""
+        """An `Ekfac` with all sums zero, in float64, in the eigenbasis of a fitted `Kron`."""
         U_B, U_A = kron.eigenbasis
         T, D, F = len(kron.curvature.terms), len(U_B), len(U_A)
         cls.check(kron.curvature, (D, F), cls.n_bytes(T, D, F), max_memory)

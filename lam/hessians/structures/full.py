@@ -14,7 +14,7 @@ from lam.hessians.structures.base import Shapes, Structure, eigen, share_negativ
 class Full(Structure):
     """Σ_a H_a ⊗ φ_a φ_aᵀ, exactly; weight (i, j) of the layer has the index i F + j. A term takes (D F)² numbers.
 
-    A precision sets negative eigenvalues to zero.
+    The posterior precision sets negative eigenvalues to zero.
 
     Attributes:
         sums: (T, D F, D F) sums of the terms.
@@ -42,7 +42,7 @@ class Full(Structure):
 
     @cached_property
     def eigenbasis(self) -> tuple[Float[Tensor, " DF"], Float[Tensor, "DF DF"]]:
-        """Unclipped eigenvalues of h, and its eigenvectors as columns."""
+        """Eigenvalues of h, not clipped, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @property

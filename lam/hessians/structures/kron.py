@@ -18,9 +18,9 @@ class Kron(Structure):
     """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
     It is exact if all items have the same features, or the same H_a. Its eigenvectors are products of eigenvectors of h
-    and A. A precision sets negative eigenvalues of h to zero. The eigenvectors of A take F³ steps, so a saved posterior
-    includes them. NNGeometry's `PMatKFAC` and `PMatEKFAC` take no loss over pairs, but agree with this class if they
-    get square roots of each H_a (tests/hessians/test_nngeometry.py).
+    and A. The posterior precision sets negative eigenvalues of h to zero. The eigenvectors of A take F³ steps, so a
+    saved posterior includes them. NNGeometry's `PMatKFAC` and `PMatEKFAC` take no loss over pairs, but agree with this
+    class if they get square roots of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
@@ -87,6 +87,6 @@ class Kron(Structure):
 
     @cached_property
     def input_eigen(self) -> tuple[Float[Tensor, " F"], Float[Tensor, "F F"]]:
-        """Eigenvalues and eigenvectors, as columns, of A."""
+        """Eigenvalues of A, and its eigenvectors as columns."""
         values, vectors = eigen(self.inputs / self.n_items)
         return values.clamp(min=0), vectors

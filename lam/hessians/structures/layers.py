@@ -1,8 +1,8 @@
 """Curvatures in the weights of several layers, without terms between two layers: `LayersDiagonal`, `LayersKron`.
 
 The exact curvature is Σ_a J_aᵀ H_a J_a, with J_a the Jacobian of item a's outputs in the weights, and H_a the curvature
-of the loss in these outputs. A structure holds its diagonal, or two factors for each layer. The sums of all layers are
-concatenated.
+of the loss in these outputs. A structure holds the diagonal of this matrix, or two factors for each layer. Each tensor
+of sums holds the sums of every layer, flattened and one after the other.
 """
 
 import math
@@ -47,7 +47,7 @@ class LayersCurvature(SummedCurvature):
         *,
         max_memory: int = MAX_MEMORY,
     ) -> Same:
-        """Zero sums, float64, for layers by path: each a module and its weights.
+        """The structure with all sums zero, in float64, for modules and their weights by path.
 
         Raises:
             ValueError: for cross terms, layers that the structure does not take, and sums beyond `max_memory`.
@@ -144,7 +144,7 @@ class LayersDiagonal(LayersCurvature):
         return {"sums": (T, sum(map(math.prod, shapes)))}
 
     def of_passes(self, passes: Sequence[Any], matrices: Float[Tensor, "N T D D"]) -> "LayersDiagonal":
-        """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp of every weight p."""
+        """Σ_a Σ_ik H_a,ik J_a,ip J_a,kp for every weight p."""
         parts = []
         for of in passes:
             try:
@@ -166,7 +166,7 @@ class LayersDiagonal(LayersCurvature):
 
 @dataclass(frozen=True)
 class LayersKron(LayersCurvature):
-    """B ⊗ A for each layer, which applies a matrix at Z places z of its input.
+    """B ⊗ A for each layer, where a layer applies one matrix at Z places z of its input.
 
     A is the mean over items of Σ_z φ_az φ_azᵀ, with φ_az the matrix's input. B = Σ_t w_t S_t/n_t with
     S_t = Σ_a Σ_z g_azᵀ H_a g_az/Z, where g_az are the derivatives of the network's outputs in the layer's output at z.

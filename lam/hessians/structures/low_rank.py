@@ -18,7 +18,7 @@ RANK = 256
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): `Kron` with the mean A of φφᵀ approximated by a sketch A Ω and its diagonal.
+    """h ⊗ (V diag(λ) Vᵀ + diag(δ)): a `Kron` that approximates A, the mean of φφᵀ, by a sketch A Ω and a diagonal.
 
     V and λ are the eigenvectors and eigenvalues of the Nyström approximation A Ω (Ωᵀ A Ω)⁻¹ (A Ω)ᵀ, which never exceeds
     A; δ is the rest of A's diagonal. Sketches are linear in A: with the same Ω they add and subtract. They take F J
@@ -55,7 +55,7 @@ class LowRank(Structure):
         max_memory: int = MAX_MEMORY,
         rank: int = RANK,
     ) -> "LowRank":
-        """Zero sums, float64, with a sketch of at most `rank` columns."""
+        """The structure with all sums zero, in float64, and a sketch of at most `rank` columns."""
         check_at_least("rank", rank, 1)
         T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
         J = min(rank, F)
@@ -85,7 +85,7 @@ class LowRank(Structure):
 
     @cached_property
     def output_eigen(self) -> tuple[Float[Tensor, " D"], Float[Tensor, "D D"]]:
-        """Unclipped eigenvalues of h, and its eigenvectors as columns."""
+        """Eigenvalues of h, not clipped, and its eigenvectors as columns."""
         return eigen(self.h)
 
     @cached_property

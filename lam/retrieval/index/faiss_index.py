@@ -195,7 +195,7 @@ class Index:
             among: ids of the items to search, ignoring ids that are not in the index; None for all items.
 
         Returns:
-            min(k, N) hits a query among N searched items, on the device and in the precision of the queries.
+            min(k, N) hits for each query among N searched items, on the queries' device and in their precision.
 
         Raises:
             ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or

@@ -87,7 +87,7 @@ def plot_reliability(
 
 
 def plot_reliability_curves(path: str | Path, bins: Mapping[str, ReliabilityBins]) -> None:
-    """Draw accuracy against confidence of several systems, a point for every filled bin."""
+    """Draw accuracy against confidence for several systems, with a point for every bin that is not empty."""
     _check_count("bins", bins)
     figure, axes = _figure()
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle=":", linewidth=1, label="perfectly calibrated")

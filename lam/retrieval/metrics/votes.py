@@ -58,7 +58,7 @@ class Votes:
                 bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in the authors' code.
 
         Raises:
-            ValueError: for less than one bin, or another value of `closed`.
+            ValueError: for fewer than one bin, or another value of `closed`.
 
         Example:
             >>> votes = Votes(torch.tensor([4, 3]), torch.tensor([True, True]), n_samples=4)

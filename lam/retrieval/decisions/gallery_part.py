@@ -69,8 +69,8 @@ def false_accepts(
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
     """The calibration for a part of the gallery, which accepts by cosine at thresholds of `scores`.
 
-    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of
-    wrong answers were learnt for the whole gallery, so they are not promised.
+    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of wrong
+    answers were learnt for the whole gallery, so they are not promised.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

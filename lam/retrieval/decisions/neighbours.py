@@ -68,7 +68,8 @@ def choose_nearest(
             evidence, or if one of the two compared groups has fewer than 10 items.
         queries: evidence of Q calibration queries, by the names of `lam.retrieval.metrics.scores.Score.needs`.
         correct: (Q,) whether their first hits are right.
-        others: evidence of other searches, such as strangers, without a right hit. Scores that lack evidence skip them.
+        others: evidence of other searches without a right hit, such as strangers. Searches that lack a score's
+            evidence do not count for that score.
 
     Example:
         >>> right = torch.arange(40) < 20

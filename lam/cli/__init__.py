@@ -1,4 +1,4 @@
-"""The command `lam`: words to calls, warnings and errors to one line each."""
+"""The command `lam` turns words into calls, and prints each warning and error in one line."""
 
 import io
 import os

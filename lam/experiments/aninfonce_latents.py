@@ -49,9 +49,8 @@ class AnInfoNCELatents(Experiment):
     start or later. If only near negatives are used, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻.
     R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
 
-    With `images`, the observation is an image instead: a variational autoencoder learns from images of that name, and
-    its decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's
-    outputs.
+    With `images`, the observation is an image instead: a variational autoencoder learns from that data set, and its
+    decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.
 
     With `drift`, anchors are no longer uniform: in training they lie around one pole, in the test around the opposite
     one. "told apart" is the accuracy of a linear classifier that tells the two kinds of z apart; 0.5 is chance.
@@ -214,7 +213,7 @@ class AnInfoNCELatents(Experiment):
         return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
-        """Means of the smaller and larger half of the learned Λ, its largest relative error, correlation of two Λ."""
+        """Means of the smaller and the larger half of the learned Λ; its largest relative error; correlation of two."""
         columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
             return dict.fromkeys(columns)
@@ -285,7 +284,7 @@ def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor,
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point on the sphere for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²), from Gaussian draws near it."""
+    """A point on the sphere for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²), from draws near the sphere."""
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
@@ -312,7 +311,10 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way. Its positives are block `place`; negatives are the near ones and, if set, the `others`."""
+    """The pairs of one way in a batch.
+
+    The positives are block `place`. The negatives are near ones and, with `others`, the other anchors.
+    """
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)

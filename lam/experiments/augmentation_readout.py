@@ -37,13 +37,13 @@ class AugmentationReadout(ImageExperiment):
     A view is a crop with another brightness and contrast. For each kind of augmentation, half of the images are
     augmented at severity 3, and a classifier tells which; chance is 0.5. Views contain neither `blur` nor, for colour
     images, `saturate`. Features are the inputs of the network's last layer, the projection is the layer's output.
-    `unnormalised` is `aninfonce` of outputs that have any length.
+    `unnormalised` is `aninfonce` on outputs that are not normalised.
 
     The source has ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
 
     Attributes:
         losses: losses to compare.
-        temperature: temperature of InfoNCE; AnInfoNCE starts at the same.
+        temperature: temperature of InfoNCE; AnInfoNCE starts at the equivalent Λ.
         batch_size: images in a batch, each with two views.
         crop_scale, jitter: strengths of the views, as in `lam.methods.Simclr`.
         n_corrupted: number of training and of test images whose augmentations are read.

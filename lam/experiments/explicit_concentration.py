@@ -122,7 +122,7 @@ class ExplicitConcentration(ImageExperiment):
     def _of_kappa(
         self, by_kind: Mapping[str, float | None], kappa: torch.Tensor | None, right: torch.Tensor
     ) -> dict[str, float | None]:
-        """The columns on κ: all None for a method without κ, some None for a constant κ."""
+        """The columns on κ. All are None for a method without κ; some are None for a constant κ."""
         columns = "correlation with severity", "kinds at most −0.8", "AUROC of wrong", "p of Mann-Whitney"
         if kappa is None:
             return dict.fromkeys(columns)

@@ -34,7 +34,7 @@ _BATCH = 500  # images embedded at once
 class ImageExperiment(Experiment):
     """An experiment that trains networks on images and evaluates their features.
 
-    The seed decides the initial weights; the last epoch counts. The data split is the same for all seeds; its
+    The seed decides the initial weights; the last epoch is evaluated. The data split is the same for all seeds; its
     validation split is unused.
 
     Attributes:

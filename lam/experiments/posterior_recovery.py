@@ -40,7 +40,7 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks are the true μ(x) and κ(x). By each loss, other networks learn them from pairs only.
+    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn these from pairs only.
 
     Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes the positive of
     an anchor's latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are any inputs. So MCInfoNCE with many samples
@@ -49,9 +49,9 @@ class PosteriorRecovery(Experiment):
     determine a rotation of the latents, so cosines of pairs are compared.
 
     Losses always assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
-    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). Their κ is not
-    comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x) itself.
-    `infonce` learns directions only.
+    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). The κ of such a
+    process is not comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is
+    μ(x) itself. `infonce` learns directions only.
 
     The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat for close latents:
     with any inputs as negatives, κ̂ is half of κ and loses its order.
@@ -59,13 +59,13 @@ class PosteriorRecovery(Experiment):
     Attributes:
         dimension: D of inputs and latents.
         encoder_dimension: D of the learned latents; by default the same.
-        ambiguity: the least and the greatest κ(x), or twice infinity (`.inf`).
+        ambiguity: the least and the greatest κ(x); or infinity (`.inf`) for both.
         posterior: family of the process's posteriors.
         shared: whether the network of κ takes the output of the network of μ, in the process and in the encoder.
         losses: losses to compare.
         n_batches: number of training batches for each loss.
         batch_size: positive pairs in a batch.
-        n_negatives: further inputs in a batch, negatives of all anchors; with few, the truth is not the minimum.
+        n_negatives: further inputs in a batch, negatives of all anchors; with few, the truth is not the loss's minimum.
         straightening: training steps that make angles of μ(x) proportional to distances of inputs. A random network is
             often discontinuous inside the cube, or nearly constant.
         n_samples: number of samples of MCInfoNCE and HIB.
@@ -223,7 +223,7 @@ class Posteriors(nn.Module):
         return self.of_kappa(self.of_mean(inputs) if self.shared else inputs)[:, 0]
 
     def straighten(self, n_steps: int, generator: torch.Generator) -> None:
-        """Train μ to angles proportional to distances of inputs, π between opposite corners of the cube."""
+        """Train μ to make angles proportional to distances of inputs, with π between opposite corners of the cube."""
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
@@ -334,7 +334,7 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 
 @torch.no_grad()
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
-    """RMSE and rank correlation of pair cosines, κ and spreads; medians of κ̂, κ̂ over κ and ratios of small angles.
+    """RMSE and rank correlation of pair cosines, κ and spreads; medians of κ̂, of κ̂/κ and of ratios of small angles.
 
     With an infinite κ, some values are undefined (None).
     """
@@ -361,7 +361,7 @@ def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) 
 
 @torch.no_grad()
 def drawn(process: Process, learned: Posteriors, inputs: Float[Tensor, "N 2"]) -> Plot:
-    """Densities over the angle of a few posteriors of the process, and of the learned ones rotated onto them."""
+    """Densities by angle: a few posteriors of the process, and the learned ones, rotated onto them."""
     means = process.mean(inputs), learned.mean(inputs)
     left, _, right = torch.linalg.svd(means[1].T @ means[0])
     angle = torch.linspace(-math.pi, math.pi, 361, device=inputs.device)

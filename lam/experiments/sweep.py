@@ -16,8 +16,8 @@ class Sweep:
     """An experiment run with every combination of some settings' values.
 
     The first columns of a row are the settings' values. The seed has no column: tables hold means over seeds, and a
-    further table holds standard deviations. A result that is undefined for a seed has neither. For each numeric
-    setting, curves show every result over the values.
+    further table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. For
+    each numeric setting, curves show every result over the values.
 
     Attributes:
         values: values by the name of the setting.

@@ -33,11 +33,11 @@ def train_layer(
     seed: int = 0,
     progress: bool = False,
 ) -> nn.Linear:
-    """Train a linear layer on features by the contrastive loss. It starts by whitening their principal components.
+    """Train a linear layer on features by the contrastive loss. Initially, it whitens their principal components.
 
     The paper has no such step. lam's settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000 steps, at
-    most 50 epochs. 10 % of the items, at most 1,000, choose the epoch of the lowest loss. If either part lacks positive
-    or negative pairs, all items train the layer and the last epoch is kept.
+    most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch of the lowest loss. If they or
+    the other items lack positive or negative pairs, all items train the layer and the last epoch is kept.
 
     Args:
         features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
@@ -77,10 +77,11 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """A float32 layer to the first D principal components of features (N, P); it evens out their variances.
+    """A float32 layer to the first D principal components of features (N, P), with more equal variances.
 
-    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean, U and λ the eigenvectors and eigenvalues of the covariance,
-    λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few, would grow large.
+    W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean of the features, U and λ the eigenvectors and eigenvalues of
+    their covariance, and λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few,
+    would grow large.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

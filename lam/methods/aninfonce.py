@@ -25,11 +25,11 @@ _LEAST_CROP = 0.3  # default crop_scale of the last member
 
 @dataclass(frozen=True)
 class Aninfonce(Deterministic):
-    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the learned concentrations Λ.
+    """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
     An ensemble learns M vectors Λ, each from its own kind of crops; later members crop more. A batch holds every image
     in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no curvature for
-    several members, for Λ⁺ below Λ⁻, or without normalisation.
+    several members, without normalisation, or if an entry of Λ is at most `negatives`.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
@@ -37,9 +37,10 @@ class Aninfonce(Deterministic):
         concentration: initial Λ > 0 of all dimensions; 5 is InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
         crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
-        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: how closely negatives lie around their anchor, if
-            `training.miner` prefers near ones. The learned Λ is Λ⁺; the loss compares rows by Λ⁺ − Λ⁻.
-        normalise: whether the loss compares unit rows, or the head's output. Retrieval compares directions either way.
+        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`; it says how closely negatives lie around their
+            anchor, if `training.miner` prefers near ones. The loss compares rows by Λ − Λ⁻.
+        normalise: whether the loss compares unit rows; otherwise it compares the head's output. Retrieval always
+            compares directions.
     """
 
     concentration: float = 5.0
@@ -74,7 +75,7 @@ class Aninfonce(Deterministic):
         return AnInfoNCE(dimension, self.concentration, **options)
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
-        """Empty for several Λ, without normalisation, or if an entry of Λ is not positive; see `Method.trained_by`."""
+        """Empty for several members, without normalisation, or with Λ ≤ Λ⁻ anywhere; see `Method.trained_by`."""
         if self.n_members > 1 or not self.normalise or min((learned or {}).get("concentration", [1.0])) <= 0:
             return {}
         return super().trained_by(loss, dimension, learned)

@@ -45,7 +45,7 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """How a network becomes an encoder; the fields of a method are its options, which check themselves.
+    """How a network becomes an encoder. The fields of a method are its options, which are checked when it is made.
 
     Attributes:
         name: its key in `lam.methods.METHODS` and in configurations.
@@ -105,7 +105,7 @@ class Method(ABC):
         Args:
             encoder: the encoder that `train` returned.
             held_out: items with labels or positions.
-            refit: fits another method to the same network and data; None without this data.
+            refit: fits another method to the same network and data; None if the data are missing.
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:

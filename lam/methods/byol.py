@@ -70,6 +70,6 @@ class MomentumNetwork(DistributionNetwork):
 
 @torch.no_grad()
 def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
-    """ξ ← m ξ + (1 − m) θ for all weights, in place; equal weights stay equal to the bit."""
+    """ξ ← m ξ + (1 − m) θ for all weights, in place; weights that are equal stay exactly equal."""
     for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
         slow.lerp_(fast, 1 - momentum)

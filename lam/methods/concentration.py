@@ -36,7 +36,7 @@ class ConcentrationMethod(HeadMethod):
     Attributes:
         kappa: how κ is learned: "phases", "shared", "norm" or "none".
         hidden: units of the κ head's hidden layer, at least 1.
-        start: initial κ, and κ of all items where it is not learned.
+        start: initial κ; also the κ of all items while κ is not learned.
     """
 
     kappa: KappaBy = "phases"
@@ -117,7 +117,7 @@ class DistributionNetwork(nn.Module):
 
     Args:
         network, head: a network that ends in a linear layer, normalised or not, and the layer's path.
-        kappa_head: maps the inputs of that layer to κ (N,); None for κ as the length of its output.
+        kappa_head: maps the inputs of that layer to κ (N,); if None, κ is the length of the layer's output.
         loss: a loss of distributions.
         start: fixed κ of all items; None to learn κ.
         norm: batch norm of the layer's output, which `fold` merges into the layer; None for no batch norm.

@@ -66,8 +66,8 @@ class DeepEnsemble(Method):
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
         The network is the first member; `training.another` makes the others from the following seeds. Pretrained
-        weights need `training.another`: a recipe does not hold them. Histories and sub-folders of checkpoints are
-        named `member-1` and so on.
+        weights need `training.another`, because `network.recipe` does not hold them. Histories and sub-folders of
+        checkpoints are named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         members = [network, *self._others(network, training)]

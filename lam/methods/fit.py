@@ -63,8 +63,8 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
-    (`lam.utils.distributed.shard`). All get the same posterior as one process, up to the order of sums. With
-    `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
+    (`lam.utils.distributed.shard`). All get the posterior that a single process would get, up to the order of sums.
+    With `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
 
     Args:
         network: maps a batch to embeddings (N, D), normalised or not. It ends in a linear layer, unless `head` is
@@ -223,7 +223,7 @@ def _accumulator(
 def empty_layers_curvature(
     options: Laplace, probe: Any, *, n_items: int, network: nn.Module, head: str, layers: Sequence[str]
 ) -> tuple[LayersCurvature, str]:
-    """A curvature of zeros, and a sentence on its cost in batches of N items; `ValueError` above `max_memory`."""
+    """A curvature of zeros, and its cost in words for batches of `n_items`; `ValueError` above `max_memory`."""
     curvature, max_memory = options.loss_curvature, options.max_memory
     layer: Any = network.get_submodule(head)
     check_sphere(layer.out_features)

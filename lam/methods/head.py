@@ -39,7 +39,7 @@ class HeadMethod(Method):
     ) -> History:
         """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
 
-        Batches give all their pairs; other settings are the same as for the network. The last epoch is kept, because
+        All pairs of a batch are used; other settings are the same as for the network. The last epoch is kept, because
         validation measures retrieval, which the head does not change.
         """
         own = replace(

@@ -26,10 +26,10 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    Samples at distance d match with p(match) = sigmoid(b − a d); the loss of p(match) is averaged over each kind of
-    pair. The loss adds β times the items' mean KL(N(μ, diag(σ²)) ‖ N(0, I)). As in the source, μ is the head's output
-    before normalisation: on the sphere the divergence is the same for every mean. Retrieval and validation compare
-    directions of means.
+    Samples at distance d match with p(match) = sigmoid(b − a d). The loss is the mean of −log p(match) over positive
+    pairs, plus the mean of −log(1 − p(match)) over negative pairs, plus β times the items' mean KL(N(μ, diag(σ²)) ‖
+    N(0, I)). As in the source, μ is the head's output before normalisation: on the sphere the divergence is the same
+    for every mean. Retrieval and validation compare directions of means.
 
     The number of samples and β come from the source, which gives no initial a and b. p(match) is ½ at distance 1 for
     a = b = 5, and at distance 0 for a = 1 and b = 0, which made the loss fall far slower. a is learned as log a.
@@ -101,7 +101,7 @@ class HibStep(Step):
         self.options, self.settings = options, asdict(options)
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The loss of samples; `loss` only gives miners their margin."""
+        """The loss of samples; the argument `loss` is not computed, but gives miners their margin."""
         model: Any = network
         mean, log_variance = model(batch.inputs)
         noise = torch.randn((self.options.n_samples, *mean.shape), generator=batch.generator).to(mean)

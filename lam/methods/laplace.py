@@ -42,11 +42,11 @@ class Laplace:
             temporary file. The default is `kron`. It is `diag` for several layers, more than 4,096 inputs or outputs, a
             curvature with cross terms, and a curvature without matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
-        max_memory: limit in bytes on the sums of the structure; with several layers, a batch and an item count as well.
-            S sampled networks later take S times the layers' weights on top.
-        rank: for `low_rank`: the largest number of feature directions that it tells apart; 256 by default.
-        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature.
-            Tuning s then changes the posterior's width and not its shape.
+        max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
+            one item. S sampled networks later need S times the memory of the layers' weights in addition.
+        rank: for `low_rank`: the largest number of feature directions that the structure tells apart; 256 by default.
+        prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature
+            and s the likelihood scale. Tuning s then changes the posterior's width and not its shape.
         prior_ratio: factor r > 0 in that default.
         likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
             chooses it.

@@ -45,14 +45,15 @@ class LaplaceOnline(LaplaceMethod):
         likelihood_scale: s > 0.
         prior_precision: α > 0.
         initial_precision: p₀ > 0, for the first curvature h = p₀/s; s/1000 by default.
-        memory_factor: β in (0, 1): h ← β h + (1 − β) h_batch.
-        update: `average`; or `accumulate`: h ← β h + relu(h_batch), with h_batch averaged over the chosen pairs. This
-            makes the noise far smaller. The authors' code and the paper's equation 5 accumulate too.
+        memory_factor: β in (0, 1) of the update h ← β h + (1 − β) h_batch.
+        update: `average` as above, or `accumulate` by h ← β h + relu(h_batch), with h_batch averaged over the chosen
+            pairs. Accumulation makes the noise far smaller; the authors' code and the paper's equation 5 accumulate.
         n_samples: last layers sampled in a step, at least 1; gradient and h_batch are means over them.
         warmup_epochs: number of first epochs without noise; they update h, too.
         refresh_every: steps from one update of h to the next.
-        refit: form the curvature again after training, at the final weights, with the structure and the prior of
-            `laplace_posthoc`. Without it, h is a mean over past, noisy layers: seen and unseen data differ less.
+        refit: whether to form the curvature again after training, at the final weights, with the structure and the
+            prior of `laplace_posthoc`. Without it, h is a mean over past, noisy layers, so seen and unseen data differ
+            less.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
         hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
@@ -133,7 +134,7 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training)
 
     def _refit(self, head: str, training: Training) -> LaplacePosthoc:
-        """The method that refits. Places are paired in the whole data set: batches hold hardly any positive pairs."""
+        """The method that refits. It pairs places in the whole data set, as batches hold hardly any positive pairs."""
         has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")

@@ -112,7 +112,7 @@ class LaplaceMethod(Method):
         return replace(self, curvature={name: value for name, value in training.trained_by.items() if name != "views"})
 
     def curvature_of(self, loss: Loss, learned: Learned | None = None) -> Curvature:
-        """The curvature, with missing settings from a loss and its learned parameters; `ValueError` if one is left."""
+        """The curvature, completed by a loss and its learned parameters; `ValueError` if a setting is still missing."""
         curvature: Any = self.loss_curvature.with_defaults({**settings_of(loss), **as_settings(learned or {})})
         if missing := [field.name for field in fields(curvature) if getattr(curvature, field.name) is None]:
             raise ValueError(
@@ -126,7 +126,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The options with each alternative curvature of the same loss that is never negative."""
+        """The options, once with each alternative curvature of the same loss that is never negative."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -137,7 +137,7 @@ class LaplaceMethod(Method):
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
         """Choose s or α of the posterior as the options say, and recommend an OOD score for images.
 
-        If clipped weights make most of the predictive variance, the posterior gets the best of `without_clipping`.
+        If clipped weights make most of the predictive variance, `without_clipping` is tried too, and the best is kept.
         See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
@@ -157,9 +157,10 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
     Attributes:
         miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
-        views: form the curvature on two random views of each image, which match each other only, without labels; by
-            default on the plain images. `curvature=own` takes the views of the training.
-        average: average the curvature over the pairs of each type, or take their plain sum.
+        views: settings of two random views of each image, which match each other only; the curvature is then formed on
+            these views, without labels. By default it is formed on the plain images. `curvature=own` takes the views of
+            the training.
+        average: whether the curvature is averaged over the pairs of each type; otherwise it is their plain sum.
         batch_size: items in a batch, at least 2; pairs are formed within batches.
     """
 
@@ -216,7 +217,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The options with each contrastive curvature that is never negative, for `diag` and `kron`."""
+        """The options, once with each contrastive curvature that is never negative; only for `diag` and `kron`."""
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
             if self.layers == "last" and self.structure == "diag":
                 yield replace(self, split="euclidean", fix="positive")

@@ -25,7 +25,8 @@ class LossPrediction(HeadMethod):
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
     Items with a match in the batch train the head. κ is 1 / prediction, so only its order has a meaning. A Laplace run
-    that starts from this run uses it as κ_a. The source trains both together; a frozen network keeps its retrieval.
+    that starts from this run uses this κ as κ_a. The source trains network and head together; here the frozen network
+    keeps its retrieval.
 
     Attributes:
         temperature: temperature of the predicted loss, positive.

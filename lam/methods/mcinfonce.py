@@ -1,4 +1,4 @@
-"""MCInfoNCE: learns the concentrations of the posteriors of the process that generated the data.
+"""MCInfoNCE: learns the posterior concentrations of the process that generated the data.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs".
@@ -12,7 +12,7 @@ from lam.methods.concentration import ConcentrationMethod
 
 @dataclass(frozen=True)
 class Mcinfonce(ConcentrationMethod):
-    """Train μ and κ by MCInfoNCE; in phases, which the source found best.
+    """Train μ and κ by MCInfoNCE, by default in phases, which the source found best.
 
     Attributes:
         kappa_pos: concentration of the latents of a positive pair.

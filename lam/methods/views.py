@@ -22,7 +22,8 @@ class ViewsMethod(ConcentrationMethod):
     The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
     of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's head serves
     as projection; `cifar_resnet18` with the option `projection` has two layers, as in the sources. A run keeps the
-    epoch of the best retrieval on the validation split, by labels; if no two images match there, the last epoch.
+    epoch of the best retrieval on the validation split, by labels. If no two images match there, it keeps the last
+    epoch.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 

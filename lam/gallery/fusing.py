@@ -69,7 +69,7 @@ def _refuse_another(known: Item, image: Item) -> None:
 
 
 def _beside_text(item: Item) -> dict[str, Any]:
-    """An item's metadata without the text, which may differ between the parts of an item."""
+    """An item's metadata without the text, which differs between fused texts."""
     return {name: value for name, value in json.loads(item.metadata).items() if name != "text"}
 
 

@@ -63,7 +63,7 @@ def open_store(folder: str | Path, *, make: bool = True) -> Iterator[ItemStore]:
     """Open the items of a gallery, and lock them against other processes; `make` creates a missing gallery.
 
     Raises:
-        CorruptFileError: for lost items.
+        CorruptFileError: for a lost or unreadable file.
         ValueError: for a missing gallery, or a gallery that another process has open.
         OSError: for a gallery that cannot be written.
     """

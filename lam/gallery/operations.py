@@ -13,7 +13,7 @@ from lam.gallery.refusal import Refusal
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of one operation: removed keys, and the stored item with its key (None if there is no such item).
+    """The effect of one operation: removed keys, and the stored item with its key, or None if there is no such item.
 
     Attributes:
         created: whether the id of the item is new.

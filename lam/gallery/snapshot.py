@@ -58,7 +58,7 @@ class Snapshot:
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
-        """The k items of highest cosine for each query, as positions in `items`; errors as `Index.search`."""
+        """The k items of highest cosine for each query, as positions in `items`; errors as in `Index.search`."""
         if self.items:
             check_same_means(queries, self.mean_samples)
         queries = replace(queries, samples=None, mean_samples=None)

@@ -302,7 +302,7 @@ class ItemStore:
         return effects
 
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
-        """Replace all items of origin `index`, in one transaction; errors as `write`.
+        """Replace all items of origin `index`, in one transaction; errors as in `write`.
 
         Items added or changed while serving stay, and win over a new item with their id. A new item that equals an
         intact old one keeps its key. The ids of `items` must differ.

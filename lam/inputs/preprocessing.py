@@ -88,7 +88,7 @@ class Preprocessing:
 
     @property
     def reduced_to(self) -> int | None:
-        """Least pixels of the shorter side of a reduced image, before resizing; None for no reduction."""
+        """Least length in pixels of the shorter side after the first reduction; None for no reduction."""
         return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
@@ -153,7 +153,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """The `Preprocessing` of options (`from_options`), a given one unchanged, or `imagenet(size)` for None."""
+        """A `Preprocessing` as it is; else one from options (`from_options`), or `imagenet(size)` for None."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)

@@ -30,8 +30,8 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     """Detect rows whose direction is unlike the training data; at most a promised share of usual rows is flagged.
 
     A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
-    is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional: rows of one label
-    are pairs for the Laplace posterior. If there is one class, or one row per class, nearest neighbours are the pairs.
+    is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional. Two rows of one
+    label are a pair for the Laplace posterior. With one class, or one row per class, nearest neighbours are the pairs.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the

@@ -350,7 +350,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores, and the present threshold. Half are even by rank, half crowd upwards."""
+    """At most `_POINTS` rising scores, and `in_force`. Half are evenly spaced by rank, half crowd at the top."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

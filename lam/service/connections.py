@@ -71,7 +71,7 @@ class OpenConnections:
             self._waiting[one] = None
 
     def drop_unread(self) -> bool:
-        """Close the connection with the longest unread answer; False if all clients read."""
+        """Close the connection with the longest unread answer; False if none is unread."""
         return self._drop_waiting(reading=True)
 
     def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:

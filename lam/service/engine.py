@@ -214,7 +214,7 @@ class Engine:
     async def embed_all(
         self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
     ) -> list[Query | ServiceError | BaseException]:
-        """The query of each image and text of a batch, or its error; requests of others are embedded in between."""
+        """The query for each image and text in a batch, or its error. Other requests are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
         most = self.settings.patience / 2 / seconds if seconds else 1
         room = asyncio.Semaphore(max(1, min(self.settings.batch, int(most))))
@@ -230,7 +230,7 @@ class Engine:
         return [next(found) if isinstance(body, bytes | str) else body for body in bodies]
 
     async def search_all(self, searches: Sequence[Search]) -> list[SearchResponse | BaseException]:
-        """The answer to each search, or its error; searches of others run in between."""
+        """The answer to each search, or its error. Other requests are searched in between."""
         answers: list[SearchResponse | BaseException] = []
         for start in range(0, len(searches), self.settings.batch):
             batch = searches[start : start + self.settings.batch]

@@ -136,7 +136,7 @@ class FilterFields(Answer):
 
 
 class SearchResponse(Answer):
-    """The answer to a search; without a decision, its fields are null."""
+    """The answer to a search. Without a decision, the fields of a decision are null."""
 
     decision: Decision | None = None
     probability: Annotated[Share | None, Field(description="P(first hit right): `known` · `right_if_known`")] = None
@@ -185,7 +185,7 @@ class SearchBatchResponse(Answer):
 
 
 class EmbedResponse(Answer):
-    """The embedding of an image or a text, as a search by embedding takes it."""
+    """The embedding of an image or a text, in the form that a search by embedding takes."""
 
     embedding: Annotated[list[float], Field(description="a unit vector")]
     kappa: Kappa
@@ -195,7 +195,7 @@ class EmbedResponse(Answer):
 
 
 class VerifyResponse(Answer):
-    """The answer to a comparison; without a decision, its fields are null."""
+    """The answer to a comparison. Without a decision, the fields of a decision are null."""
 
     same: bool | None = None
     decision: Decision | None = None

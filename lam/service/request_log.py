@@ -18,7 +18,7 @@ class RequestLog:
     """Writes lines in a thread, so that no request waits for a disk; lines that a slow disk cannot take are dropped.
 
     The file is opened anew for each batch of lines, so it may be renamed and compressed meanwhile. A file that cannot
-    be written is an `OSError` at once.
+    be written raises an `OSError` at once.
 
     Args:
         target: file of all requests, `-` for standard error, or None for no line.

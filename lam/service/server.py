@@ -55,7 +55,7 @@ def serve(
     """Serve runs until SIGTERM or SIGINT, then finish open requests; on SIGHUP, reload them (see `ServedRuns`).
 
     Args:
-        runs: the run's folder, or folders by name: each is served under `/runs/NAME/`, and the first at the root, too.
+        runs: the run's folder, or folders by name. Each is served under `/runs/NAME/`, and the first at the root, too.
         host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
         device: device of the network.
@@ -65,7 +65,7 @@ def serve(
 
     Raises:
         ValueError: for a missing key, or a Milvus collection for several runs; also as in `Engine` and `Keys.read`.
-        CorruptFileError: as from `Engine`.
+        CorruptFileError: as in `Engine`.
         OSError: for an address that cannot be bound, or a log that cannot be written.
     """
     if not 0 <= port <= 65535:

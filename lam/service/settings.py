@@ -28,7 +28,7 @@ class ServiceSettings:
         write_seconds: until a client has read an answer, counted from its first pause in reading.
         answer_seconds: until the answer, after the request was read.
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
-        batch_seconds: for which a batch waits for more requests.
+        batch_seconds: how long a batch waits for more requests.
         batch: requests in one batch.
         patience: seconds of work that may be before a request, in all queues together.
         queue: waiting requests in one queue.

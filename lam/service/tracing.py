@@ -18,7 +18,7 @@ _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass
 class Trace:
-    """A request.
+    """The trace of a request.
 
     Attributes:
         id: the client's id, or a new one.

@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Feedback:
-    """Feedback on the answer with a signed id.
+    """Feedback on one answer, whose signed id is `answer`.
 
     Attributes:
         label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
@@ -142,7 +142,7 @@ class Watch:
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
         """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
-        It searched the whole gallery. `cosine` and `label` are from its first hit; without a hit they are −1 and empty.
+        Only a search of the whole gallery counts. `cosine` and `label` are from its first hit; else −1 and empty.
         """
         promise = self._promise
         if promise is None:

@@ -1,6 +1,6 @@
 """`Worker`, a thread that does jobs in batches, collected for a few milliseconds.
 
-At each worker, a request waits for the work before it. `require_room` bounds the sum of these times, because it sets
+At each worker, a request waits for the work before it. `require_room` bounds the sum of these times, because they set
 the latency of the slowest answers.
 """
 

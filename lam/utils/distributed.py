@@ -197,7 +197,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches of all processes, in the order that they had before `shard`; with several processes, on the CPU."""
+    """Batches of all processes, in the order before `shard`. If there are several processes, tensors are on the CPU."""
     if world_size() == 1:
         yield from batches
         return

@@ -215,7 +215,7 @@ class FolderFormat:
         write_generation(folder, lambda generation: self.write_files(generation, record, *tensors))
 
     def read(self, folder: str | Path) -> tuple[Any, ...]:
-        """The record and the tensors that `write` stored, as from `read_files`; hashes are checked first.
+        """The record and the tensors that `write` stored, as `read_files` returns them; hashes are checked first.
 
         Raises:
             CorruptFileError: naming the file that is missing, truncated, altered or not listed.

@@ -103,7 +103,7 @@ def add_items(app: FastAPI, engine: Engine) -> None:
         filter: Where = None,
         with_vector: WithVector = False,
     ) -> Response:
-        """List items by rising id, from the first id after `after`; large items may come in pages below the limit."""
+        """List items by id, from the first one after `after`. A page of large items may hold fewer than `limit`."""
         engine.admit(engine.lister)
         return Response(
             await engine.list_items(partial(_page, engine, after, limit, filter, with_vector)), media_type=JSON

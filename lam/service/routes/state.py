@@ -89,7 +89,7 @@ def add_state(app: FastAPI, engine: Engine, metrics: Metrics, reload: Callable[[
 
     @app.get("/v1/samples")
     async def list_samples() -> state_models.SamplesResponse:
-        """List a few inputs to try the run with: some of its classes, and a stranger."""
+        """List a few inputs to try the run with: some of its classes, and an item of a class that it lacks."""
         samples = [
             state_models.SampleFields(
                 source=sample.source,

@@ -87,7 +87,7 @@ class Encoder(ABC):
         trained_on: hashes of some training items; see `lam.encoders.seen`.
 
     Raises:
-        ValueError: for another `ood_score`.
+        ValueError: for an unknown `ood_score`.
     """
 
     kind: ClassVar[str]
@@ -195,7 +195,7 @@ class Encoder(ABC):
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: what needs targets, for the error about a batch without them.
+            purpose: what needs the targets; the error for a batch without them says it.
             n_samples, joint, progress: as in `predict`.
 
         Raises:
@@ -222,7 +222,7 @@ class Encoder(ABC):
         return Embeddings.concatenate([part.embeddings for part in parts])
 
     def n_samples_or_default(self, n_samples: int | None) -> int:
-        """Number of samples S ≥ 2 of a call; for None, the encoder's own."""
+        """The number of samples that a call uses: `n_samples`, checked to be at least 2, or the encoder's own."""
         check_at_least("n_samples", n_samples, 2)
         return self.n_samples if n_samples is None else n_samples
 

@@ -155,7 +155,7 @@ class BayesianEncoder(Encoder):
                 size of a single move of log α towards higher evidence; by default α moves to the maximum.
 
         Raises:
-            ValueError: for another `by`, an option that the criterion does not have, or data without labels.
+            ValueError: for an unknown `by`, an option that the criterion does not have, or data without labels.
         """
         check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:

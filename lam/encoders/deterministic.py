@@ -20,7 +20,7 @@ Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
 
 class DeterministicEncoder(Encoder):
-    """Embed without uncertainty: for every input κ is the upper end of its range, and the variance 0.
+    """Embed without uncertainty: for every input, κ is the upper end of its range, and the variance is 0.
 
     The network maps (N, ...) inputs to (N, D); it ends in the linear layer `head`, with or without normalisation.
     """

@@ -78,7 +78,7 @@ class Accumulator(ABC):
 
     Attributes:
         empty: the structure with all sums zero, and with the curvature of the loss.
-        relation: definition of pairs, and the choice of pairs in a batch.
+        relation: which items form pairs, and how pairs are chosen in a batch.
         seed: seed of the miner's draws. Every batch restarts from it, so the order of batches does not matter.
     """
 

@@ -29,7 +29,7 @@ class Jacobian(ABC):
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:
-        """J_a diag(v) J_aᵀ in float64, positive semi-definite also after rounding."""
+        """J_a diag(v) J_aᵀ in float64, which stays positive semi-definite after rounding."""
 
     @abstractmethod
     def along(self, deviations: Float[Tensor, "S n"]) -> Float[Tensor, "S N D"]:
@@ -164,7 +164,7 @@ def jacobian(
 
 
 def _any_jacobian(module: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor, slopes: Tensor) -> Tensor:
-    """J by autograd, in one vmap over all outputs of all items: nested vmaps are wrong for nn.PReLU."""
+    """J by autograd, in one vmap over all outputs of all items, because nested vmaps are wrong for nn.PReLU."""
 
     def of_row(own: Tensor, pulled: Tensor) -> Tensor:
         pull = vjp(lambda changed: functional_call(module, changed, (own[None],))[0], dict(weights))[1]

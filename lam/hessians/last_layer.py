@@ -124,7 +124,7 @@ def total_output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "D D"]:
-    """Sum of `output_curvature` over the items; no array is (N, D, D), except for softmaxes with fix="projected".
+    """Sum of `output_curvature` over the items, without an (N, D, D) array except for fix="projected" of softmaxes.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature

@@ -23,7 +23,7 @@ class KappaHead(nn.Module):
     predicts a loss. w₂ starts small, so κ starts near `start` for every input.
 
     Args:
-        features: number P of inputs of the embedding's head.
+        features: number P of features, the inputs of the embedding's head.
         hidden: units of the hidden layer.
         start: initial κ; above 1 for "exp".
         form: function from r to κ.

@@ -84,7 +84,7 @@ def cifar_resnet(
     With a projection, the head is the second of two layers, as in methods without labels. The sources use ResNet-50.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", appendix B.9;
-    "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G: projection=512.
+    "Probabilistic contrastive learning with explicit concentration on the hypersphere", appendix G, for projection=512.
 
     Args:
         architecture: torchvision's name, "resnet18" or "resnet50".

@@ -19,7 +19,7 @@ class UncertaintyHead(nn.Module):
     shared scale and shift worked slightly better than the standard batch norm.
 
     Args:
-        features: number P of inputs of the embedding's head.
+        features: number P of features, the inputs of the embedding's head.
         dimension: embedding dimensions D.
         shared: whether γ and β are shared by all dimensions; else each dimension has its own, with the same start.
         seed: seed of the random weights; torch's global random state does not change.

@@ -49,7 +49,7 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 
 @dataclass(frozen=True)
 class Posterior(ABC):
-    """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer, with Σ⁻¹ = s h + α.
+    """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer; Σ⁻¹ = s h + α, with h ≥ 0 after clipping.
 
     A subclass has a structure of `lam.hessians.structures` as its `curvature`, and implements the abstract methods. In
     `lam.posteriors.layers`, which treats several layers, the features are the inputs of a network.
@@ -130,7 +130,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:
-        """The random last layers from `noise`, which is not changed."""
+        """Random last layers, computed from `noise`, which is not changed."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
@@ -138,7 +138,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def variance_along(self, slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"]) -> Float[Tensor, " N"]:
-        """The variance of Σ_k g_kᵀ θ φ_k under the posterior, float64, for slopes g_k and layer inputs φ_k."""
+        """Float64 variance of Σ_k g_kᵀ θ φ_k under the posterior, for slopes g_k and layer inputs φ_k."""
 
     @abstractmethod
     def log_det_precision(self, prior_precision: float) -> float:
@@ -252,7 +252,7 @@ class Posterior(ABC):
         """Cosines of queries and hits, and their variances if one sample of the weights embeds both query and hit.
 
         The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
-        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for an item and itself.
+        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for two equal items.
 
         Args:
             queries: (N, P) features φ.
@@ -311,7 +311,7 @@ class Posterior(ABC):
         return tensors if self.bias is None else {**tensors, "bias": self.bias}
 
     def settings(self) -> dict[str, Any]:
-        """The other settings, as JSON."""
+        """The fields that `tensors` leaves out, as JSON."""
         return {**{name: getattr(self, name) for name in _SETTINGS}, "curvature": self.curvature.settings()}
 
     @classmethod

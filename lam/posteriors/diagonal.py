@@ -18,7 +18,7 @@ from lam.posteriors.spread import AxisSpread, Spread, share_of, sum_along
 class DiagonalPosterior(Posterior):
     """q(θ) = N(θ*, diag(1/(s·relu(h) + α))) over weight and bias of a linear layer; see `Posterior`.
 
-    Source: Warburg et al. (2023), equation 3. The scale s is added, because h is an average over pairs of each type.
+    Source: Warburg et al. (2023), equation 3. lam adds the factor s, because h is an average over pairs.
     """
 
     structure = Diagonal

@@ -22,8 +22,8 @@ class AnInfoNCECurvature(AgainstNegatives, SoftmaxCurvature):
     Source: Rusak et al. (2024), equation 3.
 
     Attributes:
-        concentration: (D,) Λ > 0; for hard negatives, the difference Λ⁺ − Λ⁻. In a method's options, None means
-            the loss's learned value.
+        concentration: (D,) Λ > 0; with hard negatives it is Λ⁺ − Λ⁻ of `lam.losses.aninfonce`. In a method's options,
+            None means the loss's learned value.
         split, fix, average: as for `SoftmaxCurvature`.
 
     Raises:

@@ -14,7 +14,7 @@ REMEMBERED = 64
 
 
 def item_hashes(inputs: Any) -> list[int]:
-    """A 63-bit hash of the values of each item in a batch, a tensor or a dictionary of tensors.
+    """A 63-bit hash of each item's values, for a batch that is a tensor or a dictionary of tensors.
 
     Zeros in a dictionary are skipped, because texts are padded to the length of the longest text in their batch.
 

@@ -1,4 +1,4 @@
-"""Jacobians of a network's outputs in the weights of one layer, and quadratic forms of them.
+"""Jacobians of a network's outputs with respect to the weights of one layer, and quadratic forms of these Jacobians.
 
 A linear layer or a convolution applies one matrix at every place of its input. The matrix has a row for each of U
 channels and a column for each of F inputs, with the bias as its last column. The layer's weights are the n entries of
@@ -21,7 +21,7 @@ _CACHED = 1 << 14
 
 
 class Jacobian(ABC):
-    """Jacobians J_a of N items: the derivatives of an item's D outputs in the n weights of a layer."""
+    """Jacobians J_a of N items: derivatives of an item's D outputs with respect to the n weights of a layer."""
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
@@ -144,13 +144,13 @@ def jacobian(
     slopes: Float[Tensor, "N D ..."],
     basis: tuple[Float[Tensor, "U U"], Float[Tensor, "F F"]] | None = None,
 ) -> Jacobian:
-    """Jacobians of a network's outputs in the weights of a layer.
+    """Jacobians of a network's outputs with respect to the weights of a layer.
 
     Args:
         module: the layer, in evaluation mode.
         weights: its parameters, by name.
         inputs: inputs of the layer.
-        slopes: derivatives of the network's D outputs in the layer's outputs.
+        slopes: derivatives of the network's D outputs with respect to the layer's outputs.
         basis: orthonormal bases of a matrix's rows and columns, in which J is expressed; unused for other layers.
     """
     if not is_matrix(module):

@@ -45,7 +45,7 @@ def ggn_of_batch(
     bias: Float[Tensor, " D"] | None,
     pairs: Pairs | Candidates,
 ) -> Sums:
-    """GGN of a loss over the pairs of a batch, in the form of a structure.
+    """GGN of a loss over the pairs in a batch, stored in a structure.
 
     Args:
         empty: the structure with all sums zero, and with the curvature of the loss.

@@ -1,4 +1,4 @@
-"""The layers of a network that have weights, and the derivatives of the network's output in the layers' outputs.
+"""A network's layers with weights, and derivatives of its output with respect to the outputs of these layers.
 
 Autograd differentiates all operations between the layers, so any network works. A layer must map one tensor to one
 tensor with a row for each item, and run once.
@@ -28,7 +28,7 @@ _SHARE_OF_GPU = 10
 class LayerPass:
     """One layer when N items pass through a network, with its parameters by name and its inputs.
 
-    `slopes` are the derivatives of the network's D outputs in the layer's output.
+    `slopes` are the derivatives of the network's D outputs with respect to the layer's output.
     """
 
     path: str

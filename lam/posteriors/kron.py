@@ -20,7 +20,7 @@ from lam.utils.autocast import without_autocast
 class EkfacPosterior(Posterior):
     """q(θ) = N(θ*, Q diag(1/(s·relu(λ) + α)) Qᵀ) with Q = U_B ⊗ U_A and λ the diagonal of Qᵀ h Q; see `Posterior`.
 
-    U_B and U_A are the eigenvectors of the Kronecker factors of the outputs and of the inputs.
+    U_B and U_A are the eigenvectors of the two Kronecker factors, one for the outputs and one for the inputs.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
     """

@@ -64,12 +64,12 @@ class Curvature(ABC):
         return type(self).matrices is not Curvature.matrices
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """Number of summands of each of the T terms, by which its average divides."""
+        """Number of summands of each term, by which its average divides."""
         return (pairs.size,)
 
     @abstractmethod
     def diagonal(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D"]:
-        """Second derivatives of each term in the outputs of each item, with the other items fixed.
+        """Second derivatives of each term with respect to the outputs of each item, with the other items fixed.
 
         Args:
             n: (N, D) unit outputs.

@@ -202,11 +202,11 @@ class Structure(SummedCurvature):
     @classmethod
     @abstractmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:
-        """Shapes of the sums of T terms, by name, for a layer of D outputs and F inputs, including the bias."""
+        """Shapes by name of the sums of T terms, for a layer with D outputs and with F inputs, including the bias."""
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int) -> int:
-        """Memory of the sums of T terms, for a layer of D outputs and F inputs."""
+        """Bytes that the sums of T terms take, for a layer with D outputs and F inputs."""
         return 8 * sum(math.prod(shape) for shape in cls.shapes(T, D, F).values() if shape)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`Ekfac`: the diagonal of the GGN of a last layer in the eigenvectors of its Kronecker factors."""
+"""`Ekfac`: the diagonal of a last layer's GGN in the eigenbasis of its Kronecker factors."""
 
 from dataclasses import dataclass, replace
 
@@ -48,7 +48,7 @@ class Ekfac(Structure):
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int) -> int:
-        """Memory of the sums of T terms and of the bases."""
+        """Bytes that the sums of T terms and the two bases take."""
         return super().n_bytes(T, D, F) + 8 * (D * D + F * F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "Ekfac":

@@ -69,7 +69,7 @@ class LowRank(Structure):
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int, J: int = RANK) -> int:
-        """Memory of the sums of T terms, and of at most J probes in float32."""
+        """Bytes that the sums of T terms and at most J float32 probes take."""
         return 8 * (T * D * D + F) + 12 * F * min(J, F)
 
     def of_items(self, features: Float[Tensor, "N P"], items: ItemCurvature) -> "LowRank":

@@ -44,7 +44,7 @@ settings, their defaults (and allowed values):"""
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of a command. Help lists the settings of commands that take them, after slow imports."""
+    """The parser of a command. For a command that takes settings, help lists them, after slow imports."""
 
     def format_help(self) -> str:
         do = self.get_default("do")

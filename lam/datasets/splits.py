@@ -31,7 +31,7 @@ class Splits:
 
     Attributes:
         train: items for training and fitting.
-        validation: items for tuning and choices.
+        validation: items for tuning and for the choice of the epoch.
         test: items for the reported metrics.
         strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
         gallery: what a gallery of this data holds: see `GalleryKind`.

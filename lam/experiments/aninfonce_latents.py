@@ -43,11 +43,12 @@ _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on i
 class AnInfoNCELatents(Experiment):
     """An encoder learns latents z on the sphere from pairs of observations g(z), with g an invertible network.
 
-    z is uniform, and z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the first half of
-    the dimensions and `content` in the second. g has linear layers with orthogonal weights, and leaky ReLUs. Negatives
-    are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be added from the
-    start or later. If only near negatives are used, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻.
-    R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and compared.
+    z is uniform, and its positive z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the
+    first half of the dimensions and `content` in the second. g has linear layers with orthogonal weights, and leaky
+    ReLUs. Negatives are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be
+    added from the start or later. If only near negatives are used, the loss gets Λ⁻, and the best similarity has the
+    weights Λ − Λ⁻. R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and
+    compared.
 
     With `images`, the observation is an image instead: a variational autoencoder learns from that data set, and its
     decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.

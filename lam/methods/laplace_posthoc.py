@@ -49,8 +49,8 @@ class LaplaceMethod(Method):
     """Options of both Laplace methods: the direction of embeddings, the curvature, and the tuning of the posterior.
 
     Attributes:
-        tune: what to choose after training: the likelihood scale s, by `calibration` on held-out data; the prior
-            precision α, by `marginal_likelihood`; or `none`.
+        tune: what to choose after training: `calibration` chooses the likelihood scale s on held-out data,
+            `marginal_likelihood` the prior precision α, and `none` nothing.
         tune_step: with `marginal_likelihood`, move log α once by this step, instead of to the maximum.
         mean: the direction of an embedding: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:

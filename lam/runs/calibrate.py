@@ -41,7 +41,7 @@ VALIDATION = "validation split"
 UNSEEN = 50_000
 """Greatest number of items in a gallery whose items search each other, to detect new classes."""
 KEPT = 2000
-"""Greatest number of queries to store, to bound false accepts of filtered searches, unless the rate needs more."""
+"""Greatest number of stored queries, which bound false accepts of filtered searches; a low rate may need more."""
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
@@ -56,8 +56,8 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         The saved calibration.
 
     Raises:
-        ValueError: for a folder without a finished run, changed data, too few data to bound a target rate (with the
-            number needed), a flag without its features, damaged files, or a gallery without a match for any query.
+        ValueError: for a folder without a finished run, changed data, damaged files, a flag whose features are missing,
+            a gallery without a match for any query, or too few data to bound a target rate.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     finished = Run(run)
@@ -183,7 +183,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
-    """The queries that bound false accepts: strangers, else a sample of the labelled queries. None for places."""
+    """The queries that bound false accepts of filtered searches: strangers, else labelled ones. None for places."""
     if known.labels is None:
         return None
     if (found := strangers.found) is not None and strangers.can_bound(far):

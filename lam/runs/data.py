@@ -168,7 +168,7 @@ def leave_out(splits: Splits, ood: Mapping[str, Dataset], damaged: frozenset[str
 def check_splits(splits: Splits, *, learns: bool = True) -> None:
     """Require splits that are large enough and hold matching items.
 
-    A split without matching items is an error if the run `learns` from them, else a warning.
+    A split without matching items is an error if the run `learns` from such items; otherwise it gives a warning.
     """
     kind, unmatched = "texts" if isinstance(splits.train, Texts) else "images", list[str]()
     for name, part, least in (

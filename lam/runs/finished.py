@@ -106,7 +106,7 @@ class Run:
         return Replica(self.gallery_folder, self.encoder.dimension, index=index)
 
     def columns(self, given: Columns | None = None) -> Columns | None:
-        """Columns of a table of texts: `given`, else the columns of the run's own table."""
+        """Columns of a table of texts: `given`, by default the columns of the run's own table."""
         data = self.config.data
         if given is not None or data.name != "texts":
             return given

@@ -116,8 +116,8 @@ def open_for_writing(
 ) -> Iterator[None]:
     """Start or continue a run in a folder. Within the context, rank zero locks it against other processes.
 
-    Writes the settings, the gallery's kind, and the fingerprints of all `parts` by name. A run that continued on other
-    data could test on training items.
+    Writes the settings, the gallery's kind, and the fingerprints of all `parts` by name. The fingerprints must not
+    change, because a run that continued on other data could test on training items.
     """
     with ExitStack() as stack:
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))

@@ -40,7 +40,7 @@ def index_images(
         run: the run's folder.
         source: a folder of images, with or without class sub-folders; a table of images, see `lam.gallery.image_list`,
             or, for a run on texts, of texts; or a sequence of shard files, see `lam.gallery.shards`.
-        columns: columns of a table of texts; by default the run's columns, else the usual names.
+        columns: columns of a table of texts; by default the run's columns, or the default names of `Columns`.
         factory: the FAISS index type, such as `HNSW32`.
         fuse: whether images of one identity become one item; see `lam.gallery.enrolment.enrol`.
         skip_uncertain: whether uncertain images are left out.

@@ -142,7 +142,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 
 def _finished(config: RunConfig) -> RunResult | None:
-    """The run's result if it has finished on the present data, else None; missing data are not compared."""
+    """The run's result if it has finished, else None. Changed data are an error; missing data are not compared."""
     folder = config.folder
     refuse_other_run(folder, config.resolved())
     if not is_finished(folder):
@@ -219,7 +219,7 @@ class Evaluator:
     stages: Stages = field(default_factory=lambda: Stages(progress=False))
 
     def held_out(self, part: Dataset) -> HeldOut:
-        """A split as batches, with its rule for right answers."""
+        """A split as batches, with its queries and its rule for right answers."""
         return HeldOut(self._batches(part), part.is_query, self.config.places.relevant_within, part.soft_labels)
 
     def evaluate(

@@ -64,7 +64,7 @@ def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> 
 
     Args:
         config: configuration of the runs; its output is the folder of the sweep, by default the run's folder with
-            `-sweep`.
+            `-sweep` appended.
         seeds: different seeds of the runs.
         progress: show stages and progress on standard error.
 

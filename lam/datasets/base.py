@@ -161,7 +161,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
-        """At most n random items; most have a match among them.
+        """At most n random items, most of them with a match among these.
 
         If n is at least twice the number of classes, the classes keep their proportions. Otherwise up to four items are
         drawn from each of some random classes; classes with a single item are drawn last.

@@ -23,7 +23,7 @@ _LEAST, _LONGEST, _WORDS, _PER_MODULE = 20, 300, 4, 10
 
 
 def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Splits:
-    """The first docstring sentence of each public function and class of modules of the standard library.
+    """The first docstring sentence of public functions, classes and methods in the standard library.
 
     The label is the module; the metadata hold the member's name. Modules with fewer than ten sentences are left out.
     The sentences depend on the version of Python. `validation` and `test` are fractions of them.

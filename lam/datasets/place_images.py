@@ -80,7 +80,7 @@ class PlaceImages(FolderImages):
         return self.preprocessing(self.paths[index]), target
 
     def _draw(self, n: int, seed: int) -> Int64[Tensor, " n"]:
-        """Random queries with their nearest database images: most have matches."""
+        """Random queries with their nearest database images, so that most queries have matches."""
         from scipy.spatial import KDTree
 
         generator = torch.Generator().manual_seed(seed)

@@ -107,7 +107,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
 
 def _attainable_targets(options: CalibrationOptions, known: Known, strangers: Strangers) -> Targets:
-    """The targets; a default rate is raised to the least rate that the calibration scores are enough to bound."""
+    """The targets; default rates are raised as far as the number of calibration scores requires."""
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())

@@ -1,7 +1,7 @@
 """The gallery of a calibration: the items of the run, one half of the held-out data, or both.
 
-A run's gallery may hold no class of its held-out data. One half of these data then replaces as many items of the
-gallery, because error rates depend on its size.
+A run's gallery may hold no class of its held-out data. One half of these data then replaces an equal number of items,
+because error rates depend on the gallery's size.
 """
 
 import warnings

@@ -200,8 +200,8 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of samples behind each κ, also in tuning and all later embeddings; and of sampled networks for
-            reliability.
+        n_samples: number of samples behind each κ, in tuning, evaluation and all later embeddings; also the number of
+            sampled networks for reliability.
         reference: number of training items among which the k-NN score finds neighbours.
         corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 for no test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
@@ -317,7 +317,7 @@ class RunConfig:
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting as YAML types; without the output, because a run may be moved."""
+        """Every setting, in types that YAML has. The output is left out, because a run may be moved."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
         return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # turns tuples into lists
 

@@ -63,7 +63,7 @@ class Copy:
 
     @classmethod
     def of(cls, kind: str, item: Item, original: Item) -> "Copy":
-        """A copy of an original."""
+        """The record that an item is a copy of an original."""
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
 

@@ -47,7 +47,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def load_file(path: str | Path) -> None:
-    """Execute a Python file once, as a module of its name, so that it can register networks, losses and so on.
+    """Execute a Python file once, as a module with the file's name, so that it can register networks, losses and so on.
 
     The folder of the file joins the end of `sys.path`, so that the file can import its neighbours, and processes that
     read data can import it.
@@ -84,6 +84,6 @@ def load_file(path: str | Path) -> None:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """The last line of the file that the traceback names, as text; empty if it names none."""
+    """The last line of the file in the traceback, as text; empty if the traceback has no line of it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""

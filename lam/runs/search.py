@@ -122,7 +122,7 @@ def search_in_batches(
     Args:
         run, images, k, progress: as for `search`.
         texts: as for `search`, or a table, see `lam.utils.tables.Table.read`.
-        columns: columns of that table; by default the run's column, else a column text or question.
+        columns: columns of that table; by default the run's column, or a column called text or question.
         damaged: what to do about damaged image files; by default they are an error after the last batch.
 
     Raises:

@@ -84,6 +84,6 @@ def load_file(path: str | Path) -> None:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """The last line of the file in the traceback, as text; empty if the traceback has no line of it."""
+    """The words " in line N", for the file's last line in the traceback; empty if the traceback has no line of it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""

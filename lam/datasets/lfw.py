@@ -41,10 +41,10 @@ def splits(
     Classes are people; no person is in two splits. Most people have a single image, which has no match.
 
     Source: G. B. Huang, M. Ramesh, T. Berg and E. Learned-Miller (2007), view 1: 4,038 people for training, 1,711 for
-        testing. The paper does not say which data choose the epoch: here held-out training people do.
+        testing. The paper does not say on which data the epoch is chosen; here on held-out training people.
 
     Args:
-        root: folder of the people's folder and the lists; $LAM_DATA/lfw by default.
+        root: folder that contains the folder of people and the lists; $LAM_DATA/lfw by default.
         seed: seed of the held-out people, and of the test people if there are no lists.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         validation: fraction of the training people that is held out.

@@ -113,8 +113,8 @@ class Annotations:
 class HalvedClasses:
     """Photographs with the first half of the classes for training and validation, and the second half for testing.
 
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say which data choose the epoch: here
-        held-out classes of the first half do, so validation meets unseen classes, like the test.
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say on which data the epoch is
+        chosen; here on held-out classes of the first half, so that validation meets unseen classes, like the test.
 
     Args:
         source: name of the data set, and how to get it.

@@ -1,4 +1,4 @@
-"""Encoders that need only a network, and bases of encoders with a seed for draws or with a second head."""
+"""Encoders that need only a network, and base classes of encoders that draw from a seed or have a second head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

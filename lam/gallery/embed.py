@@ -160,7 +160,7 @@ def embed_images(
 
 
 def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
-    """The preprocessing of an encoder; a `ValueError` if it is missing or of another kind."""
+    """The preprocessing of an encoder; a `ValueError` if it is missing or not a `kind`."""
     preprocessing = encoder.preprocessing
     if preprocessing is None:
         raise ValueError("the encoder has no preprocessing for image files: fit it with preprocessing=...")

@@ -135,7 +135,7 @@ class LastLayerAccumulator(Accumulator):
     Attributes:
         weight: (D, P) weight of the layer.
         bias: (D,) bias of the layer, or None.
-        options: options of the structure. Without them, `fit` omits the second pass of an `Ekfac`.
+        options: options of the structure. With None, `fit` omits the second pass of an `Ekfac`.
         progress: show a progress bar for a whole data set on standard error.
     """
 

@@ -42,7 +42,7 @@ def directions(
         offset: index of the first item, for error messages.
 
     Raises:
-        ValueError: for an output that is zero, infinite or too short for the inverse square of its length.
+        ValueError: for an output that is zero or infinite, or so short that its inverse square overflows.
     """
     limits = torch.finfo(storage)
     least = limits.max**-0.25

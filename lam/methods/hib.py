@@ -80,7 +80,7 @@ class Hib(Method):
 
 
 class HibNetwork(nn.Module):
-    """All that HIB trains: a network, the uncertainty head on its features, and a and b of p(match)."""
+    """All that HIB trains: a network, the uncertainty head on its features, and the scale and offset in p(match)."""
 
     def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
         super().__init__()

@@ -151,7 +151,7 @@ class Laplace:
         return nn.Linear(width, dimension_of(width, self.dimension), device="meta")
 
     def _check_layers(self) -> None:
-        """Reject settings of several layers for the last layer alone, and vice versa."""
+        """Reject settings of several layers if there is one, and settings of the last layer if there are several."""
         is_paths = isinstance(self.layers, list | tuple) and all(isinstance(path, str) for path in self.layers)
         if not (is_paths or isinstance(self.layers, str)):
             raise ValueError(f'layers must be "last", "all" or a list of paths, got {self.layers!r}')

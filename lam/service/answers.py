@@ -152,7 +152,7 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """The answer to a search with groups instead of hits; `answer` must hold the first hit.
+        """`answer` with groups instead of hits; it must hold the first hit, whose label tells which items are accepted.
 
         Items that were deleted since the search have no information, and are left out.
         """

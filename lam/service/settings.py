@@ -13,9 +13,9 @@ class ServiceSettings:
 
     Attributes:
         max_body: bytes of a body.
-        max_json: bytes of a JSON body beside its images, plus 32 for each dimension of an embedding.
+        max_json: bytes of a JSON body without its images, plus 32 for each dimension of an embedding.
         max_batch: queries or items of one batch.
-        max_batch_json: bytes of a batch beside its images.
+        max_batch_json: bytes of a batch without its images.
         max_held: bytes of all bodies and unread answers in memory.
         max_pixels: pixels of an image.
         max_side: pixels of an image's longer side.
@@ -28,11 +28,11 @@ class ServiceSettings:
         write_seconds: until a client has read an answer, counted from its first pause in reading.
         answer_seconds: until the answer, after the request was read.
         linger_seconds: for reading and dropping the rest of a refused body, so that the refusal arrives.
-        batch_seconds: how long a batch waits for more requests.
-        batch: requests in one batch.
-        patience: seconds of work that may be before a request, in all queues together.
+        batch_seconds: how long the service waits for more requests to compute together.
+        batch: requests that are computed together.
+        patience: seconds of work in all queues together; with more ahead of it, a request is refused as busy.
         queue: waiting requests in one queue.
-        keys: file of keys beside the one in the environment; see `lam.service.keys.Keys.read`.
+        keys: file of further keys than the one in the environment; see `lam.service.keys.Keys.read`.
         access_log: file of all requests, as JSON lines; `-` for standard error.
         slow_seconds: requests that take longer are marked in the log; without a log, only they go to standard error.
         traces: whether to open spans of OpenTelemetry; see `lam.service.spans`.

@@ -32,7 +32,7 @@ _IS_ALONE = ContextVar("is_alone", default=False)
 def join() -> None:
     """Join the other processes of torchrun, once; does nothing in a single process.
 
-    Tensors on CUDA go through NCCL, all else through gloo, so a process that waits for the first one keeps no GPU busy.
+    Tensors on CUDA go through NCCL, all else through gloo. So processes that wait for the first one keep no GPU busy.
     """
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         return

@@ -297,7 +297,7 @@ class Softmaxes(SliceableItems):
         return total + arccos(n, moments.residual * scale).total()
 
     def _as_candidates(self) -> Float[Tensor, "N D"]:
-        """Second derivatives of the anchors' losses in the outputs of their candidates; a batch is one block."""
+        """Second derivatives of the anchors' losses with respect to their candidates' outputs; a batch is one block."""
         ((block, (weights, _, _, residual)),) = self.derivatives()
         g, along = self.gradients, block.along  # the items are the candidates, so `along` is symmetric
         diagonal = projected_squares(self.n, weights.T @ g.square(), (weights * along).T @ g) / self.r.square()

@@ -58,7 +58,7 @@ class Decisions:
 
     @property
     def decision(self) -> tuple[Decision, ...]:
-        """The answers in words."""
+        """The name of each query's answer, from `DECISIONS`."""
         return tuple(DECISIONS[code] for code in self.codes.tolist())
 
     def share(self, decision: Decision) -> float:

@@ -39,8 +39,9 @@ class CosineIntervals:
     ) -> "CosineIntervals | None":
         """Intervals by split conformal prediction; None for fewer pairs than the level needs.
 
-        The units are disjoint pairs of queries of one class. Each hit of either image has a cosine with both images of
-        the pair. Quantiles of the differences between these two cosines give the ends; see `ConformalScores.threshold`.
+        The units are disjoint pairs of queries of one class. A hit of one image of a pair has two cosines: with this
+        image, and with the other. Quantiles of their differences, divided by a width from κ, give the intervals' ends;
+        see `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2

@@ -260,7 +260,7 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
 
 
 def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
-    """s of each search, by weights from the other folds."""
+    """Sum s of weighted scores of each search, with weights and intercept fitted on the other folds."""
     sums = torch.empty(len(x), dtype=torch.float64)
     for fold, rest in folds(len(x)):
         weights, intercept = _regression(x[rest], correct[rest], penalty)

@@ -27,22 +27,22 @@ def control_selective_risk(
     order, strictest threshold first, until one exceeds 1 − `confidence`; the threshold before it is the result. Such
     fixed-sequence testing needs no correction for many thresholds.
 
-    m_1 is the least number of answers that keeps the promise with two wrong ones among them. If N is less than twice
-    that number, one wrong answer is allowed instead, or else none. Each next m is a tenth larger, and the last is N. A
-    threshold with fewer than `answers_needed` answers, because of ties, is left out.
+    m_1 is the least number of answers that passes the test with two wrong ones. If N is less than twice this number,
+    m_1 allows one wrong answer; if N is too small for that too, none. Each next m is a tenth larger, and the last is N.
+    A threshold with fewer than `answers_needed` answers, because of ties, is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
     source, with the same share of strangers. Second, answers of a higher score are not wrong more often than answers of
     a lower one. (Without ties it suffices that R exceeds the target below one threshold and nowhere above it.) The
-    second is needed because thresholds are scores of calibration queries. 1,080 kinds of adversarial scores that
-    violate it broke the promise in at most 0.044 of 20,000 sets, where 0.05 is allowed.
+    second is needed because the thresholds depend on the calibration data. Simulated scores of 1,080 kinds that violate
+    it broke the promise in at most 4.4 % of 20,000 sets, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.
 
     Args:
-        scores: (N,) accept scores of calibration queries, higher meaning answer; −∞ without an answer.
+        scores: (N,) accept scores of calibration queries; −∞ for a query that is never answered.
         wrong: (N,) whether the answer would be wrong, as for any stranger.
         target: the allowed share of wrong answers, in (0, 1).
         confidence: in (0, 1).

@@ -162,7 +162,7 @@ class Store:
         return places
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
-        """Values of a column at these places, which must all hold rows."""
+        """Values of a column at these places; each place must hold a row."""
         empty = getattr(Chunk(0, self._dimension), name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):

@@ -15,8 +15,8 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from table import posterior_strangers
 
-COLOURS = ("#0969da", "#bf8700", "#c9ced6", "#00704f", "#6b4fa0")
-MARKERS = ("s", "D", "o", "o", "^")
+COLOURS = ("#0969da", "#bf8700", "#c9ced6", "#00704f", "#cf222e", "#6b4fa0")
+MARKERS = ("s", "D", "o", "o", "P", "^")
 
 
 def main() -> None:

@@ -151,9 +151,11 @@ def posterior_strangers() -> list[Row]:
         lambda cell: [one[ALONE]["auroc"]["relative_mahalanobis"] for one in draws_of(cell)],
         of_posterior(BEFORE, "auroc"),
         of_posterior(NOW, "auroc"),
+        of_posterior(NOW, "auroc_learnt"),
         of_posterior(NOW, "auroc_joint"),
     ]
-    heads = ["first cosine", "relative Mahalanobis", "κ, `diag`, α = 1", "**κ**", "variance of the cosine"]
+    heads = ["first cosine", "relative Mahalanobis", "κ, `diag`, α = 1", "**κ**", "**κ, with ambiguity**"]
+    heads.append("variance of the cosine")
     return of_posteriors(heads, 2, columns)
 
 

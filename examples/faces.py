@@ -54,7 +54,7 @@ def save(people: range, name: str, pictures: range) -> None:
 save(range(40), "people", range(12))  # the gallery
 save(range(40, 60), "strangers", range(12))  # to calibrate with
 save(range(40), "known", range(12, 15))  # new pictures of people in the gallery
-save(range(60, 80), "unseen", range(3))  # people that nothing was learnt from
+save(range(60, 80), "unseen", range(3))  # people neither in training nor in calibration
 
 # Train on the people, form the posterior, and promise that at most 5 % of the strangers are accepted.
 settings = f"""--data.root={folder}/people --output={folder}/run --data.options.preprocessing.size=32

@@ -16,7 +16,7 @@ from lam.methods import Deterministic, Training
 
 # 960 views of 64 spots in two photographs that ship with scikit-learn. The network must say which spot it sees.
 spots = lam.datasets.load("spots")
-strangers = portrait(like=spots.train)  # views of another photograph
+strangers = portrait(like=spots.train)  # lam.datasets.spots.portrait: crops of another photograph
 
 # A network with ImageNet's weights, frozen. Only its last layer learns, on the training views.
 network = lam.models.build("efficientnet_lite0", dimension=32)

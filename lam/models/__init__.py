@@ -89,9 +89,10 @@ def build(
             f"the builder of {name} must return a lam.models.EmbeddingNetwork, got {type(network).__name__}: return "
             "EmbeddingNetwork(features, head)"
         )
-    if network.head.out_features != network.recipe.get("dimension", dimension):
+    outputs, inputs = network.head.weight.shape
+    if outputs not in (network.recipe.get("dimension", dimension), inputs):  # identity heads keep the features' size
         raise ValueError(
-            f"{name} has a head of {network.head.out_features} outputs for dimension {dimension}: its builder must use "
+            f"{name} has a head of {outputs} outputs for dimension {dimension}: its builder must use "
             "the argument `dimension`"
         )
     network.recipe = {"name": name, "dimension": dimension, **options, **network.recipe}

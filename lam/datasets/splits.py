@@ -140,7 +140,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return pairs of positions, each from the largest class left other than that of the last pair."""
+    """Remove and return pairs of positions, each from the largest remaining class, never twice in a row from one."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))

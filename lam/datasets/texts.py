@@ -225,7 +225,7 @@ def read(
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
-    """All texts of a file, or its questions, as inputs as long as those of `like`; see `read`."""
+    """All texts of a file, or its questions, as inputs of the same length as in `like`; see `read`."""
     return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text), answered=False)
 
 

@@ -150,7 +150,7 @@ class BayesianEncoder(Encoder):
             by: the criterion.
             alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. They are tuned
                 too if most of the predictive variance comes from clipped weights; the best posterior is taken.
-            options: `calibration` takes those of `lam.tuning.scale.calibrate_scale`: `n_samples`, by default the
+            options: `calibration` takes the options of `lam.tuning.scale.calibrate_scale`: `n_samples`, by default the
                 encoder's own number, `least`, `greatest` and `refinements`. `marginal_likelihood` takes `step`, the
                 size of a single move of log α towards higher evidence; by default α moves to the maximum.
 

@@ -58,7 +58,7 @@ class NormEncoder(ConcentrationEncoder):
     f is read as κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of normalised
     embeddings do not train ‖f‖, so its scale is arbitrary, and only the order of κ counts.
 
-    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss". Their loss trains ‖f‖ as κ; those of lam do not.
+    Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss". Their loss trains ‖f‖ as κ; no loss of lam does.
     """
 
     kind = "norm"

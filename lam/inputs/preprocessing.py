@@ -41,7 +41,7 @@ class Preprocessing:
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
         mean: a number for each channel, which is subtracted after scaling to [0, 1]; or None.
-        std: a positive number for each channel, by which the difference is divided; or None.
+        std: a positive divisor of the difference for each channel, or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:

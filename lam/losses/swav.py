@@ -27,7 +27,7 @@ class SwAV(DistributionLoss):
         dimension: D.
         n_prototypes: J ≥ 2.
         temperature: τ > 0.
-        smoothness: ε > 0, by which the assignments divide the cosines.
+        smoothness: ε > 0, the divisor of the cosines in the assignments.
         n_iterations: number of iterations of `sinkhorn`, at least 1.
         explicit: the alignment and its regulariser; None for only the base loss.
         seed: seed of the prototypes; the global random state does not change.

@@ -39,8 +39,8 @@ class CalibrationOptions:
         strangers: a folder or table of queries without a match; the bound on false accepts then holds for queries like
             them. By default it holds for unseen classes, if enough classes were held out for the target. Otherwise it
             holds for queries like the labelled ones, which search the gallery without their matches. P(known) and the
-            flag learn from these strangers; by default from the held-out classes, however few, or if there are none,
-            from labelled queries without their classes.
+            flag learn from these strangers; by default from the held-out classes, however few, or else from labelled
+            queries without their classes.
         unlabelled: a folder or table of typical queries, both known ones and strangers, from which P(known) is learnt.
             `live` takes the queries that `lam serve --keep-queries` stored. Queries that are stored items or training
             items are left out, with a warning. The queries have no effect if all of them may be known, or all of them

@@ -6,7 +6,7 @@
 
 `DATA METHOD` reads these files in order, the last one only with `--paper`. Later files override earlier ones. In a
 file, the section `methods` holds the settings of single methods, which override the rest of that file. With `--paper`,
-the section `methods` of the authors' file replaces that of the data set.
+the section `methods` of the authors' file replaces the data set's section.
 
 The section `networks` holds the settings of single networks. The first installed one replaces the network that the file
 names, unless an override, or a file that extends this one, names a network or weights.

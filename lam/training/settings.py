@@ -95,7 +95,7 @@ class Training(TrainingOptions):
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
         validate: computes a score of the network in evaluation mode, after each epoch; higher is better. Training ends
-            with the weights of the first best epoch, or without `validate` with those of the last epoch.
+            with the weights of the first best epoch. Without `validate`, the last weights stay.
         folder: folder of the checkpoints, which are written after every epoch; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.

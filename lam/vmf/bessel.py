@@ -166,7 +166,7 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table by which graphs exported later invert `bessel_ratio` below 42 dimensions, to 1e-8.
+    """Compute the table with which graphs exported later invert `bessel_ratio` below 42 dimensions, to 1e-8.
 
     Without it, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes,
     and half a minute of export. The table takes fourteen nodes.

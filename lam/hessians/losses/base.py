@@ -33,7 +33,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature; each of its settings that is None is taken from `settings`, such as those of a loss."""
+        """The curvature, with its unset options (None) from `settings`, such as the settings of a loss."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
@@ -64,7 +64,7 @@ class Curvature(ABC):
         return type(self).matrices is not Curvature.matrices
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
-        """Number of summands of each term, by which its average divides."""
+        """Number of summands of each term, the divisor of its average."""
         return (pairs.size,)
 
     @abstractmethod

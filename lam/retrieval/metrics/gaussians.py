@@ -63,7 +63,7 @@ class Gaussians:
 
 
 def _principal_components(centered: Tensor) -> Tensor:
-    """(P, q) up to 256 directions of greatest variance, without those of mere rounding; the identity for P ≤ 256."""
+    """(P, q) up to 256 directions of greatest variance, without rounding noise; the identity for P ≤ 256."""
     n_items, width = centered.shape
     if width <= COMPONENTS:
         return torch.eye(width, dtype=centered.dtype)

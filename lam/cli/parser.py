@@ -288,5 +288,9 @@ def command_parser() -> argparse.ArgumentParser:
         "many it finds), or in a Milvus collection, such as milvus://HOST/COLLECTION (default: flat, or the type that "
         "`lam index --factory` named)",
     )
-    add("--replica", action="store_true", help="serve read-only what another service on the same machine writes")
+    add(
+        "--replica",
+        action="store_true",
+        help="only read the run: another service on the same machine writes it, or its folder is read-only",
+    )
     return parser

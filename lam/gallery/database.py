@@ -44,7 +44,10 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
         if code in _LOCKED:
             explained = ValueError(f"{path} is locked by another process: end that, or wait until it has finished")
         elif code in _UNWRITABLE:
-            explained = OSError(f"{path} cannot be written ({error}): mount {path.parent} writable, for this user")
+            explained = OSError(
+                f"{path} cannot be written ({error}): mount {path.parent} writable, for this user, or serve the run "
+                "with --replica, which only reads"
+            )
         elif code in _FAILING:
             explained = OSError(f"{path} cannot be used ({error}): check the disk")
         else:

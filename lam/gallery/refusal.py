@@ -36,5 +36,5 @@ def full(reason: str) -> Refusal:
 
 def read_only() -> Refusal:
     """The refusal of a change by a process that only reads the gallery."""
-    what = "this service is a read-only replica of a run that another process serves"
-    return Refusal("read_only", what, allowed="the change at the service that was started without --replica")
+    what = "this service only reads its run: it was started with --replica"
+    return Refusal("read_only", what, allowed="the change at a service that was started without --replica")

@@ -1,8 +1,10 @@
-"""A read-only gallery beside a process that writes it, searched in that process's Milvus collection.
+"""A read-only gallery: beside a process that writes it, or in a folder that nobody can write.
 
-Items and facts are read from the store at each request, up to the last change that the writer has acknowledged.
-SQLite's log needs memory that the processes share, so replicas must run on the machine of the writer. They cannot read
-the store through a network file system.
+Beside a writer, a replica searches the writer's Milvus collection. It reads items and facts from the store at each
+request, up to the last change that the writer has acknowledged. SQLite's log needs memory that the processes share, so
+replicas must run on the machine of the writer. They cannot read the store through a network file system.
+
+In a read-only folder, such as an image of a container, the items cannot change. The index is then in this process.
 """
 
 from collections.abc import Sequence
@@ -23,24 +25,31 @@ from lam.vmf.embeddings import Embeddings
 
 
 class Replica(Gallery):
-    """The items of a run, while another process has the gallery open and writes; `index` is that process's collection.
+    """The items of a run, only to be searched; `index` is the collection of the process that writes them.
+
+    In a read-only folder, `index` may also be an index in this process, as in `Gallery`.
 
     Raises:
-        CorruptFileError: for a lost file.
-        ValueError: for a missing gallery, an index in this process, Milvus Lite in a file, or a collection that no
-            writer has filled.
+        CorruptFileError: for a lost file, or altered rows in a read-only folder.
+        ValueError: for a missing gallery, an index in this process beside a writable folder, Milvus Lite in a file, or
+            a collection that no writer has filled.
     """
 
     def __init__(self, folder: Path, dimension: int, *, index: str | None) -> None:
-        if index is None or "://" not in index or Path(Address.parse(index).uri).is_absolute():
-            raise ValueError(
-                f"a replica searches the collection of a Milvus server, milvus://HOST[:PORT]/COLLECTION, "
-                f"got {index!r}; an index in a process or a file cannot be shared"
-            )
         self._begin(folder, dimension)
         with ExitStack() as resources:
             self.store = resources.enter_context(closing(ItemStore(folder / FILE, read_only=True)))
-            self._index = RemoteIndex(index, self.store, dimension, follows=False)
+            if index is not None and "://" in index and not Path(Address.parse(index).uri).is_absolute():
+                self._index = RemoteIndex(index, self.store, dimension, follows=False)
+            elif self.store.is_immutable:
+                self.store.check()
+                self._index = self._open_index(index)
+            else:
+                raise ValueError(
+                    "a replica beside a process that writes searches its collection on a Milvus server: give --index "
+                    f"milvus://HOST[:PORT]/COLLECTION, got {index!r}; without --index, the folder of the gallery must "
+                    "be read-only"
+                )
             resources.callback(self._index.close)
             self._resources = resources.pop_all()
 

@@ -79,7 +79,7 @@ class ItemStore:
 
     def _connect(self, opened: ExitStack) -> sqlite3.Connection:
         address = f"{self.path.absolute().as_uri()}?mode={'rw' if self._read_only else 'rwc'}"
-        if self._read_only and self._cannot_change():
+        if self._read_only and self.is_immutable:
             address += "&immutable=1"
         connection = connect(address, uri=True)
         opened.enter_context(closing(connection))
@@ -89,7 +89,8 @@ class ItemStore:
         connection.execute("PRAGMA secure_delete=ON")  # deleted vectors and pictures are overwritten
         return connection
 
-    def _cannot_change(self) -> bool:
+    @property
+    def is_immutable(self) -> bool:
         """Whether the file cannot change: its folder is read-only and holds no log, which `immutable` would ignore."""
         return not os.access(self.path.parent, os.W_OK) and not self.path.with_name(f"{self.path.name}-wal").exists()
 

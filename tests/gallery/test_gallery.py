@@ -19,6 +19,7 @@ from lam.gallery.gallery import Gallery
 from lam.gallery.item import Images, Item, pack
 from lam.gallery.operations import Change, Fuse, Operation
 from lam.gallery.refusal import Refusal
+from lam.gallery.replica import Replica
 from lam.gallery.store import CACHE, FILE, ItemStore
 from lam.runs.data import load_data
 from lam.runs.finished import Run
@@ -75,6 +76,23 @@ def test_what_is_written_is_found_again_after_a_restart(run_copy: Path) -> None:
         assert (found(again, embeddings(5)[row : row + 1]) == [f"0-{row}"]) == (row != 3)
     assert again.store.get("7") is None
     again.close()
+
+
+def test_a_read_only_folder_is_searched_and_never_written(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_copy / "gallery"
+    with closing(Gallery(folder, D)) as gallery:
+        expected = found(gallery, embeddings(1), k=60)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ValueError, match="beside a process that writes"):
+        Replica(folder, D, index=None)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for index in (None, "flat"):
+        with closing(Replica(folder, D, index=index)) as replica:
+            assert len(replica) == 60
+            assert found(replica, embeddings(1), k=60) == expected
+            with pytest.raises(Refusal, match="only reads its run"):
+                replica.write(items(1))
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_deleted_items_leave_every_file_of_the_run(run_copy: Path) -> None:

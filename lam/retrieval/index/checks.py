@@ -1,6 +1,6 @@
 """Checks of vectors, κ and ids before any index takes them.
 
-FAISS accepts NaN and checks dimensions with `assert`; a server reports errors late and in its own words.
+FAISS accepts NaN and checks dimensions with `assert`; a Milvus server reports errors late and in its own words.
 """
 
 import sys
@@ -17,20 +17,20 @@ from lam.utils.checks import check_finite, check_length, integers
 from lam.vmf.embeddings import Embeddings, check_embeddings
 
 _BLOCK = 2048  # rows
-_NORM_TOLERANCE = 1e-3  # half precision keeps a unit vector to about this
+_NORM_TOLERANCE = 1e-3  # rounding to half precision changes a unit vector's length by about this much
 
 Ids = Shaped[Tensor, " N"] | Shaped[np.ndarray, " N"] | Sequence[SupportsIndex]
 """Integers ≥ 0, one for each item."""
 
 
 def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]:
-    """Mean directions as float32 unit rows on the CPU; rejects another dimension or length, and a κ below 0."""
+    """Mean directions as float32 unit rows on the CPU; rejects a wrong dimension or length, κ < 0, NaN and infinity."""
     check_embeddings("embeddings", embeddings)
     if embeddings.dimension != dimension:
         raise ValueError(f"embeddings must have dimension {dimension}, got {embeddings.dimension}")
     mean = embeddings.mean.detach().cpu()
     norm, unit = mean.new_empty(len(mean), 1, dtype=torch.float64), mean.new_empty(mean.shape, dtype=torch.float32)
-    for rows in row_blocks(len(mean), 1, elements=_BLOCK):  # float64 all at once takes four times the memory and time
+    for rows in row_blocks(len(mean), 1, elements=_BLOCK):  # all rows at once take four times the memory and time
         wide = mean[rows].double()
         norm[rows] = wide.norm(dim=1, keepdim=True)
         unit[rows] = wide / norm[rows]
@@ -41,7 +41,7 @@ def unit_vectors(embeddings: Embeddings, dimension: int) -> Float[Tensor, "N D"]
 
 
 def _within(values: Tensor, least: float, greatest: float) -> bool:
-    """Whether all values lie in [least, greatest]; false with a NaN."""
+    """Whether all values lie in [least, greatest]; false if one is NaN."""
     if values.numel() == 0:
         return True
     low, high = values.aminmax()

@@ -1,6 +1,6 @@
-"""Calls to FAISS. Its labels are slots (`lam.retrieval.index.rows`), and its errors become a `ValueError`.
+"""Calls to FAISS, with slots as labels (`lam.retrieval.index.rows`); most errors of FAISS become a `ValueError`.
 
-FAISS checks dimensions with `assert`, accepts NaN and pads with −1; `lam.retrieval.Index` validates first.
+FAISS checks dimensions with `assert` and accepts NaN, so `lam.retrieval.Index` validates first.
 """
 
 import math
@@ -16,16 +16,16 @@ import numpy as np
 from lam.utils.extras import install_command
 
 _PRODUCT_FROM = 4  # queries
-_HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's own 16 has 0.90
-_CELLS = 2  # an IVF search visits 2 √cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS visits one
+_HNSW = "efSearch=128"  # recall@10 of 0.996 among 100,000 clustered vectors; FAISS's default of 16 has 0.90
+_CELLS = 2  # an IVF search visits 2 √cells: recall@10 of 0.95 among a million vectors in 1024 cells; FAISS's default: 1
 _SWITCH_LOCK = threading.Lock()
 
 
 def create(dimension: int, factory: str, parameters: str | None, device: str) -> Any:
     """An empty FAISS index that takes slots as labels.
 
-    An IDMap around a type that stores labels itself mixes them up after a removal (FAISS 1.15). So only the other types
-    get an IDMap, and a factory string with an IDMap is rejected.
+    IVF types store labels themselves; an IDMap around them mixes labels up after a removal (FAISS 1.15). So only other
+    types get an IDMap, and a factory string with an IDMap is rejected.
     """
     import faiss
 
@@ -45,7 +45,7 @@ def create(dimension: int, factory: str, parameters: str | None, device: str) ->
 
 @cache
 def compares_codes(dimension: int, factory: str) -> bool:
-    """Whether a type compares codes shorter than the vectors, so that the order of its candidates is rough."""
+    """Whether a type ranks candidates by codes shorter than the vectors, and so only roughly."""
     import faiss
 
     index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
@@ -78,13 +78,13 @@ def prepare(index: Any, parameters: str | None, device: str) -> Any:
 
 
 def train(index: Any, vectors: np.ndarray) -> None:
-    """Train on (N, D) unit vectors; a `ValueError` if FAISS refuses, for instance because they are too few."""
+    """Train on (N, D) unit vectors; a `ValueError` if FAISS refuses, for instance because there are too few vectors."""
     with _value_errors(f"FAISS cannot train on {len(vectors)} embeddings"):
         index.train(vectors)
 
 
 def add(index: Any, vectors: np.ndarray, slots: np.ndarray) -> None:
-    """Add (N, D) unit vectors under their slots; a ValueError for a type that takes only one addition."""
+    """Add (N, D) unit vectors under their slots; a `ValueError` if FAISS refuses, as some types do the second time."""
     with _value_errors(f"FAISS cannot add {len(vectors)} embeddings"):
         index.add_with_ids(vectors, slots)
 
@@ -96,7 +96,7 @@ def remove(index: Any, slots: np.ndarray) -> None:
 
 
 def keep_only(index: Any, slots: np.ndarray) -> bool:
-    """Remove all other slots; returns whether the type can remove."""
+    """Remove every slot that is not in `slots`; returns whether the type can remove."""
     import faiss
 
     stays = faiss.IDSelectorBatch(slots)
@@ -108,17 +108,17 @@ def keep_only(index: Any, slots: np.ndarray) -> bool:
 
 
 def search(index: Any, vectors: np.ndarray, k: int) -> np.ndarray:
-    """(Q, k) candidate slots, −1 for a candidate not found; GPUs refuse more than a few thousand candidates."""
+    """(Q, k) candidate slots, −1 where too few are found; GPUs refuse more than a few thousand candidates."""
     errors = _value_errors(f"FAISS cannot search for {k} candidates; take a smaller k or device 'cpu'")
     with errors, matrix_product(len(vectors)):
         return index.search(vectors, k)[1]
 
 
 def search_among(index: Any, vectors: np.ndarray, k: int, slots: np.ndarray) -> np.ndarray | None:
-    """(Q, k) candidates among some slots, −1 for a candidate not found; None for a type without a selector."""
+    """(Q, k) candidates among `slots`, −1 where too few are found; None for a type without a selector."""
     import faiss
 
-    options: Any = faiss  # its type stubs lack these records
+    options: Any = faiss  # FAISS's type stubs lack these records
     selector = faiss.IDSelectorBatch(slots)
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap2) else index
     if isinstance(inner, faiss.IndexHNSW):
@@ -158,10 +158,10 @@ def to_cpu(index: Any) -> Any:
 
 @contextmanager
 def matrix_product(queries: int) -> Iterator[None]:
-    """Make FAISS compare the queries with all items by one matrix product, from four queries on.
+    """From four queries on, make FAISS compare the queries with all items by one matrix product.
 
     By default, FAISS 1.15 reads the items anew for every query up to queries · D = 128,000. That is 5 times slower for
-    32 queries of 512 dimensions, and faster only for 1 or 2. FAISS's switch is global to the process, hence the lock.
+    32 queries of 512 dimensions, and faster only for 1 or 2 queries. The lock guards FAISS's global switch.
     """
     import faiss
 
@@ -179,14 +179,11 @@ def matrix_product(queries: int) -> Iterator[None]:
 
 @contextmanager
 def _value_errors(sentence: str) -> Iterator[None]:
-    """Turn an error of FAISS into a `ValueError` with its reason, without its source path.
-
-    A device out of memory is not the caller's mistake and stays a `RuntimeError`.
-    """
+    """Turn an error of FAISS into a `ValueError` with the sentence and FAISS's reason."""
     try:
         yield
     except RuntimeError as error:
-        if "out of memory" in str(error):
+        if "out of memory" in str(error):  # not the caller's mistake
             raise
         reason = re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL)
         raise ValueError(f"{sentence}: {reason}") from None

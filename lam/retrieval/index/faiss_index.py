@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lam.retrieval.index.milvus_index import MilvusIndex
 
 
-_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and at least so many, if codes are compared
-_FEW = 20_000  # up to so many allowed ids are searched exactly: a graph finds few among mostly hidden nodes
+_ROUGH, _LEAST_ROUGH = 4, 200  # candidates for each hit, and least number of candidates, if codes are compared
+_FEW = 20_000  # up to this many ids are searched exactly: a graph misses hits if most nodes are hidden
 
 
 class Index:
@@ -47,7 +47,7 @@ class Index:
         device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
-        mean_samples: S if items and queries are mean directions of S samples, None if they are not.
+        mean_samples: S if vectors are mean directions of S samples; None if they are the network's own directions.
 
     Raises:
         ValueError: for a dimension below 1, or a type, parameters or device that FAISS does not know or cannot combine.
@@ -89,7 +89,7 @@ class Index:
 
     @property
     def holds_removed(self) -> bool:
-        """Whether FAISS still holds removed vectors, as types without removal do until a sweep; they are saved too."""
+        """Whether FAISS, and so `save`, keeps removed vectors; true of types without removal before a sweep."""
         return self._faiss is not None and self._faiss.ntotal > len(self)
 
     @property
@@ -98,10 +98,10 @@ class Index:
         return self._faiss is None or bool(self._faiss.is_trained)
 
     def train(self, embeddings: Embeddings) -> None:
-        """Train a type that needs it on typical embeddings, without adding them; other types only check them.
+        """Train on typical embeddings, without adding them; a type that needs no training only checks them.
 
         Raises:
-            ValueError: for invalid embeddings, for fewer than FAISS requires, or if the index already holds items.
+            ValueError: for invalid or too few embeddings, or if the index already holds items.
         """
         vectors = unit_vectors(embeddings, self.dimension).numpy()
         if len(self):
@@ -117,8 +117,7 @@ class Index:
             ids: (N,) a tensor, array or sequence of integers ≥ 0 that are new to the index.
 
         Raises:
-            ValueError: for other embeddings or ids, another `mean_samples` than the index has, an untrained type, or an
-                error of FAISS.
+            ValueError: for other embeddings, ids or `mean_samples`, an untrained type, or an error of FAISS.
         """
         if len(self):
             check_same_means(embeddings, self.mean_samples)
@@ -145,8 +144,8 @@ class Index:
     def remove(self, ids: Ids, *, sweeps: bool = True) -> None:
         """Remove items: all of them, or none if an error is raised.
 
-        Flat, and types without removal, first hide a removed row from searches. Flat drops the hidden rows of a block
-        once they are 20 % of it. A type without removal is rebuilt once 20 % of all rows are hidden.
+        Flat, and types without removal, first hide removed rows from searches. Flat drops hidden rows once they are
+        20 % of a block of rows. A type without removal is rebuilt once 20 % of all rows are hidden.
 
         Args:
             ids: (N,) distinct ids in the index.
@@ -166,10 +165,11 @@ class Index:
             self.sweep()
 
     def sweep(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """Rebuild a type without removal if 20 % of its items are removed.
+        """Rebuild a type without removal if at least 20 % of its rows are removed.
 
         Args:
-            lock: held while the new structure replaces the old one. Until then others may search, but not change items.
+            lock: held while the new structure replaces the old one. Before that, other threads may search, but not add
+                or remove items.
         """
         if self._needs_sweep:
             rebuilt = self._rebuilt()
@@ -191,11 +191,11 @@ class Index:
         Args:
             embeddings: Q queries of dimension D with unit means and finite κ ≥ 0.
             k: number of hits, at least 1.
-            least_kappa: items of smaller κ are left out.
-            among: ids of the items to search, ignoring ids that are not in the index; None for all items.
+            least_kappa: least κ of a hit.
+            among: ids of the items to search; unknown ids are ignored. None for all items.
 
         Returns:
-            min(k, N) hits for each query among N searched items, on the queries' device and in their precision.
+            min(k, N) hits for each query among N searched items, on the device and in the precision of the queries.
 
         Raises:
             ValueError: for k below 1, a negative `least_kappa`, another dimension, a query that is no unit vector or
@@ -214,10 +214,10 @@ class Index:
     def measure_recall(
         self, *, n_queries: SupportsIndex = 200, k: SupportsIndex = 10, depth: SupportsIndex = 50
     ) -> Recall | None:
-        """Agreement with an exact search for stored items as queries; None for fewer than two items.
+        """Compare with an exact search, with stored items as queries; None for fewer than two items.
 
-        A fixed seed draws `n_queries` items; no item is among its own hits. `Recall` compares their k nearest
-        neighbours and their first `depth` hits. For queries farther from the items than these, recall may be lower.
+        A fixed seed draws `n_queries` items as queries; no query finds itself. `Recall` compares the k nearest
+        neighbours and the first `depth` hits. Recall may be lower for queries farther from the items.
         """
         count, k, depth = (
             positive_integer(name, value) for name, value in (("n_queries", n_queries), ("k", k), ("depth", depth))
@@ -307,7 +307,7 @@ class Index:
             self._faiss = self._structure()
 
     def _structure(self) -> Any:
-        """An empty FAISS index; None for type Flat on the CPU, which searches the rows in place."""
+        """An empty FAISS index; None for Flat on the CPU, which searches the stored rows in place."""
         if (self.factory, self.parameters, self.device) == ("Flat", None, "cpu"):
             return None
         return faiss_calls.create(self.dimension, self.factory, self.parameters, self.device)
@@ -327,7 +327,7 @@ class Index:
         k = min(k, n_allowed)
         if self._faiss is None or k == 0:
             return flat.search(self._store.chunks, vectors, k, least_kappa)
-        # one more candidate for each hidden row, up to twice as many candidates
+        # one more candidate for each hidden row, at most doubling their number
         wanted = self._candidates(k)
         n_candidates = min(wanted + min(wanted, self._faiss.ntotal - n_allowed), self._faiss.ntotal)
         candidates = self._store.places_of(faiss_calls.search(self._faiss, vectors, n_candidates))
@@ -345,7 +345,7 @@ class Index:
         return self._found(scores, places)
 
     def _search_among(self, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray) -> flat.Found:
-        """The k best rows among sorted ids: by FAISS's selector if the ids are many, else exactly."""
+        """The k best rows among sorted ids: by FAISS's selector for more than 20,000 ids, else exactly."""
         if self._faiss is not None and self.device == "cpu" and len(among) > _FEW:
             searched = self._store.places(least_kappa, among)
             if len(searched) > _FEW and (found := self._select(vectors, min(k, len(searched)), searched)) is not None:
@@ -353,7 +353,7 @@ class Index:
         return flat.search(self._store.chunks, vectors, k, least_kappa, among)
 
     def _select(self, vectors: np.ndarray, k: int, searched: np.ndarray) -> flat.Found | None:
-        """The k best rows at the places `searched` by FAISS's selector; None without one, or if a query lacks hits."""
+        """The k best rows at the places `searched`; None if the type has no selector, or a query gets fewer than k."""
         slots = self._store.take("slots", searched)
         wanted = min(max(2 * k, self._candidates(k)), len(searched))
         candidates = faiss_calls.search_among(self._faiss, vectors, wanted, slots)
@@ -363,7 +363,7 @@ class Index:
         return self._found(*flat.top(k, scores, places))
 
     def _candidates(self, k: int) -> int:
-        """Number of candidates to score exactly for k hits; on a GPU, which limits candidates, it is k."""
+        """Number of candidates to score exactly for k hits; k on a GPU, which limits candidates."""
         is_rough = self.device == "cpu" and faiss_calls.compares_codes(self.dimension, self.factory)
         return max(_ROUGH * k, _LEAST_ROUGH) if is_rough else k
 

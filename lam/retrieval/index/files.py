@@ -1,4 +1,4 @@
-"""An index as a folder, in generations (`lam.utils.files`): a reader sees the old index or the new one.
+"""An index as a folder of generations (`lam.utils.files`): a reader sees either the old index or the new one.
 
 index.json                format, type, number of samples behind the vectors, and the SHA-256 of the cache
 embeddings.safetensors    vectors (N, D), κ (N,), ids (N,), slots (N,)
@@ -31,7 +31,7 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SavedIndex:
-    """Contents of an index's folder; if the cache must be rebuilt, `faiss` is None and `problem` says why."""
+    """Contents of an index's folder; `problem` says why the cache must be rebuilt, and `faiss` is then None."""
 
     factory: str
     parameters: str | None
@@ -42,7 +42,7 @@ class SavedIndex:
 
 
 def save(folder: str | Path, index: SavedIndex) -> None:
-    """Replace the contents of a folder by an index; if it cannot be written, the old contents stay."""
+    """Replace the contents of a folder by an index; if writing fails, the old contents stay."""
 
     def write(generation: Path) -> None:
         metadata = {name: getattr(index, name) for name in _SETTINGS} | {"cache_sha256": None}
@@ -57,7 +57,7 @@ def save(folder: str | Path, index: SavedIndex) -> None:
 def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
-    Another process may replace the generation meanwhile, so a failed read is repeated as long as the manifest changes.
+    Another process may replace the generation meanwhile, so a failed read is repeated while the manifest changes.
     """
     folder = Path(folder)
     for _ in range(_TRIES - 1):

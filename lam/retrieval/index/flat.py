@@ -1,6 +1,6 @@
-"""Exact search of the rows of an index in place, chunk by chunk, by as many threads as FAISS may use.
+"""Exact search of an index's rows, chunk by chunk, by as many threads as FAISS may use.
 
-FAISS compares the vectors without the second copy that its Flat type would hold.
+FAISS reads the rows in place; its Flat type would hold a second copy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from lam.retrieval.index.rows import Chunk
 from lam.utils.blocks import row_blocks
 
 _SCORE_ELEMENTS = 2**24  # candidates' coordinates held at once while they are scored
-_ONE_THREAD = 2**22  # up to so many coordinates, one thread is faster than waking others
+_ONE_THREAD = 2**22  # up to this many coordinates, one thread is faster than waking others
 _COPIED = 2**20  # coordinates of kept rows copied for one product: they stay in the cache of a core
 
 Found = tuple[Int64[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"], Float64[np.ndarray, "Q K"]]
@@ -30,7 +30,7 @@ def search(
     least_kappa: float,
     among: Int64[np.ndarray, " G"] | None = None,
 ) -> Found:
-    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`; all of them if there are fewer.
+    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`; fewer if there are fewer.
 
     `among` holds the sorted ids of the rows to search; None for all.
     """
@@ -71,11 +71,7 @@ def _parts(chunks: Sequence[Chunk], start: int, end: int) -> Iterator[tuple[Chun
 def _search_chunk(
     chunk: Chunk, rows: slice, vectors: np.ndarray, k: int, least_kappa: float, among: np.ndarray | None
 ) -> Found:
-    """The k best of some rows of a chunk.
-
-    A removed row is a zero vector, which ranks above rows of negative cosine. If hidden rows leave too few hits, only
-    the allowed rows are searched.
-    """
+    """The k best of some rows of a chunk."""
     stored, kappa = chunk.vectors[rows], chunk.kappa[rows]
     is_all = among is None and not least_kappa and not chunk.n_removed
     allowed = None if is_all else chunk.allowed(rows, least_kappa, among)
@@ -90,17 +86,14 @@ def _search_chunk(
     else:
         found = faiss_calls.nearest(stored, vectors, k + min(k, n_hidden))[1]
         found = np.where(allowed[found], found, -1)
-        if ((found >= 0).sum(axis=1) < k).any():
+        if ((found >= 0).sum(axis=1) < k).any():  # too many hidden rows among the candidates
             found = _nearest_of(np.flatnonzero(allowed), stored, vectors, k)
     found, cosines = score(stored.__getitem__, vectors, found)
     return chunk.ids[rows][found], cosines, kappa[found]
 
 
 def _nearest_of(kept: np.ndarray, stored: np.ndarray, vectors: np.ndarray, k: int) -> np.ndarray:
-    """The k best of the rows in `kept`, which are copied in blocks.
-
-    FAISS's selector compares row by row. A matrix product is faster, even with the copies.
-    """
+    """The k best of the rows in `kept`, copied for matrix products: FAISS's selector, row by row, is slower."""
     found: list[tuple[np.ndarray, np.ndarray]] = []
     copies = np.empty((min(len(kept), max(1, _COPIED // stored.shape[1])), stored.shape[1]), np.float32)
     for block in row_blocks(len(kept), 1, elements=len(copies)):
@@ -120,7 +113,7 @@ def no_hits(queries: int) -> Found:
 def score(
     vectors_of: Callable[[np.ndarray], np.ndarray], vectors: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; a missing row is negative, its cosine −∞.
+    """(Q, K) candidate rows, sorted, and their cosines with Q vectors; a negative row is missing and gets −∞.
 
     Each cosine is a separate dot product: a matrix product could round equal vectors to unequal scores.
     """
@@ -133,6 +126,6 @@ def score(
 
 
 def top(k: int, scores: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """The k highest scores of each row, best first, ties in their order; other columns are reordered alike."""
+    """The k highest scores of each row, best first, ties in the given order; other columns are reordered alike."""
     row, order = np.arange(len(scores))[:, None], (-scores).argsort(axis=1, kind="stable")[:, :k]
     return [column[row, order] for column in (scores, *columns)]

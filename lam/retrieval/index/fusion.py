@@ -4,19 +4,20 @@ Why a cap. The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds the
 Σ κ_k, as if each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and one
 weight error moves all images at once. Near its mean direction a concentrated density is a Gaussian of variance 1/κ_k in
 each tangent direction. Let e_k be the errors of the K mean directions, of variance 1/κ_k and of correlation ρ between
-two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. Its error Σ κ_k e_k has the variance
+two images of one identity. The fused direction is the direction of f = Σ κ_k μ_k. The error of f, Σ κ_k e_k, has the
+variance
 
-    Σ_jk κ_j κ_k Cov(e_j, e_k) = (1 − ρ) Σ κ_k + ρ (Σ √κ_k)²,
+    Σ_jk κ_j κ_k Cov(e_j, e_k) = (1 − ρ) Σ κ_k + ρ (Σ √κ_k)².
 
-and its length is R Σκ, where R = ‖Σ κ_k μ_k‖ / Σκ is the resultant of the images. The variance of the direction is this
-variance over the squared length, and the fused concentration is at most its inverse,
+The length of f is R Σκ, where R = ‖Σ κ_k μ_k‖ / Σκ is the resultant of the images. The fused direction has the variance
+of f over the squared length of f. The inverse of this quotient caps the fused concentration:
 
     κ_cap = (R Σκ)² / ((1 − ρ) Σκ + ρ (Σ√κ)²).
 
-For K images of the same κ and direction κ_cap is Kκ/(1 + (K − 1)ρ), at most κ/ρ for any K. For ρ = 0 it is R times the
-κ of the plain product. For ρ = 1 it is R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the greatest κ_k: K
-images are as certain as one. ρ depends on the network; the default of 1 is safe. Fusing improves the direction, and so
-retrieval, whatever the cap. A small R means that the images may not show the same identity.
+For K images of the same κ and direction, κ_cap is Kκ/(1 + (K − 1)ρ), at most κ/ρ for any K. For ρ = 0, κ_cap is R
+times the κ of the plain product. For ρ = 1, κ_cap is R² (Σκ/Σ√κ)², and (Σκ/Σ√κ)² lies between the least and the
+greatest κ_k: K images are as certain as one. ρ depends on the network; the default of 1 is safe. Fusing improves the
+direction, and so retrieval, for any cap. A small R means that the images may not show the same identity.
 """
 
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class FusedIdentities:
 def fuse_identities(embeddings: Embeddings, identities: Ids, *, correlation: float = 1.0) -> FusedIdentities:
     """Fuse the images of each identity by the product of their densities, with a cap on κ for shared errors.
 
-    mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the module derives the cap.
+    mean = Σ κ_k μ_k / ‖Σ κ_k μ_k‖, κ = min(‖Σ κ_k μ_k‖, κ_cap); the module's docstring derives κ_cap.
 
     Args:
         embeddings: N ≥ 1 images with κ > 0; an image without a direction (a row of zeros) only lowers κ.

@@ -28,7 +28,7 @@ class Hits:
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> "Hits":
-        """Some of the queries or hits, by the index of a tensor: `hits[:, :k]` are the best k of each query."""
+        """Some of the queries or hits, indexed like a tensor: `hits[:, :k]` holds the best k of each query."""
         return Hits(self.ids[index], self.scores[index], self.kappa[index])
 
 

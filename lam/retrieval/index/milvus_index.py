@@ -1,8 +1,8 @@
 """An index on a Milvus server, for galleries too large for one machine, or in a file of Milvus Lite.
 
 A collection has the fields `id` (the primary key), `vector`, `kappa` and `mean_samples` (0 if vectors are the network's
-directions). The server filters by κ. Methods and checks are as in `lam.retrieval.Index`. The server stores added items
-durably, so there is no `save`.
+own directions). The server filters by κ. Methods and checks are as in `lam.retrieval.Index`, without `save`: the
+server stores items durably.
 """
 
 import os
@@ -34,7 +34,7 @@ MOST_HITS = 16384
 """Greatest number of hits that a Milvus server returns."""
 
 GREATEST_ID = 2**63 - 2
-"""Greatest id that a Milvus server can look up; it stores and searches items of greater ids all the same."""
+"""Greatest id that a Milvus server can look up, although it stores and searches greater ones."""
 
 _PORT = 19530
 _ADDRESS = re.compile(
@@ -97,8 +97,8 @@ class MilvusIndex:
         timeout: seconds to wait for an answer of the server.
 
     Raises:
-        ValueError: for a wrong address, a missing collection without a dimension, another dimension than the stored
-            one, or a missing pymilvus.
+        ValueError: for a wrong address, a missing collection if no dimension is given, a dimension that differs from
+            the stored one, or a missing pymilvus.
         ConnectionError: if the file cannot be opened; in every method, if the server refuses or does not answer.
     """
 
@@ -150,8 +150,8 @@ class MilvusIndex:
     def add(self, embeddings: Embeddings, ids: Ids) -> None:
         """Add items; arguments and errors as for `Index.add`, with ids up to `GREATEST_ID`.
 
-        If the server refuses some items, all are removed again, as far as the server answers. If another process adds
-        the same id at the same moment, the later item stays.
+        If the server refuses some items, `add` tries to remove all of them again. If another process adds the same id
+        at the same moment, the later item stays.
         """
         rows = self._rows(embeddings, ids)
         new_ids = [row["id"] for row in rows]
@@ -165,7 +165,7 @@ class MilvusIndex:
             raise
 
     def put(self, embeddings: Embeddings, ids: Ids) -> None:
-        """Add items as `add` does; stored items of the same ids are replaced.
+        """Add items, replacing stored items of the same ids; arguments as for `add`.
 
         After a `ConnectionError` some items may be stored; repeating the call is safe.
         """
@@ -191,7 +191,7 @@ class MilvusIndex:
     ) -> Hits:
         """The k ≤ `MOST_HITS` items of highest cosine for each query; arguments and errors as for `Index.search`.
 
-        `HNSW` may miss neighbours. If it finds fewer than k for one query, every query gets only as many hits.
+        `HNSW` may miss neighbours. If one query gets fewer than k hits, every query gets only as many.
         """
         k = positive_integer("k", k)
         if k > MOST_HITS:
@@ -306,7 +306,7 @@ class MilvusIndex:
             self._call("delete", ids=block)
 
     def _kappa_by_id(self, ids: list[int], *, all_stored: bool = False) -> dict[int, float]:
-        """κ by id, for the ids that are stored; with `all_stored`, another id is an error."""
+        """κ by id, for the stored ids; with `all_stored`, an unknown id raises a `ValueError`."""
         kappa: dict[int, float] = {}
         for block in _blocks(ids, _MESSAGE_IDS):
             rows = self._call("query", filter=f"id in {block}", output_fields=["id", "kappa"])

@@ -10,13 +10,13 @@ _ROUNDING = 1e-6  # largest difference of one cosine between two searches
 
 @dataclass(frozen=True)
 class Recall:
-    """Agreement with an exact search for stored items as queries, which do not find themselves.
+    """Agreement of an index with an exact search for stored items; the item itself never counts as a hit.
 
     Attributes:
         factory: the FAISS type.
         n_queries: number of stored items used as queries.
-        k: number of nearest neighbours.
-        share: share of these neighbours that the index finds, in [0, 1]; higher is better.
+        k: number of nearest neighbours that `share` compares.
+        share: share of the k nearest neighbours that the index finds, in [0, 1]; higher is better.
         depth: number of first hits that `unchanged` compares.
         unchanged: share of queries whose first `depth` hits all have the cosines of the exact search, in [0, 1].
     """
@@ -47,8 +47,7 @@ class Recall:
     ) -> "Recall":
         """Compare the ids and cosines of K ≥ 2 hits from two searches for Q stored items, whose ids are `own`.
 
-        At most K − 1 hits count, because the item itself is left out. An item as near as an exact neighbour counts as
-        that neighbour.
+        At most K − 1 hits count, because the item itself is left out. A hit as near as the k-th neighbour is found.
         """
         k, depth = (min(count, exact[0].shape[1] - 1) for count in (k, depth))
         near, nearest = _others(own, *found), _others(own, *exact)
@@ -63,5 +62,5 @@ def percent(share: float) -> str:
 
 
 def _others(own: np.ndarray, ids: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-    """Cosines of the hits without the query itself; if it is not among its hits, without the last hit."""
+    """Cosines of the hits without the query itself, or without the last hit if the query is not among them."""
     return -np.sort(-np.where(ids == own[:, None], -np.inf, cosines), axis=1)[:, :-1]

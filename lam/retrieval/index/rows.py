@@ -1,10 +1,10 @@
 """`Store`: the rows of an index, with vectors, κ and ids, without FAISS.
 
-Every row has a slot, a number that rises from row to row and is never reused. FAISS knows rows by their slots, and may
-still hold the slot of a row that is removed here. A place is one number for a row's chunk and position in the chunk.
+Every row has a slot: a number that rises from row to row and is never reused. FAISS knows rows by their slots, and may
+still hold the slot of a removed row. A place is one number for a row's chunk and position in the chunk.
 
-Rows lie in chunks of some megabytes. New rows fill the last chunk, and a chunk with many removed rows is copied without
-them. So additions and removals take no longer in a larger index.
+Rows lie in chunks of about 32 MiB. New rows fill the last chunk, and a chunk with many removed rows is copied without
+them. So the time of an addition or removal does not grow with the index.
 """
 
 import signal
@@ -50,7 +50,7 @@ class Chunk:
         self.size = end
 
     def allowed(self, rows: slice, least_kappa: float, among: Int64[np.ndarray, " G"] | None) -> Bool[np.ndarray, " N"]:
-        """Mask of the rows with κ ≥ `least_kappa` and, if sorted ids are given as `among`, with one of these ids."""
+        """Mask of the rows with κ ≥ `least_kappa` and an id in `among`, which is sorted; None for any id."""
         is_allowed, ids = self.kappa[rows] >= least_kappa, self.ids[rows]
         if among is None or len(ids) == 0:
             return is_allowed
@@ -118,7 +118,7 @@ class Store:
     def remove(self, slots: Int64[np.ndarray, " N"]) -> None:
         """Remove the rows of these slots; other rows keep their order and slots.
 
-        Removed rows are only marked until a fifth of their chunk is removed. Ctrl-C waits for a consistent store.
+        Rows are only marked as removed until they are a fifth of their chunk. Ctrl-C takes effect after the removal.
         """
         places = self.places_of(slots)
         with _delay_interrupt():
@@ -133,7 +133,7 @@ class Store:
                 self.chunks = tuple(self._chunks_without_tombstones())
 
     def _chunks_without_tombstones(self) -> list[Chunk]:
-        """The chunks, each with many removed rows copied without them; a small copy joins the chunk before."""
+        """The chunks, those with many removed rows copied without them; a small copy joins the chunk before it."""
         kept = list[Chunk]()
         for chunk in self.chunks:
             if not chunk.needs_sweep:

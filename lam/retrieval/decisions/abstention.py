@@ -24,9 +24,9 @@ class Decisions:
         probability: (Q,) P(the first hit is right), or P(the pair matches); 0 without a hit.
         score: (Q,) cosine of the first hit; −∞ without a hit.
         ood_score: (Q,) the OOD score of the flag, higher meaning more OOD.
-        p_value: (Q,) share of the calibration data with an OOD score at least as high.
+        p_value: (Q,) conformal p-value of the OOD score; small means unusually high.
         flagged_by: name of each query's OOD score: the calibration's flag, or a substitute if evidence is missing.
-        stale: whether the gallery's size is too far from the calibration's.
+        stale: whether the gallery's size differs by over 20 % from the calibration's.
     """
 
     codes: Int64[Tensor, " Q"]
@@ -72,13 +72,13 @@ class SearchDecisions(Decisions):
     """The answers to Q searches. Their probability is P(known) · P(right | known).
 
     Attributes:
-        p_known: (Q,) probability that the gallery holds a match, at the expected share of queries without a match.
+        p_known: (Q,) probability that the gallery holds a match, given the expected share of queries without a match.
         right_if_known: (Q,) probability that the first hit is right if the gallery holds a match.
         statistic: (Q,) the accept statistic: the probability, or minus the score `accept`; −∞ without a hit.
-        false_accept: (Q,) share of calibration queries without a match that have a statistic at least as high.
+        false_accept: (Q,) conformal p-value of the statistic among calibration queries without a match, or strangers.
         accept: name of each query's statistic: `probability`, or a score.
-        accept_above: (Q,) a statistic above this is a match, unless the query is flagged.
-        flag_above: (Q,) an `ood_score` above this is flagged.
+        accept_above: (Q,) accept threshold: a statistic above it means `match`, unless the query is flagged.
+        flag_above: (Q,) flag threshold: a query with an `ood_score` above it is flagged.
     """
 
     p_known: Float[Tensor, " Q"]

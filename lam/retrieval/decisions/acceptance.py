@@ -1,11 +1,11 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So a threshold found by
-counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. A function learnt on
-the other folds therefore scores each calibration query, which it has not seen. A function learnt on all folds scores
-new queries. This is cross-conformal prediction.
+counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. So each calibration
+query is scored by a function learnt on the other folds, and a new query by a function learnt on all folds. This is
+cross-conformal prediction.
 
-A new query could also be scored by each fold's function and compared with that fold only. Then the rate is at most
+Instead, each fold's function could score a new query, to compare it with that fold only. The rate would then be at most
 twice the target for any distribution (Vovk 2015; Barber, Candès, Ramdas and Tibshirani 2021, theorem 4). With one
 function for new queries, as here, the rate is at most the target if leaving out a fold changes no decision. In
 `tests/retrieval/decisions/test_acceptance`, mean rates exceed the target by no more than chance.
@@ -40,12 +40,12 @@ class Acceptance:
     """Accepts a first hit if its statistic is above a threshold.
 
     Attributes:
-        accept: name of the statistic: `probability`, or a score, whose negative is then the statistic.
+        accept: `probability`, or the name of a score; the statistic is the probability, or minus the score.
         match_probability: computes the probability from its two factors.
         false_accepts: the statistic of queries without their matches, or of strangers.
-        right_hits: (R,) sorted statistics of the queries with a match; −∞ for a wrong first hit.
+        right_hits: (R,) sorted statistics of the queries with a match; −∞ if the first hit is wrong.
         statistics: (S,) statistics of all calibration queries in the whole gallery, and of separate strangers.
-        is_right: (S,) whether the first hit of each is right; False for a stranger.
+        is_right: (S,) whether each query's first hit is right; False for a stranger.
     """
 
     accept: str
@@ -72,8 +72,8 @@ class Acceptance:
             evidence: scores of the calibration queries and strangers.
             fit: learns a probability from a part of the evidence.
             accept: name of the statistic; by default `probability`. The best single score replaces this default if its
-                AUROC is greater by more than a standard error, or if fewer than 10 first hits are right. The AUROC
-                compares right first hits with queries without a match and with strangers.
+                AUROC is greater by more than a standard error, or if only 1 to 9 first hits are right. The AUROC is of
+                right first hits against queries without a match and strangers.
             of_strangers: whether to bound false accepts of strangers, instead of queries without their matches.
             has_strangers: whether the strangers are separate queries, not the calibration queries themselves.
             classes: (O,) classes of the strangers; with them, the bound is for a random item of a new class.
@@ -115,8 +115,8 @@ class Acceptance:
 
         Args:
             far: share of queries without a match that may be accepted; see `ConformalScores.threshold`.
-            wrong: greatest share of wrong answers among the answers, if new queries hold as many strangers as the
-                calibration; see `control_selective_risk`. None for no promise.
+            wrong: greatest share of wrong answers among the answers, for the calibration's share of strangers; see
+                `control_selective_risk`. None for no promise.
         """
         above = self.false_accepts.threshold(far)
         if wrong is None:

@@ -29,7 +29,7 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True, eq=False)
 class OtherQueries:
-    """Queries, such as strangers or a mixture, and their hits in the same gallery.
+    """Strangers or a mixture, and their hits in the gallery of the calibration queries.
 
     Attributes:
         embeddings: O embeddings.
@@ -59,7 +59,7 @@ class CalibrationData:
         gallery_labels: (G,) of the gallery items.
         reference: features of known items.
         strangers: queries of classes that the gallery does not hold; by default the queries without their matches.
-        mixture: unlabelled queries, known ones and strangers. If it holds both, P(known) is learnt from it.
+        mixture: unlabelled queries. If they are both known ones and strangers, P(known) is learnt from them.
 
     Raises:
         ValueError: if queries and searches differ in number, or no query has a match.
@@ -99,7 +99,7 @@ class CalibrationData:
         return None if self.gallery_labels is None else self.gallery_labels[hits]
 
     def nearest(self) -> dict[str, int]:
-        """Number of neighbours of each score, chosen by `choose_nearest` on all calibration queries."""
+        """Number of neighbours for each score, chosen by `choose_nearest` on all calibration queries."""
         return choose_nearest(
             candidates_of(self.gallery_labels, None if self.reference is None else self.reference.labels),
             {
@@ -116,7 +116,7 @@ class CalibrationData:
         """All scores of the queries, of the queries without their matches, and of strangers.
 
         Args:
-            nearest: number of neighbours of each score.
+            nearest: number of neighbours for each score.
             labelled: whether scores may read labels of the hits.
         """
         searches, reference, has_other = self.searches, self.reference, self.has_other
@@ -150,7 +150,7 @@ class CalibrationData:
     def scores_of(
         self, queries: OtherQueries, *, nearest: dict[str, int], reference: Reference | None, labelled: bool
     ) -> dict[str, Float[Tensor, " O"]]:
-        """All scores of queries, by name."""
+        """All scores of the queries, by name."""
         return query_scores(
             queries.embeddings,
             queries.cosines,
@@ -171,8 +171,8 @@ class Choices:
             of strangers in cross-validation.
         accept: the accept statistic, one of `lam.retrieval.decisions.acceptance.ACCEPTS`; by default the best separator
             of right hits in cross-validation.
-        of_strangers: true to bound false accepts of strangers, false for calibration queries without their matches. If
-            the strangers have classes, the bound is for a random item of a new class.
+        of_strangers: true to bound false accepts of strangers, false to bound them for calibration queries without
+            their matches. If strangers have classes, the bound is for a random item of a new class.
         share: expected share of strangers among future queries, unless a mixture gives it.
     """
 
@@ -210,7 +210,7 @@ def calibrate(
         verifier: decides whether two images match.
         unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s.
         unmatched: queries that bound false accepts in a part of the gallery.
-        intervals: intervals for the cosines of hits; see `Calibration`.
+        intervals: for the cosines of hits; see `Calibration`.
         facts: further facts to keep, as JSON. A mixture adds its `share_of_strangers`, with an interval.
 
     Raises:
@@ -281,7 +281,7 @@ def _names(evidence: Evidence) -> set[str]:
 
 
 def _check_promises(calibration: Calibration) -> None:
-    """Compute every threshold; an error names its target."""
+    """Compute every threshold; raise an error that names the target that cannot be kept."""
     targets, acceptance = calibration.targets, calibration.acceptances[0]
     promises = {
         "far": lambda: acceptance.threshold(far=targets.far),

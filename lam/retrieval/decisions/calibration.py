@@ -42,7 +42,7 @@ class Targets:
     Attributes:
         far: share of searches without a match whose first hit is accepted (FPIR).
         ood: share of in-distribution queries that are flagged.
-        conformal_miss: share of queries with a match in the gallery whose conformal set holds none.
+        conformal_miss: share of queries with a match in the gallery whose conformal set holds no match.
         wrong: share of wrong answers among the answers, at a confidence of 0.95; None for no promise.
     """
 
@@ -62,7 +62,7 @@ class Histogram:
     """Counts of κ between rising edges, on a logarithmic scale.
 
     Attributes:
-        counts: B numbers of values between neighbouring edges.
+        counts: number of values in each of B bins.
         edges: B + 1 values of κ.
     """
 
@@ -71,7 +71,7 @@ class Histogram:
 
     @classmethod
     def of(cls, kappa: Float[Tensor, " N"]) -> "Histogram":
-        """Histogram of κ, clamped to `KAPPA_RANGE`; its edges run from the least to the greatest value."""
+        """Histogram of κ, clamped to `KAPPA_RANGE`, with edges from the least to the greatest value."""
         logs = kappa.detach().cpu().double().clamp(*KAPPA_RANGE).log10()
         counts, edges = np.histogram(logs.numpy(), bins=40)
         return cls(tuple(counts.tolist()), tuple((10**edges).tolist()))
@@ -99,22 +99,22 @@ class Calibration:
     Attributes:
         key: fingerprint of the network, posterior and preprocessing.
         gallery_size: number of items that the calibration searched; the false-accept rate grows with it.
-        targets: the error rates in force.
+        targets: the promised error rates.
         flag: the score that flags queries.
         detector: the OOD scores of in-distribution queries.
-        acceptances: by all scores, by scores of mean, κ and hits only, and by these without labels; equal ones appear
-            once. The first one whose scores are available decides on a query.
+        acceptances: by all scores; by scores of mean, κ and hits; and by the same without labels. Equal ones appear
+            once. The first acceptance whose scores are all available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
         depth: least k such that the first k hits hold a match with probability 1 − `conformal_miss`; None for too few
             queries.
         kappa: histogram of the calibration queries' κ.
         dimension: number of embedding dimensions D.
-        nearest: number of neighbours of each score, if it is not the default.
+        nearest: number of neighbours for each score, unless it is the default.
         reference: features of known items, if any.
         verifier: decides on pairs of images; None without pairs.
         unseen: p-values of new classes, learnt from the gallery; its labels are sorted `label_key`s; or None.
         unmatched: queries that bound false accepts in a part of the gallery; None for a gallery without labels.
-        intervals: of the cosine of a hit with another image of the query's class; None for too few pairs of one class.
+        intervals: for the cosine between a hit and another image of the query's class; None for too few pairs.
         facts: further facts, as JSON.
     """
 
@@ -138,7 +138,7 @@ class Calibration:
 
     @property
     def accept(self) -> str:
-        """Name of the accept statistic: `probability`, or a score, whose negative is then the statistic."""
+        """Name of the accept statistic: `probability`, or a score; the statistic is then minus the score."""
         return self.acceptances[0].accept
 
     @property
@@ -172,7 +172,7 @@ class Calibration:
 
     @property
     def kappa_below(self) -> float:
-        """The threshold of a flag by κ alone, at the same target: a smaller κ is flagged."""
+        """The threshold of a flag by κ alone, at the same target: smaller κ are flagged."""
         return -self._flags_above["kappa"]
 
     def flag_without(self, *missing: Missing) -> str:
@@ -183,7 +183,7 @@ class Calibration:
         return flag
 
     def recall(self, threshold: float) -> float:
-        """Recall@1 at an accept threshold: among queries with a match, the share with a right first hit above it."""
+        """Recall@1 at an accept threshold: share of queries with a match whose first hit is right and above it."""
         return float((self.acceptances[0].right_hits > threshold).double().mean())
 
     def is_stale(self, gallery_size: int) -> bool:
@@ -208,10 +208,10 @@ class Calibration:
         Args:
             hits: hits of the queries, 50 (`N_HITS`) or more for each, or all items of the gallery.
             queries: their embeddings.
-            features: (Q, P) of the queries; without them a flag by hits replaces a flag that needs features.
+            features: (Q, P) of the queries; without features, a flag by hits replaces a flag that needs them.
             labels: (Q, K) of the hits, negative for an unlabelled hit; None for a gallery without labels. A query with
                 an unlabelled hit among the first 50 is answered without labels, as calibration hits all have labels.
-            gallery_size: number of items now; None if it has not changed since the calibration.
+            gallery_size: number of items now; by default as in the calibration.
             accept_above: another accept threshold, such as one from a slider.
             flag_above: another flag threshold, a value of −κ for the flag κ; ignored if a substitute replaces `flag`.
 
@@ -308,7 +308,7 @@ class Calibration:
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        A query has None without `unseen`, or if its first hit has no label that `unseen` knows.
+        The result is None for a query whose first hit has no label that `unseen` knows, and without `unseen`.
 
         Args:
             first: (Q,) cosines of the first hits.
@@ -324,10 +324,10 @@ class Calibration:
         return [pair if is_known else None for is_known, pair in zip(known.tolist(), pairs, strict=True)]
 
     def verify(self, first: Embeddings, second: Embeddings) -> Decisions:
-        """Whether each of R pairs matches; abstain if κ flags either image, at the rate `targets.ood` for each.
+        """Whether each of R pairs matches; abstain if κ flags either image, each at the rate `targets.ood`.
 
         At most a share `targets.far` of the pairs that do not match is called a match. The probability assumes that
-        half of all pairs match. The gallery has no effect.
+        half of all pairs match.
 
         Args:
             first: R embeddings.
@@ -369,12 +369,12 @@ def query_scores(
     """Every available score of queries and their hits, by name, float64 on the CPU.
 
     Args:
-        queries: embeddings of the queries; without features, only scores of their mean and κ are computed.
+        queries: embeddings of the queries; without features, only their mean and κ are used.
         cosines: (Q, K) of the hits; None without hits.
         features: (Q, P) of the queries.
         labels: (Q, K) of the hits.
         reference: features of known items.
-        nearest: number of neighbours of each score; see `lam.retrieval.metrics.scores.scores_of`.
+        nearest: number of neighbours for each score; see `lam.retrieval.metrics.scores.scores_of`.
     """
     evidence = {
         "embeddings": queries,

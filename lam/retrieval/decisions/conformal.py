@@ -24,12 +24,12 @@ _RESAMPLES = 2000  # bootstrap draws of classes
 class ConformalScores:
     """Rates at which a score exceeds thresholds, learnt from N calibration scores.
 
-    Scores of one class are not independent. With `classes`, the exchangeable units are C classes instead of N scores.
+    Scores of one class are not independent. With `classes`, C classes are the exchangeable units instead of N scores.
     The promise is then about a random item of a new class; see `threshold`.
 
     Attributes:
-        scores: (N,) calibration scores, rising, float64; high ones are flagged or accepted.
-        classes: (N,) the class of each; None if every score is a unit of its own.
+        scores: (N,) calibration scores, rising, float64; high scores are flagged or accepted.
+        classes: (N,) the class of each score; None if every score is a unit of its own.
 
     Raises:
         ValueError: for no score, NaN, or scores that do not rise; `ConformalScores.of` sorts them.
@@ -69,7 +69,7 @@ class ConformalScores:
 
     @property
     def n_units(self) -> int:
-        """Number of classes, or of scores without classes: the exchangeable units."""
+        """Number of exchangeable units: classes, or scores if there are no classes."""
         return len(self._units[1])
 
     @cached_property
@@ -84,11 +84,11 @@ class ConformalScores:
         The threshold t is the r-th smallest of N calibration scores, with r = ⌈(N + 1)(1 − target)⌉. An exchangeable
         new score has each of N + 1 ranks with equal probability. So P(score > t) ≤ (N + 1 − r)/(N + 1) ≤ target for any
         N and any distribution; ties lower the probability. The promise holds in the mean over calibration sets; `law`
-        describes the spread over them.
+        describes the spread.
 
-        With classes, t is the least score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share of class
-        c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of F_c(t)
-        over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of the classes. So a
+        With classes, t is the least calibration score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share
+        of class c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of
+        F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of classes. So a
         random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as
         F_(C+1) ≤ 1. Items of a class may depend on each other, and classes may have any sizes, 1 included. The promise
         holds in the mean over new classes: some classes exceed t far more often than others.
@@ -98,17 +98,17 @@ class ConformalScores:
             Gammerman and Shafer (2005); Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), eq. 2.
 
         Raises:
-            ValueError: for a target outside (0, 1), or below what N scores can promise, with the N that it needs.
+            ValueError: for a target outside (0, 1), or too few scores for the target; the error says how many it needs.
         """
         self._require_units(target)
-        above = self._weights.sum() - self._weights.cumsum(0)  # 1e-6 below allows for rounding
+        above = self._weights.sum() - self._weights.cumsum(0)  # the next line allows 1e-6 for rounding
         return float(self.scores[(1 + above <= target * (self.n_units + 1) + 1e-6).nonzero()[0, 0]])
 
     def law(self, target: float) -> tuple[int, int]:
-        """(a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
+        """Parameters (a, b) of the Beta law of the rate at which new scores exceed `threshold(target)`.
 
-        Over calibration sets the rate is Beta(N + 1 − r, r) for scores without ties, and lower with ties. The number of
-        O new scores that exceed the threshold is Beta-binomial with the same a and b.
+        Over calibration sets, the rate is Beta(N + 1 − r, r) with r as in `threshold`, and lower with ties. Of O new
+        scores, the number above the threshold is Beta-binomial with the same a and b.
 
         Source: Vovk (2012), proposition 2.
         """
@@ -121,12 +121,12 @@ class ConformalScores:
     def rate(self, threshold: float) -> float:
         """The promised rate of a threshold: (1 + #{calibration scores > threshold})/(N + 1), at least 1/(N + 1).
 
-        With classes the count is Σ_c F_c(threshold), and N the number of classes.
+        With classes, Σ_c F_c(threshold) replaces the count, and the number of classes replaces N.
         """
         return (1 + self._count_above(threshold)) / (self.n_units + 1)
 
     def share_above(self, threshold: float) -> tuple[float, float, float]:
-        """Share of calibration scores above a threshold, or its mean over classes, and its interval."""
+        """Share of calibration scores above a threshold, or the mean of this share over classes, and its interval."""
         return self._count_above(threshold) / self.n_units, *self.interval(threshold)
 
     def _count_above(self, threshold: float) -> float:
@@ -144,8 +144,8 @@ class ConformalScores:
 
         The threshold may be fixed beforehand or learnt by `threshold`. At least a share `level` of such intervals cover
         the rate. With classes, the result is a percentile interval of the mean of F_c (see `threshold`) over resampled
-        classes. It is widened to include the Clopper-Pearson interval at the nearest whole numbers of classes, because
-        resampling carries no information if all or no scores exceed.
+        classes. This interval is widened to include the Clopper-Pearson interval at the nearest whole numbers of
+        classes, because resampling says nothing if all or no scores exceed the threshold.
         """
         exceeding = self.exceeding(threshold)
         if self.classes is None:
@@ -161,7 +161,7 @@ class ConformalScores:
         return min(low, least), max(high, most)
 
     def p_values(self, scores: Float[Tensor, " Q"]) -> Float[Tensor, " Q"]:
-        """(Q,) conformal p-values of new scores; a small one means that the score is unusually high.
+        """(Q,) conformal p-values of new scores; small means that the score is unusually high.
 
         p = (1 + #{calibration scores ≥ score})/(N + 1); with classes, shares are summed as in `rate`. For exchangeable
         scores P(p ≤ α) ≤ α; p ≤ α means score > threshold(α). The result is float64, on the device of the scores.
@@ -209,7 +209,7 @@ def least_rate(n: int) -> float:
 
 
 def clopper_pearson(count: int, n: int, *, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a rate after `count` events among `n`; it covers any rate with probability `level` or more.
+    """Exact interval of a rate after `count` events in `n` trials; it covers any rate with probability `level` or more.
 
     Shorter intervals, such as Wilson's, cover some rates less often than stated (0.84 for 0.95).
 

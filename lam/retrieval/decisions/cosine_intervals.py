@@ -10,8 +10,8 @@ from lam.retrieval.decisions.conformal import ConformalScores, needed
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 LEVEL = 0.9
-"""Share of intervals that hold the cosine."""
-_HITS = 10  # hits used of each query; answers seldom show more
+"""Promised share of intervals that hold the cosine."""
+_HITS = 10  # first hits of each query that are used; answers seldom show more
 _PAIRS = 2000  # more pairs would move the ends less than sampling does
 
 
@@ -39,9 +39,9 @@ class CosineIntervals:
     ) -> "CosineIntervals | None":
         """Intervals by split conformal prediction; None for fewer pairs than the level needs.
 
-        The units are disjoint pairs of queries of one class. A hit of one image of a pair has two cosines: with this
-        image, and with the other. Quantiles of their differences, divided by a width from κ, give the intervals' ends;
-        see `ConformalScores.threshold`.
+        The units are disjoint pairs of queries of one class. A hit of one query has two cosines: with this query, and
+        with the other query of the pair. Quantiles of (second − first) · κ^(1/4) are `below` and `above`; see
+        `ConformalScores.threshold`.
         """
         first, second = (rows[:_PAIRS] for rows in pairs_of(labels.cpu()))
         rate = (1 - LEVEL) / 2
@@ -67,7 +67,7 @@ def _width(kappa: Tensor) -> Tensor:
 
 
 def pairs_of(labels: Int64[Tensor, " Q"]) -> tuple[Int64[Tensor, " P"], Int64[Tensor, " P"]]:
-    """Rows of disjoint pairs of one label, drawn at random because neighbours in a list may be more alike."""
+    """Rows of disjoint pairs with equal labels, drawn at random, because neighbours in a list may be more alike."""
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = shuffled[labels[shuffled].argsort(stable=True)]
     rising = labels[order]

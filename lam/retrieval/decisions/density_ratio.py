@@ -1,8 +1,8 @@
 """P(known) from a density ratio: known queries against strangers, or against an unlabelled mixture of both.
 
-The distance from calibration queries (`lam.retrieval.decisions.one_class`) ignores the directions in which strangers
-lie; examples of strangers show them. An unlabelled mixture, such as the queries of a service, suffices, because its
-density ratio ranks queries in the same order.
+The distance from calibration queries (`lam.retrieval.decisions.one_class`) does not know in which directions
+strangers lie; examples of strangers show this. An unlabelled mixture, such as the queries of a service, suffices,
+because its density ratio ranks queries in the same order.
 
 Source: Franc, Paplham and Průša (2024), arXiv 2403.16916, section 4.
 """
@@ -28,7 +28,7 @@ SHARE = 0.5
 MONOTONE_SCORES = "kappa", "knn", "mahalanobis", "relative_mahalanobis", "cosine", "mean_cosine", "margin", "votes"
 """Scores that are higher for strangers, chosen on validation data of photographs, faces, characters and texts."""
 
-_TOPS = (0.25, 0.5, 0.75)  # shares of known queries, the most known by their scores, in the sets A of `from_mixture`
+_TOPS = (0.25, 0.5, 0.75)  # shares of the known queries in the sets A of `from_mixture`
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DensityRatio:
 
     Attributes:
         regression: P(known | scores), learnt from the training queries.
-        odds: weight of the others over the weight of the known ones among the training queries.
+        odds: weight of the other training queries over the weight of the known ones.
         share: π.
         is_mixture: whether the others are unlabelled, with known queries among them.
         interval: confidence interval of π at 0.95, if π was estimated.
@@ -65,8 +65,8 @@ class DensityRatio:
         For any set A of queries P(A | mixture) ≥ (1 − π) P(A | known). So π ≥ 1 − P(A | mixture)/P(A | known), with
         equality if A holds no stranger. The estimate is the greatest of three such bounds. Their sets A hold the 25, 50
         and 75 % of known queries with the highest P(known), by a regression learnt on the other folds. The interval's
-        lower end is a Clopper-Pearson bound with the level divided among the sets. Its upper end is valid if one of the
-        sets holds no stranger.
+        lower end is a Clopper-Pearson bound, with the error rate divided among the sets. The upper end is valid if one
+        of the sets holds no stranger.
 
         Source: Blanchard, Lee and Scott (2010), section 5.
         """
@@ -96,7 +96,7 @@ class DensityRatio:
 def monotone_regression(known: Scores, others: Sequence[OtherScores]) -> MonotoneRegression:
     """Regression of P(known) on `MONOTONE_SCORES`.
 
-    All kinds of others have the same total weight, and together they weigh as much as the known queries. The margin is
+    Each kind of others has the same total weight; all kinds together weigh as much as the known queries. The margin is
     used only with labels, because without labels an item that is stored twice has a margin of zero.
     """
     groups = [known, *(kind for kind in others if len(next(iter(kind.values()), ())))]
@@ -115,13 +115,13 @@ def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, t
     level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
     least = looks_known[is_known].quantile(1 - torch.tensor(_TOPS, dtype=torch.float64))
     known, mixture = (_shares_above(least, looks_known[side], level) for side in (is_known, ~is_known))
-    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # the upper end over the other's lower end
+    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # opposite ends of the two intervals
     share, high, low = strangers.tolist()
     return share, (low, high)
 
 
 def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "T 3"]:
-    """Share of values at or above each bound, with the ends of its interval."""
+    """Share of values at or above each bound, and the ends of the share's interval."""
     counts = [int((values >= bound).sum()) for bound in least]
     rows = [(count / len(values), *clopper_pearson(count, len(values), level=level)) for count in counts]
     return torch.tensor(rows, dtype=torch.float64)

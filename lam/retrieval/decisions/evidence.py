@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Data of a calibration: Q queries, M of them without their matches, and O strangers.
+    """Data of a calibration: Q queries, M of them also searched without their matches, and O strangers.
 
     A query is in the same fold with and without its matches; a class of strangers is in one fold.
 
@@ -41,7 +41,7 @@ class Evidence:
         right: (Q,) whether the first hit is a match.
         no_match: M queries in the gallery without their matches.
         strangers: O queries of classes that neither the gallery nor the reference holds.
-        simulated: M calibration queries, scored as if of unseen classes; empty if `strangers` are these queries.
+        simulated: M calibration queries, scored as if their classes were new; empty if `strangers` are these queries.
     """
 
     queries: Group
@@ -67,7 +67,7 @@ class Evidence:
         return self.right[self.has_match]
 
     def only(self, names: Collection[str]) -> "Evidence":
-        """The evidence with some of the scores."""
+        """The evidence with only these scores."""
         few = {
             kind: replace(group, scores={name: values for name, values in group.scores.items() if name in names})
             for kind, group in vars(self).items()
@@ -86,7 +86,7 @@ class Evidence:
     def out_of_fold(self, fit: Callable[["Evidence"], Callable[[Scores], Tensor]]) -> list[Float[Tensor, "_ F"]]:
         """F statistics of `queries`, `no_match`, `strangers` and `simulated`, by functions learnt on the other folds.
 
-        `fit` learns such a function, which maps the scores of N searches to (F, N) values.
+        `fit` learns a function that maps the scores of N searches to (F, N) values.
         """
         groups = self.queries, self.no_match, self.strangers, self.simulated
         parts: list[list[Tensor]] = [[] for _ in groups]

@@ -36,7 +36,7 @@ _OF_PARTS: dict[str, Any] = {
     "answers": tuple[MatchProbability, ...],
     "sameness": Correctness | None,
 }
-"""Types of the metadata that are records of the calibration, and of its parts."""
+"""Types of metadata: attributes of the calibration (`_OWN`), and attributes of its parts."""
 
 
 def save_calibration(run: str | Path, calibration: Calibration) -> None:
@@ -61,7 +61,7 @@ def load_calibration(run: str | Path, *, key: str) -> Calibration:
         key: the run's fingerprint.
 
     Raises:
-        ValueError: for a run without a calibration, or one of another network, posterior or preprocessing.
+        ValueError: for a run without a calibration, or a calibration of another network, posterior or preprocessing.
         CorruptFileError: naming the file that is missing, truncated or altered.
     """
     folder = Path(run) / FOLDER

@@ -20,19 +20,19 @@ COMBINED = "combined"
 FLAGS = (*SCORES, COMBINED)
 """Scores that can flag a query."""
 Missing = Literal["input", "hits", "labels"]
-_LEAST_GAIN = 0.005  # a single score must beat the combined one by this much AUROC
+_LEAST_GAIN = 0.005  # a single score must beat the combined score by more than this AUROC
 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
     """OOD scores of the calibration queries by flag; higher means more out of distribution.
 
-    A regression learnt on the other folds gives each calibration query its combined score. So all queries serve for the
-    threshold; `lam.retrieval.decisions.acceptance` explains its rate.
+    A regression learnt on the other folds gives each calibration query its combined score. So every query counts for
+    the threshold; `lam.retrieval.decisions.acceptance` explains the rate of such a threshold.
 
     Attributes:
         calibrated: scores of the calibration queries by flag, `kappa` included.
-        combined: regression of known queries against strangers; its `doubt` is the combined score. None if not learnt.
+        combined: regression of known queries against strangers, with the combined score as `doubt`; None if not learnt.
         ranking: AUROC of strangers against known queries by flag, falling; empty without strangers.
     """
 
@@ -52,7 +52,7 @@ class OodDetector:
 
     @classmethod
     def fit(cls, evidence: Evidence) -> "OodDetector":
-        """A detector; strangers, if any, add a combined score that separates them from queries with a match."""
+        """A detector; with strangers, also a combined score that separates them from queries with a match."""
         single = cls.of(evidence.queries.scores)
         if not len(evidence.strangers):
             return single
@@ -85,7 +85,7 @@ class OodDetector:
         """The calibration scores of one flag.
 
         Raises:
-            ValueError: for an unknown flag, or a flag that the calibration had no evidence for.
+            ValueError: for an unknown flag, or a flag whose evidence the calibration lacked.
         """
         check_choice("flag", flag, FLAGS)
         if flag not in self.calibrated:
@@ -99,7 +99,7 @@ class OodDetector:
         return self.combined.evidence if flag == COMBINED and self.combined is not None else (flag,)
 
     def ood_score(self, flag: str, scores: Mapping[str, Float[Tensor, " Q"]]) -> Float[Tensor, " Q"]:
-        """(Q,) OOD scores of new items by a flag, float64, on their device; `conformal_scores(flag)` gives thresholds.
+        """(Q,) OOD scores of new items by a flag, float64, on the device of `scores`; higher means more OOD.
 
         Raises:
             ValueError: as for `conformal_scores`; also for a missing score, or NaN.
@@ -116,7 +116,7 @@ class OodDetector:
 
 
 def needs_reference(flag: str) -> bool:
-    """Whether a flag compares with features of known items."""
+    """Whether a flag compares a query with features of known items."""
     return _needs(components_of(flag), "reference", "labelled", "embedded")
 
 
@@ -128,8 +128,8 @@ def needs_input(flag: str) -> bool:
 def substitute(flag: str, missing: Missing, components: Sequence[str] = (), known: Container[str] = SCORES) -> str:
     """The flag, or its substitute if the flag needs the missing evidence.
 
-    Without features or labels, the substitute is the mean cosine of the hits. Without hits, it is κ, or
-    for `combined` the k-NN distance, if the calibration has it.
+    Without features or labels, the substitute is the mean cosine of the hits. Without hits, the substitute is κ; for
+    `combined`, it is the k-NN distance if the calibration has that flag.
 
     Args:
         flag: the flag of the calibration.

@@ -1,10 +1,9 @@
 """Calibration for a part of the gallery, such as the items that pass a filter, with its own bound on false accepts.
 
-In a part, the statistic of queries without a match has another distribution than in the whole gallery, where the
-probability was learnt. So a filtered search accepts by the cosine of the first hit alone, which needs no learning. The
-calibration's `UnmatchedQueries` search the part, each without its matches. Their cosines are exchangeable with a new
-query's. So the threshold by counting keeps the target exactly (`lam.retrieval.decisions.conformal`), in any part that
-was chosen without regard to these queries.
+The probability was learnt in the whole gallery; in a part, it has another distribution. So a filtered search accepts by
+the cosine of the first hit alone, which needs no learning. The calibration's `UnmatchedQueries` search the part, each
+without its matches. Their cosines and the cosine of a new query are exchangeable. So the threshold by counting keeps
+the target exactly (`lam.retrieval.decisions.conformal`), in any part that was chosen without regard to these queries.
 """
 
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from lam.retrieval.decisions.flags import substitute
 from lam.retrieval.index.hits import Hits
 from lam.vmf.embeddings import Embeddings
 
-_BLOCK = 16  # queries at once, so that other searches run in between
-_HITS = 64  # first hits of each query; more are searched if all of them match
+_BLOCK = 16  # queries per search, so that other searches run in between
+_HITS = 64  # first hits of each query; if all of them match, more are searched
 
 
 def false_accepts(
@@ -32,12 +31,12 @@ def false_accepts(
 ) -> ConformalScores | None:
     """Cosine of the best hit that does not match, for each unmatched query; −1 without such a hit.
 
-    If an index returns only matches, the cosine of the last hit counts. It is an upper bound, which lowers the rate.
+    If an index returns only matches, the cosine of the last hit counts: an upper bound, which raises the threshold.
 
     Args:
-        calibration: its unmatched queries search the part; None is returned without such queries.
+        calibration: has the unmatched queries that search the part; without them, the result is None.
         search: finds the k nearest items of the part for queries.
-        labels_of: returns the `label_key` of items by id, −1 for an item without label, which counts as no match.
+        labels_of: returns the `label_key` of items by id, −1 for an item without a label, which counts as no match.
         size: number of items in the part.
     """
     unmatched = calibration.unmatched
@@ -69,8 +68,8 @@ def false_accepts(
 def of_part(calibration: Calibration, scores: ConformalScores, size: int) -> Calibration:
     """The calibration for a part of the gallery, which accepts by cosine at thresholds of `scores`.
 
-    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of wrong
-    answers were learnt for the whole gallery, so they are not promised.
+    Its flag uses no hits, so the flag's promise stays. Probabilities, conformal sets and the share of wrong answers
+    have no promise, because they were learnt for the whole gallery.
     """
     last = calibration.acceptances[-1]  # it needs the least evidence of a query
     acceptance = replace(

@@ -3,7 +3,7 @@
 The hits must satisfy a contract, because thresholds and probabilities are learnt from cosines of exact searches:
 
 - Vectors are the `mean` of the encoder that embeds the queries, with the same number of samples if it averages samples.
-- Scores are cosines, best first. Convert what a store returns. pgvector (`<=>`) and Chroma (space `cosine`) give
+- Scores are cosines, best first; convert other scores. pgvector (`<=>`) and Chroma (space `cosine`) give
   distances: the cosine is 1 - distance. Elasticsearch gives (1 + cosine) / 2: the cosine is 2 score - 1. Qdrant
   (`Cosine`) and Milvus (`COSINE`) give cosines. Inner products are cosines only for unit vectors.
 - The search is exact or nearly exact: a missed neighbour lowers cosines and votes. Recall of 50 hits should be above
@@ -30,7 +30,7 @@ from lam.utils.checks import check_at_least, check_finite
 from lam.vmf.embeddings import KAPPA_RANGE, Embeddings
 
 _BEYOND_ONE = 1e-3  # rounding of half precision
-_RISE = 1e-5  # rounding may let scores rise by so much
+_RISE = 1e-5  # rounding may let scores rise by this much
 
 Queries = Embeddings | tuple[Any, Any]
 """Embeddings of lam, or a pair (mean, κ): Q unit vectors and Q concentrations, as tensors, arrays or lists."""
@@ -48,10 +48,10 @@ def judge(
     """Decisions on Q queries from the hits of any vector store.
 
     Args:
-        calibration: learnt with the same encoder and gallery; the gallery's size may have changed by a fifth.
+        calibration: learnt with the same encoder and gallery, whose size may have changed by a fifth.
         queries: embeddings of the queries.
         scores: (Q, K) cosines of the hits, best first, a tensor, an array or lists; K ≥ 50, or the size of the store.
-        labels: Q lists of K labels of the hits, empty for a hit without label; None for a store without labels.
+        labels: Q lists of K labels of the hits, "" for a hit without a label; None for a store without labels.
         gallery_size: number of items in the store now.
         features: (Q, P) of the queries, for more scores.
 
@@ -92,7 +92,7 @@ def calibrate_vectors(
 
     Args:
         queries: Q embeddings of held-out items, which neither trained the encoder nor lie in the store.
-        query_labels: Q labels; a label that the store lacks makes the query a search without a match.
+        query_labels: Q labels; a query whose label the store lacks is a search without a match.
         vectors: (G, D) of all items in the store.
         labels: G labels of the items.
         choices: error rates and scores; a false-accept rate of r needs 1/r - 1 queries.
@@ -133,7 +133,7 @@ def _embeddings(queries: Queries) -> Embeddings:
 
 
 def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
-    """Require unit vectors of this dimension; the error has the name."""
+    """Require unit vectors of this dimension; the error begins with `name`."""
     try:
         unit_vectors(embeddings, dimension)
     except ValueError as error:
@@ -141,7 +141,7 @@ def _check_units(name: str, embeddings: Embeddings, dimension: int) -> None:
 
 
 def _check_words(name: str, labels: Sequence[str]) -> None:
-    """Require strings: elements of a tensor are equal only to themselves, and 0 would pass for a missing label."""
+    """Require strings: tensor elements equal only themselves, and 0 would pass for a missing label."""
     for place, label in enumerate(labels):
         if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
@@ -151,7 +151,7 @@ def _check_words(name: str, labels: Sequence[str]) -> None:
 
 
 def _plain(mean: Tensor, kappa: Tensor) -> Embeddings:
-    """Embeddings with a direction and κ; their other fields are not used."""
+    """Embeddings with placeholders for the unused fields."""
     return Embeddings(mean, kappa, torch.ones_like(kappa), torch.zeros_like(kappa))
 
 
@@ -167,7 +167,7 @@ def _rows(name: str, values: Any) -> Float[Tensor, "N D"]:
 
 
 def _cosines(scores: Any, n_queries: int) -> Float[Tensor, "Q K"]:
-    """Scores clamped to [-1, 1]; an error if they are not cosines, sorted from best to worst."""
+    """Scores clamped to [-1, 1]; a `ValueError` unless they are cosines, best first."""
     cosines = _rows("scores", scores)
     if len(cosines) != n_queries:
         raise ValueError(f"scores must have a row for each of {n_queries} queries, got {len(cosines)}")

@@ -1,12 +1,12 @@
 """Test martingales: wealth that tends to grow only if the data change, for alarms that may be read at any time.
 
 A gambler bets against a hypothesis. If the hypothesis is true, no system of bets raises the expected wealth. By Ville's
-inequality a wealth that begins at 1 then reaches 1/α with a probability of at most α, however long the stream is. In
-contrast, a test repeated on a growing stream, such as Kolmogorov and Smirnov's, raises a false alarm sooner or later.
+inequality, the probability that a wealth of 1 ever grows to 1/α is then at most α. In contrast, a test that is repeated
+on a growing stream, such as Kolmogorov and Smirnov's, raises a false alarm sooner or later.
 
 `OnlinePValues` turns scores into p-values that are independent and uniform while the data stay exchangeable. Each score
-is compared with *all* earlier ones. A fixed calibration set would not do: it deviates from the truth by chance, in the
-same way for every query, so that some bets win without end.
+is compared with *all* earlier scores. A fixed calibration set would not do: its chance deviations from the truth are
+the same for every query, so that some bets would win without end.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _SCALE = 100.0  # queries in which most early accounts wake
 def asleep(n: int) -> float:
     """Share of the wealth that still sleeps (has not bet) after n rounds: 1/(2 + 2 log(1 + n/100)), and 1 at first.
 
-    Half of the wealth wakes at the first round, in case the data changed before. The share falls so slowly that a
+    Half of the wealth wakes in the first round, in case the data changed earlier. The share falls so slowly that a
     change after n rounds costs only log n + 2 log log n of log wealth. For late changes, any constant rate costs more.
     """
     return 1.0 if n == 0 else 0.5 / (1 + float(np.log1p(n / _SCALE)))
@@ -33,17 +33,17 @@ class Martingale:
     """Wealth of accounts that wake one after another and then bet in every round.
 
     In round n, J bets pay b_nj. The wealth is M_n = asleep(n) + Σ_j W_nj, where W_nj = (W_(n−1)j + (asleep(n−1) −
-    asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis b_nj has a mean of at most 1 given the past,
-    and so has M_n/M_(n−1). An account that wakes late has not lost before: a long good past does not hide a change. The
-    wealth is the Shiryaev-Roberts statistic, a sum over waking times, with weights of sum 1. Without weights the
-    statistic bounds only the mean time to a false alarm.
+    asleep(n))/J) · b_nj is the awake wealth in bet j. Under the hypothesis, b_nj and M_n/M_(n−1) have means of at most
+    1 given the past. An account that wakes late has not lost before: a long good past does not hide a change. M_n is
+    the Shiryaev-Roberts statistic, a sum over waking times, with weights of sum 1. Without weights the statistic bounds
+    only the mean time to a false alarm.
 
     Source: Vovk, Gammerman and Shafer (2022), Algorithmic Learning in a Random World, algorithm 9.4, with another
         rate of waking.
 
     Args:
         shape: (..., J) for J bets on each stream.
-        asleep: function of n, the share of the wealth that has not bet in the first n rounds; it falls from 1.
+        asleep: share of the wealth that has not bet in the first n rounds, a falling function of n from 1.
 
     Attributes:
         n: number of rounds.
@@ -120,7 +120,7 @@ class OnlinePValues:
         self.counts = counts
 
     def __call__(self, cell: int, uniform: float) -> float:
-        """p-value of a score, which then joins the earlier ones."""
+        """p-value of a score, which then joins the earlier scores."""
         above = int(self.counts[cell + 1 :].sum())
         p = (above + uniform * (1 + int(self.counts[cell]))) / (int(self.counts.sum()) + 1)
         self.counts[cell] += 1

@@ -17,9 +17,9 @@ class MatchProbability:
     """P(the first hit is right) = P(known) · P(right | known); a query is known if the gallery holds a match.
 
     Attributes:
-        usual: P(known) from how usual the query is among the calibration queries.
+        usual: P(known) from the query's likeness to the calibration queries.
         right: P(right | known).
-        contrast: P(known) learnt from queries without a match or from unlabelled ones; None without such queries.
+        contrast: P(known) by contrast with queries without a match, or with unlabelled queries; None without them.
     """
 
     usual: OneClassModel
@@ -33,7 +33,7 @@ class MatchProbability:
         Args:
             evidence: scores of the calibration queries and strangers.
             share: expected share of future queries without a match, in (0, 1).
-            mixture: scores of unlabelled queries; used if they certainly hold both known queries and strangers.
+            mixture: scores of unlabelled queries; used if the interval of their share of strangers excludes 0 and 1.
         """
         right = Correctness.fit(evidence.known, evidence.right_if_known)
         contrast = None if mixture is None else DensityRatio.from_mixture(evidence.known, mixture)
@@ -67,6 +67,6 @@ class MatchProbability:
 
     @property
     def evidence(self) -> frozenset[str]:
-        """Names of the scores that both factors need."""
+        """Names of the scores that the two factors need."""
         contrast = () if self.contrast is None else self.contrast.regression.evidence
         return frozenset((*self.usual.ranks, *self.right.evidence, *contrast))

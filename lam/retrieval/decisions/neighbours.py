@@ -1,6 +1,6 @@
-"""Numbers of neighbours for scores, chosen on calibration data, up to the number of items in a class.
+"""Number of neighbours for each score, chosen on calibration data and bounded by the number of items in a class.
 
-If a person has four photos, a score that averages ten hits averages six hits of other people.
+If a person has four photos, a mean over ten hits includes six hits of other people.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from lam.utils.checks import check_length
 PER_ITEM = {"knn": 1, "mean_cosine": 1, "votes": 1, "weighted_votes": 5}
 """Greatest number of neighbours for each item of a class, by score. Far hits weigh little in `weighted_votes`."""
 MIN_QUERIES = 10
-"""Least number of right and of other searches for a choice."""
-_ROWS = 1000  # most reference items that are compared with the whole reference
+"""Least number of searches with a right first hit, and of others, for a choice."""
+_ROWS = 1000  # at most this many reference items are compared with the whole reference
 
 
 def nearest_of(labels: Int[Tensor, " N"]) -> int:
@@ -58,10 +58,9 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The queries of this
-    choice are no longer exactly exchangeable with new ones. Distances to a reference with several classes are judged
-    without queries: each reference item is compared with all other items and, as a simulated stranger, only with items
-    of other classes.
+    The choice maximises the AUROC of right first hits against wrong ones and `others` together. It leaves its queries
+    not quite exchangeable with new ones. Distances to a reference with several classes need no queries: up to 1,000
+    reference items are compared with all other items and, as simulated strangers, only with items of other classes.
 
     Args:
         candidates: numbers of neighbours, by score. The first number wins a tie. It is also chosen if the score lacks
@@ -86,7 +85,7 @@ def choose_nearest(
 def _separation(
     name: str, k: int, queries: Mapping[str, Any], correct: Tensor, others: Sequence[Mapping[str, Any]]
 ) -> float:
-    """AUROC of one score; 0 for too few items, so that all candidates tie."""
+    """AUROC of one score; 0 for all candidates, and so a tie, if there are too few items."""
     known = queries.get("reference") if "reference" in SCORES[name].needs else None
     if known is not None and known.labels is not None and len(known.labels.unique()) > 1:
         inside, doubted = _own_and_other_neighbours(known.unit, known.labels, k)
@@ -101,7 +100,7 @@ def _separation(
 
 
 def _own_and_other_neighbours(unit: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Minus the cosines of items with the k-th nearest other item, and the k-th nearest of another class."""
+    """Minus each item's cosine with the k-th nearest other item, and with the k-th nearest item of another class."""
     rows = random_order(len(unit))[:_ROWS]
     cosines = unit[rows] @ unit.T
     cosines[torch.arange(len(rows)), rows] = -torch.inf

@@ -1,7 +1,7 @@
-"""P(known) from known queries alone: how usual a query is among the calibration queries, by many scores together.
+"""P(known) from known queries alone: the likeness of a query to the calibration queries, by many scores together.
 
-A one-sided score takes some strangers for known: blur brings photographs near the mean of the training features. So a
-query is unusual if its scores are far from the scores of calibration queries in either direction.
+A one-sided score mistakes some strangers for known queries: blur brings photographs near the mean of the training
+features. So a query is unusual if its scores lie far above or below the scores of calibration queries.
 """
 
 import math
@@ -32,13 +32,14 @@ class OneClassModel:
     """P(known) = min(1, p/0.02), with p the conformal p-value of a query's strangeness among the calibration queries.
 
     Beyond the most unusual of N queries, where p is 1/(N + 1), p falls in inverse proportion to the odds of the rank.
-    So very unusual queries are unknown for any N.
+    So P(known) of very unusual queries is near 0 for any N.
 
     Strangeness is the rank of a Mahalanobis distance or the rank of `joint_surprise`, whichever is greater. The
     distance is two-sided: each score enters as the log odds of its rank, extended beyond the extremes (`ExtendedOdds`).
-    The other statistic combines `STRANGER_SCORES`. Queries like the calibration's have a mean P(known) of about 0.99.
-    Labels are not evidence: a query with hits that disagree is ambiguous, but known. Scores of the first hit alone do
-    not enter the distance: a query in the gallery finds itself, which no calibration query does.
+    `joint_surprise` combines `STRANGER_SCORES`. Queries like the calibration's have a mean P(known) of about 0.99.
+    Labels are not evidence: a query with hits that disagree is ambiguous, but known. Cosine and cosine spread, which
+    depend on the first hit, do not enter the distance: a query that the gallery holds finds itself, unlike calibration
+    queries.
 
     Source: Ledoit and Wolf (2004) for the covariance; Vovk, Gammerman and Shafer (2005) for the p-value.
 
@@ -49,7 +50,7 @@ class OneClassModel:
         mean: (E,) mean log odds of the evidence.
         precision: (E, E) inverse of the shrunk covariance of these log odds.
         of_distance: log odds of the ranks of the calibration queries' out-of-fold distances.
-        of_surprise: log odds of the ranks of their out-of-fold joint surprises.
+        of_surprise: log odds of the ranks of the calibration queries' out-of-fold joint surprises.
         unusual: sorted strangeness of the calibration queries, as log odds.
     """
 
@@ -104,7 +105,7 @@ class OneClassModel:
 
 
 def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
-    """−log of the mean (1/E Σ p^(−1/2))^(−2) over E scores; p is the share of calibration scores above each.
+    """−log of the mean (1/E Σ p^(−1/2))^(−2) over E scores; p is the share of calibration scores above a score.
 
     The mean lies between the geometric mean, which is small for several small p, and the harmonic mean, which is small
     for one small p. −log p = log(1 + e^x) for the extended log odds x of 1 − p.
@@ -115,7 +116,7 @@ def joint_surprise(odds: Float[Tensor, "E N"]) -> Float[Tensor, " N"]:
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a score says how unusual a query is, not how ambiguous it is or whether the gallery holds it."""
+    """Whether a score measures how unusual a query is: it reads no labels, and does not hinge on the first hit."""
     return name not in _FIRST_HIT_SCORES and "labels" not in (*SCORES[name].needs, *SCORES[name].uses)
 
 

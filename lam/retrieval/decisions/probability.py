@@ -1,4 +1,4 @@
-"""Regressions of P(first hit is right) and P(known) on scores of the query and its hits, kept as plain numbers."""
+"""Regressions of P(first hit is right) and P(known) on scores of the query and its hits, stored as plain numbers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ Scores = Mapping[str, Float[Tensor, " N"]]
 """Scores by name, one value for each of N searches."""
 
 FOLDS = 5
-"""Parts of a cross-validation."""
+"""Number of folds of a cross-validation."""
 MIN_PER_OUTCOME = 10
 """Least number of right and of wrong first hits to learn from more than one score."""
 SINGLE_SCORE = "cosine"
 """The preferred single score."""
 
 LOGISTIC_COUNTS = 300
-"""Weight of the logistic curve against the isotonic one, in searches; chosen by log score on validation data."""
+"""Weight m of the logistic curve against the isotonic curve, in searches; chosen by log score on validation data."""
 
 _PENALTIES = (0.01, 0.1, 1.0)  # scikit-learn's C: prior variances of the weights
 _BINS = 10
@@ -62,7 +62,7 @@ class MonotoneRegression:
     def fit(
         cls, scores: Scores, known: Bool[Tensor, " N"], weight: Float[Tensor, " N"] | None = None
     ) -> "MonotoneRegression":
-        """Learn from scores of N queries and whether each is known; relative weights are equal by default."""
+        """Learn from scores of N queries and whether each is known; by default, queries have equal weights."""
         if len(known) == 0 or not scores:
             raise ValueError(f"P(known) needs queries and scores, got {len(known)} queries and {len(scores)} scores")
         _check_scores(scores, "the queries", len(known))
@@ -87,13 +87,13 @@ class MonotoneRegression:
         return cls(tuple(scores), scales, tuple(weights), intercept)
 
     def __call__(self, scores: Scores) -> Float[Tensor, " N"]:
-        """P(known), float64, given the same share of known queries as in training."""
+        """P(known), float64, for the share of known queries in training."""
         return (self.intercept - self._weighted(scores)).sigmoid()
 
     def doubt(self, scores: Scores) -> Float[Tensor, " N"]:
-        """Σ_j w_j x_j / Σ_j w_j, float64, which orders queries by 1 − P; 0 if all weights are 0.
+        """Σ_j w_j x_j / Σ_j w_j, float64: orders queries as 1 − P does; 0 if all weights are 0.
 
-        Doubts by regressions on different parts of the data are comparable. Log odds are not, because the penalty
+        Doubts from regressions on different parts of the data are comparable. Log odds are not, because the penalty
         shrinks the weights more if there are fewer queries.
         """
         total = sum(self.weights)
@@ -120,7 +120,7 @@ class Correctness:
     Logistic regression on N searches gives the sum s = b + Σ_j w_j x_j, where x_j is the log odds of the rank of score
     j (see `RankOdds`). An isotonic regression g of the outcomes on out-of-fold values of s corrects the logistic curve
     σ. The probability is (N g(s) + m σ(s))/(N + m) with m = 300, because g is better than σ only with hundreds of
-    searches. Where g is level, σ still orders searches. Between its knots, g is linear.
+    searches. Where g is level, σ still orders searches. Between knots, g is linear.
 
     Attributes:
         evidence: names of the E scores.
@@ -151,9 +151,9 @@ class Correctness:
     def fit(cls, scores: Scores, correct: Bool[Tensor, " N"]) -> "Correctness":
         """Learn from N searches with a match; cross-validated log score chooses the penalty of the weights.
 
-        Two searches are added, as in Laplace's rule: a right one with the least doubt by every score, and a wrong one
-        with the greatest. So even if all searches are right, no answer is certain and P falls with doubt. With fewer
-        than 10 right or 10 wrong first hits, one score is used: the cosine, or else the first.
+        As in Laplace's rule, two searches are added: a right one with the least doubt by every score, and a wrong one
+        with the greatest doubt. So even if all searches are right, no answer is certain and P falls with doubt. With
+        fewer than 10 right or 10 wrong first hits, only the cosine is used or, without a cosine, the first score.
 
         Source: Platt (1999), Zadrozny and Elkan (2002).
         """
@@ -226,7 +226,7 @@ def check_evidence(what: str, evidence: Sequence[str], scores: Scores) -> None:
 
 
 def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
-    """Masks of each of five random folds of N items, and of the rest; a single item is in both."""
+    """Masks of each of five random folds of N items, and of its complement; a single item is in both."""
     number = random_order(n) % FOLDS
     for fold in range(min(FOLDS, n)):
         is_in_fold = number == fold
@@ -234,7 +234,7 @@ def folds(n: int) -> Iterator[tuple[Bool[Tensor, " N"], Bool[Tensor, " N"]]]:
 
 
 def random_order(n: int) -> Int[Tensor, " N"]:
-    """A fixed random order of N items, as the order of files often follows the classes."""
+    """A fixed random order of N items, because the order of files often follows the classes."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))
 
 
@@ -244,7 +244,7 @@ def rows_of(scores: Scores, rows: Tensor) -> dict[str, Tensor]:
 
 
 def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N"]) -> ReliabilityBins:
-    """Sort N answers by their probability into ten equal bins, closed on the right, for a reliability diagram.
+    """Sort N answers by probability into ten bins of equal width, closed on the right, for a reliability diagram.
 
     Example:
         >>> probability_bins(torch.tensor([0.75, 0.75]), torch.tensor([True, False])).expected_error
@@ -260,7 +260,7 @@ def probability_bins(probability: Float[Tensor, " N"], correct: Bool[Tensor, " N
 
 
 def _out_of_fold_sums(x: Tensor, correct: Tensor, penalty: float) -> Tensor:
-    """Sum s of weighted scores of each search, with weights and intercept fitted on the other folds."""
+    """Sum s of each search, with weights and intercept fitted on the other folds."""
     sums = torch.empty(len(x), dtype=torch.float64)
     for fold, rest in folds(len(x)):
         weights, intercept = _regression(x[rest], correct[rest], penalty)
@@ -274,7 +274,7 @@ def _log_score(sums: Tensor, correct: Tensor) -> float:
 
 
 def _regression(x: Tensor, correct: Tensor, penalty: float) -> tuple[Tensor, float]:
-    """Weights and intercept, with Laplace's two searches added, see `Correctness.fit`."""
+    """Weights and intercept, with two added searches; see `Correctness.fit`."""
     x = torch.cat([x, x.amin(0, keepdim=True), x.amax(0, keepdim=True)])
     correct = torch.cat([correct, torch.tensor([True, False])])
     from sklearn.linear_model import LogisticRegression

@@ -1,8 +1,8 @@
 """`Promise`: whether the promises of a calibration still hold for the queries of a service.
 
-Two kinds of evidence count against the promises. Queries that are less like the calibration queries than chance allows
-put them in doubt. Feedback with more errors than promised breaks them. Both kinds are tested by martingales
-(`lam.retrieval.decisions.martingale`), which may be read as often as wanted.
+Queries that are less like the calibration queries than chance allows put the promises in doubt. Feedback with more
+errors than promised breaks the promises. Martingales (`lam.retrieval.decisions.martingale`) test both; they may be read
+as often as wanted.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ class Reading:
         needed: wealth at which the test alarms; the alarm stays.
         n: number of queries, or of judged answers.
         errors: errors among the judged answers; None for queries.
-        limit: the rate of errors above which the test gains evidence: the promised rate, or the upper end of the
-            calibration's interval if that is higher. None for queries.
+        limit: rate of errors above which evidence grows: the promised rate or, if higher, the upper end of the
+            calibration's interval. None for queries.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Reading:
 
 
 class _Test:
-    """A martingale that alarms once its wealth reaches 1/alpha, and the counts that it changes in place."""
+    """A martingale that alarms once its wealth reaches 1/alpha, with counts that the test changes in place."""
 
     def __init__(self, n_bets: int, alpha: float, *, breaks: bool = False, **counts: np.ndarray) -> None:
         self.martingale, self.breaks, self.counts = Martingale((n_bets,)), breaks, counts
@@ -115,20 +115,20 @@ class _RateTest(_Test):
 class Promise:
     """Tests of a calibration's promises, with the state `holds`, `in doubt` or `broken`. Not safe for threads.
 
-    *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets an online
-    p-value among the calibration queries and all earlier queries; bets win on small p-values. While queries are
+    *In doubt*: queries are no longer like the calibration queries. Each κ and each cosine of a first hit gets a p-value
+    among the calibration queries and all earlier queries; bets win on small p-values. While queries are
     exchangeable with the calibration queries, this state is reached with a probability of at most `DOUBT`, ever.
 
     *Broken*: among the judged answers to strangers, more are false accepts than `far` promises. The promise is about
-    the mean over calibration sets, and one set may miss it by chance. So the bets are against the upper end of the
+    the mean over calibration sets; a single set may exceed it by chance. So the bets are against the upper end of the
     Clopper-Pearson interval of the rate. While the promise holds, this state is reached with a probability of at most
     `BROKEN`, if the choice of judged answers does not depend on whether they are right.
 
     The share of wrong answers among the judged matches is tested too. If `wrong` is promised, a greater share breaks
-    the promises. Otherwise a greater share than in the calibration puts them in doubt.
+    the promises. Otherwise a greater share than in the calibration puts the promises in doubt.
 
     Args:
-        calibration: the calibration.
+        calibration: makes the promises.
         seed: of the uniform draws that break ties; None for a random one.
 
     Attributes:
@@ -168,7 +168,7 @@ class Promise:
             right: whether the match was right; None if unknown, or if the answer was not a match.
 
         Returns:
-            The tests that count it: `far`, `wrong`, both or none.
+            Names of the tests that count the feedback, from `far` and `wrong`.
         """
         errors = {"far": matched} if stranger else dict[str, bool]()
         if matched and right is not None:
@@ -180,7 +180,7 @@ class Promise:
 
     @property
     def state(self) -> State:
-        """Whether the promises hold; an alarm stays."""
+        """`holds`, `in doubt` or `broken`; an alarm stays."""
         alarms = {test.breaks for test in self._tests.values() if test.alarms}
         return "broken" if True in alarms else "in doubt" if alarms else "holds"
 
@@ -190,7 +190,7 @@ class Promise:
         return [test.reading(name) for name, test in self._tests.items()]
 
     def arrays(self, *, only_feedback: bool = False) -> dict[str, np.ndarray]:
-        """State of all tests, or only of the tests of feedback, for `restore`."""
+        """State of all tests, or of the tests of feedback only, for `restore`."""
         tests = self._rates if only_feedback else self._tests
         return {f"{name}.{part}": values for name, test in tests.items() for part, values in test.arrays().items()}
 

@@ -16,14 +16,14 @@ _BULK = 2.0  # spreads of a score from its median
 
 @dataclass(frozen=True)
 class RankOdds:
-    """log(F/(1 − F)) of a score, F being the share of the calibration data below it; ties count half.
+    """log(F/(1 − F)) of a score, with F the share of calibration scores below it; ties count half.
 
-    This is a common scale for all scores, without outliers; it is linear between knots and constant beyond.
+    All scores share this scale, which has no outliers. It is linear between knots and constant beyond them.
 
     Attributes:
         values: values of the score at the knots, rising.
         odds: log odds at the knots, rising.
-        spread: interquartile range of the score; if that is 0, its standard deviation.
+        spread: interquartile range of the score; if 0, the standard deviation; if both are 0, 1.
     """
 
     values: tuple[float, ...]
@@ -54,7 +54,7 @@ class RankOdds:
 
 @dataclass(frozen=True)
 class ExtendedOdds:
-    """`RankOdds` of E scores, plus or minus log(1 + d/spread) at a distance d above or below all values."""
+    """`RankOdds` of E scores, plus (minus) log(1 + d/spread) at a distance d above (below) all values."""
 
     ranks: tuple[RankOdds, ...]
 
@@ -78,7 +78,7 @@ class SoftScale:
 
     Attributes:
         median: of the score.
-        spread: interquartile range; if that is 0, the standard deviation.
+        spread: interquartile range; if 0, the standard deviation; if both are 0, 1.
     """
 
     median: float
@@ -95,13 +95,13 @@ class SoftScale:
 
 
 def check_knots(name: str, knots: tuple[float, ...], other: str, levels: tuple[float, ...]) -> None:
-    """Reject knots that are not finite, or that differ in number from their levels."""
+    """Require finite knots and levels, equal in number."""
     if len(knots) != len(levels) or not knots or not all(map(math.isfinite, (*knots, *levels))):
         raise ValueError(f"{name} and {other} must be finite and equal in number, got {knots} and {levels}")
 
 
 def _median_and_spread(score: Tensor) -> tuple[float, float]:
-    """Median and spread: the interquartile range or, if it is 0, the standard deviation, or else 1."""
+    """Median, and spread as in `SoftScale`."""
     low, middle, high = score.double().quantile(score.new_tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     return middle, (high - low) or float(score.double().std(correction=0)) or 1.0
 

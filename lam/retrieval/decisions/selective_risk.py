@@ -1,6 +1,6 @@
 """Selective risk control: a threshold that promises the share of wrong answers among the answers.
 
-`lam.retrieval.decisions.conformal` promises rates among all queries of a kind.
+In contrast, `lam.retrieval.decisions.conformal` promises rates among all queries of one kind.
 """
 
 import math
@@ -12,31 +12,31 @@ from torch import Tensor
 from lam.retrieval.decisions.conformal import LEVEL
 from lam.utils.checks import check_length, check_no_nan, check_share
 
-_STEP = 1.1  # each threshold answers a tenth more than the one before
+_STEP = 1.1  # each threshold answers a tenth more queries than the threshold before
 _SPARE = 2  # wrong answers that the first threshold allows, if there are enough calibration queries
 
 
 def control_selective_risk(
     scores: Float[Tensor, " N"], wrong: Bool[Tensor, "..."], *, target: float, confidence: float = LEVEL
 ) -> float:
-    """The lowest tested threshold above which at most a share `target` of the answers is wrong, at a confidence.
+    """The lowest tested threshold above which at most a share `target` of the answers is wrong, with this confidence.
 
-    R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that depend
-    on N alone. The n_j queries above t_j hold W_j wrong answers. Given t_j these queries are independent draws of the
-    answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of R(t_j) > target. The p-values are tested in
-    order, strictest threshold first, until one exceeds 1 − `confidence`; the threshold before it is the result. Such
-    fixed-sequence testing needs no correction for many thresholds.
+    R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that do not
+    depend on the scores. The n_j queries above t_j hold W_j wrong answers. Given t_j, these queries are independent draws of
+    answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of the hypothesis R(t_j) > target. The p-values
+    are tested from the highest threshold down, until one exceeds 1 − `confidence`; the result is the threshold before.
+    This fixed-sequence testing needs no correction for many thresholds.
 
     m_1 is the least number of answers that passes the test with two wrong ones. If N is less than twice this number,
-    m_1 allows one wrong answer; if N is too small for that too, none. Each next m is a tenth larger, and the last is N.
-    A threshold with fewer than `answers_needed` answers, because of ties, is left out.
+    m_1 allows one wrong answer; if N is too small for one, none. Each next m is a tenth larger; the last m is N. A
+    threshold with fewer than `answers_needed` answers, because of ties, is left out.
 
     The promise is P(R(threshold) > target) ≤ 1 − `confidence` over calibration sets, for any N and any distribution of
     scores, ties included. It has two assumptions. First, calibration queries and new ones are independent draws of one
     source, with the same share of strangers. Second, answers of a higher score are not wrong more often than answers of
     a lower one. (Without ties it suffices that R exceeds the target below one threshold and nowhere above it.) The
-    second is needed because the thresholds depend on the calibration data. Simulated scores of 1,080 kinds that violate
-    it broke the promise in at most 4.4 % of 20,000 sets, where 5 % is allowed.
+    second assumption is needed because the thresholds depend on the calibration data. In simulations of 1,080 kinds of
+    scores that violate it, at most 4.4 % of 20,000 sets broke the promise, where 5 % is allowed.
 
     Source: Angelopoulos, Bates, Candès, Jordan and Lei (2021), Learn then Test, sections 2.3 and 3; the exact binomial
         bound as in Geifman and El-Yaniv (2017), SGR.
@@ -82,9 +82,9 @@ def control_selective_risk(
 
 
 def answers_needed(target: float, *, n_wrong: int = 0, confidence: float = LEVEL) -> int:
-    """The least number of answers that promise a share of at most `target` with `n_wrong` wrong ones among them.
+    """The least number of answers, `n_wrong` of them wrong, that promise a share of at most `target`.
 
-    It is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
+    This is the least n with P(Bin(n, target) ≤ n_wrong) ≤ 1 − confidence.
 
     Example:
         >>> answers_needed(0.05), answers_needed(0.05, n_wrong=1), answers_needed(0.01)

@@ -1,12 +1,12 @@
 """p-values of two hypotheses, "the item's class is new" and "is in the gallery", learnt without held-out classes.
 
-The only item of a class stands in for a stranger: it was a stranger when it came. Promises by held-out classes are in
-`lam.retrieval.decisions.conformal`.
+The only item of a class stands in for a stranger, because it was a stranger when it came. Promises from held-out
+classes are in `lam.retrieval.decisions.conformal`.
 
 The one assumption is that the gallery and the new item are exchangeable: the gallery is a random sample of incoming
 items. A hand-picked gallery is not such a sample: with four photographs of each of thirty people, no class has one
-item, whatever the share of strangers. Training on the gallery's items breaks the assumption too: it brings them nearer
-to each other than to new items.
+item, whatever the share of strangers. Training on the gallery's items breaks the assumption too: training brings these
+items nearer to each other than to new items.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from lam.utils.checks import check_length, check_no_nan
 
 @dataclass(frozen=True, eq=False)
 class UnseenClasses:
-    """p-values for a new item's class being new and for its being in the gallery, learnt from N gallery items.
+    """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
 
     Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" allows the statement "of a class in the
-    gallery". p ≤ α for "in the gallery" allows "of no class in the gallery". Each statement is false for at most a
-    share α of the items of the other kind, so that at most a share α of all items gets a false statement.
+    gallery". p ≤ α for "in the gallery" allows "of no class in the gallery". Among items for which
+    a statement is false, at most a share α gets it; so at most a share α of all items gets a false statement.
 
     These shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item,
     p of "new" is never below 1/(M + 1).
@@ -36,7 +36,7 @@ class UnseenClasses:
 
     Attributes:
         labels: (N,) the class of each gallery item.
-        left_out: (N,) nearness of each item to the nearest other gallery item, such as their cosine.
+        left_out: (N,) nearness of each item to the nearest other gallery item, such as the cosine of the two.
 
     Example:
         >>> gallery = UnseenClasses(torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([0.8, 0.9, 0.9, 0.3, 0.4, 0.2]))
@@ -66,19 +66,19 @@ class UnseenClasses:
     def share_of_new(self) -> float:
         """(M + 1)/(N + 1) for M classes of one item: an upper bound, in the mean, on the share of items of new classes.
 
-        It is the p-value of "new" without a score: Good and Turing's estimate M/N, with the next item counted.
+        This is the p-value of "new" without a score: Good and Turing's estimate M/N, with the next item counted.
         """
         return (int(self.is_single.sum()) + 1) / (len(self.labels) + 1)
 
     def p_new(self, scores: Float[Tensor, " Q"], nearest: Int[Tensor, "..."]) -> Float[Tensor, " Q"]:
         """(Q,) p-values in (0, 1] of "this item is of a new class": small means that its class is in the gallery.
 
-        p = (1 + A)/(M + 1). Of M single items, A lie at least as near to another item as the new item lies to the
-        gallery: their `left_out` reaches the score. The nearest item counts too, if it is single, as the new item is
-        its neighbour. For exchangeable items P(p ≤ α | its class is new) ≤ α.
+        p = (1 + A)/(M + 1). Of M single items, A have a `left_out` of at least the score: they lie as near to another
+        item as the new item to the gallery. If the nearest item is single, it counts too, because the new item is its
+        neighbour. For exchangeable items P(p ≤ α | its class is new) ≤ α.
 
-        Another score than nearness has the same bound if a new item raises the `left_out` of no item except the
-        nearest. A score that depends on each item alone is an example.
+        Another score than nearness has the same bound if a new item raises only the nearest item's `left_out`, for
+        example a score that depends on each item alone.
 
         Args:
             scores: (Q,) nearness of each new item to the nearest gallery item, measured as `left_out`.

@@ -1,7 +1,7 @@
 """Whether two images match: a threshold at a promised false-match rate, and a probability.
 
-A pair is not a search. The cosine of a pair is not the best of many, so a gallery's accept threshold is far too strict.
-And there is no second hit to compare with.
+A pair is not a search: its cosine is not the best of many, so a gallery's accept threshold is far too strict, and there
+is no second hit to compare with.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class DrawnPairs:
 
 
 def draw_pairs(matches: Matches, n_queries: int, n_items: int, *, generator: torch.Generator) -> DrawnPairs:
-    """For each query, a random pair with a matching item and one with another item, if there are such items.
+    """For each query, a random pair with a matching item and one with another item, as far as they exist.
 
     A query has only one pair of each kind, because pairs that share an image are not independent.
     """
@@ -72,7 +72,7 @@ class Verifier:
         other: Float[Tensor, " R"],
         same: Bool[Tensor, " R"],
     ) -> "Verifier":
-        """Learn from R pairs: cosines, the κ of both images, and whether they match; both kinds weigh the same."""
+        """Learn from R pairs: cosine, κ of both images, whether they match; matching pairs weigh as much as others."""
         check_length("same", same, "the pairs", len(cosine))
         n_same, n_other = int(same.sum()), int((~same).sum())
         if min(n_same, n_other) == 0:

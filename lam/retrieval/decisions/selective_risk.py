@@ -22,7 +22,7 @@ def control_selective_risk(
     """The lowest tested threshold above which at most a share `target` of the answers is wrong, with this confidence.
 
     R(t) = P(wrong | score > t). Threshold t_j is the (m_j + 1)-th highest score, for numbers m_1 < m_2 < … that do not
-    depend on the scores. The n_j queries above t_j hold W_j wrong answers. Given t_j, these queries are independent draws of
+    depend on the scores. The n_j queries above t_j hold W_j wrong answers. Given t_j, they are independent draws of
     answers above t_j, so that P(Bin(n_j, target) ≤ W_j) is a p-value of the hypothesis R(t_j) > target. The p-values
     are tested from the highest threshold down, until one exceeds 1 − `confidence`; the result is the threshold before.
     This fixed-sequence testing needs no correction for many thresholds.

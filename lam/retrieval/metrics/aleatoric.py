@@ -1,4 +1,4 @@
-"""Metrics of κ on ambiguous inputs: corrupted images, crops, and items on whose label people disagree."""
+"""Metrics of κ on ambiguous inputs: corrupted images, crops, and items that people label differently."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from lam.utils.checks import check_distributions, check_finite
 
 
 def rank_correlation(one: Shaped[Tensor, " N"], other: Shaped[Tensor, " N"]) -> float | None:
-    """Spearman's rank correlation, where tied values share their mean rank; None if either input is constant.
+    """Spearman's rank correlation, with mean ranks for ties; None if either input is constant.
 
     For κ against the severity of a corruption, or against the entropy of people's labels, −1 is best.
     """

@@ -14,7 +14,7 @@ from lam.utils.checks import check_finite
 _VERDICTS = {True: ("✓ right", "#009e73"), False: ("✗ wrong", "#d55e00")}
 _OUTSIDE = "#0072b2"
 _EXTREMES = 8
-_CHARACTERS, _TEXT_LINES = 19, 8  # of a text instead of a picture
+_CHARACTERS, _TEXT_LINES = 19, 8  # of a line, and lines, of a text instead of a picture
 _SIDE, _STEP, _HALF = 1.0, 1.12, 3.0  # inches: a picture's side, the step to the next picture, half the sheet's height
 
 
@@ -94,7 +94,7 @@ def _draw(axes: Any, corner: tuple[float, float], image: Tensor) -> tuple[float,
 
 
 def _sheet(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and its one axes in inches from the upper left corner; an axes for each picture would be slower."""
+    """A figure with one axes, in inches from the upper left corner; one axes for each picture would be slower."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white")

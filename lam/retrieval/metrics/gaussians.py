@@ -10,13 +10,13 @@ from torch import Tensor
 from lam.utils.autocast import without_autocast
 
 COMPONENTS = 256
-"""Number of principal components to which wider features are reduced before a covariance is inverted."""
-_RIDGE = 1e-7  # share of the mean variance, added to every variance, as some components are constant
+"""Number of principal components that replace wider features before a covariance is inverted."""
+_RIDGE = 1e-7  # share of the mean variance, added to every variance because some components are constant
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Gaussians of the classes, with a common covariance, and of all items, in a space of q principal components.
+    """Gaussians of the classes (with a common covariance) and of all items, in a space of q principal components.
 
     Attributes:
         center: (P,) mean of all items.
@@ -36,7 +36,7 @@ class Gaussians:
 
     @classmethod
     def of(cls, unit: Float[Tensor, "O P"], labels: Int[Tensor, " O"] | None = None) -> "Gaussians":
-        """Fit to items, with the shrunk covariance of Ledoit and Wolf (2004); without labels there is one class."""
+        """Fit to O items, with the shrunk covariance of Ledoit and Wolf (2004); without labels, there is one class."""
         x = unit.detach().cpu().double()
         center = x.mean(0)
         basis = _principal_components(x - center)
@@ -53,7 +53,7 @@ class Gaussians:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """(N,) squared Mahalanobis distances to the nearest class, and (N,) to the Gaussian of all items.
 
-        `excluded` holds the class to leave out for each item; if there is only one class, it is not left out.
+        `excluded` holds the class to leave out for each item; an only class is never left out.
         """
         z = (unit.detach().cpu().double() - self.center) @ self.basis
         to_classes = torch.cdist(z @ self.within, self.means)

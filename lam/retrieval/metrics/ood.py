@@ -1,6 +1,6 @@
-"""How well a score tells out-of-distribution (OOD) items from in-distribution (ID) items.
+"""How well a score separates out-of-distribution (OOD) items from in-distribution (ID) items.
 
-OOD is the positive class throughout, and a higher score means more OOD: pass −κ, not κ. scikit-learn does the counting.
+OOD is the positive class, and a higher score means more OOD: pass −κ, not κ. scikit-learn does the counting.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def roc_curve(
 def precision_recall_curve(
     in_distribution: Float[Tensor, " N"], out_of_distribution: Float[Tensor, " O"]
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
-    """(T,) recalls of OOD items, rising from 0 to 1, and (T,) precisions, float64, over all thresholds."""
+    """(T,) recalls of OOD items, rising from 0 to 1, and (T,) precisions, for all thresholds, float64."""
     from sklearn.metrics import precision_recall_curve as curve
 
     precision, recall = _curve(curve, in_distribution, out_of_distribution)

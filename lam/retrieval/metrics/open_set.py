@@ -1,6 +1,6 @@
-"""Open-set identification: how well a search tells queries with a match in the gallery from queries without one.
+"""Open-set identification: how well a search separates queries with a match in the gallery from queries without one.
 
-A search scores its first hit and gives an answer if the score is above a threshold. A mated search has a match in the
+A search answers with its first hit if the score of this hit is above a threshold. A mated search has a match in the
 gallery, a non-mated search does not. Every metric depends on the gallery's size. The arguments of all metrics:
 
 - score, correct: (Q,) scores of the first hits of mated searches, and whether these hits are matches.
@@ -8,8 +8,8 @@ gallery, a non-mated search does not. Every metric depends on the gallery's size
 - non_mated: (O,) scores of the first hits of non-mated searches.
 - rate, fpir, far: share of non-mated searches that may score above the threshold, in (0, 1).
 
-A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. A metric is NaN without the mated or non-mated
-searches that it needs.
+A rate outside (0, 1), a NaN or different lengths raise a `ValueError`. A metric that lacks mated or non-mated searches
+is NaN.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class OpenSet:
         gallery_size: number of items that were searched.
         n_mated: number of searches with a match.
         n_non_mated: number of searches without a match.
-        fpir: false-positive identification rate, as requested.
+        fpir: the requested false-positive identification rate.
         threshold: least score with at most a share `fpir` of the non-mated searches above it.
         tpir: see `tpir_at_fpir`.
         dir: see `dir_at_far`.
         oscr: see `oscr`.
-        aurc: see `aurc`, of the mated searches.
-        recall_at_full_precision: see `recall_at_full_precision`, of all searches.
+        aurc: of the mated searches; see `aurc`.
+        recall_at_full_precision: of all searches; see `recall_at_full_precision`.
     """
 
     gallery_size: int
@@ -53,7 +53,7 @@ class OpenSet:
 
 
 def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
-    """Metrics of two searches per query: a mated one, if it has a match, and a non-mated one without its matches."""
+    """Metrics of two searches per query: a mated search, if there is a match, and a search without the matches."""
     found = searches[searches.has_mate]
     mated, score, correct = found.mated, found.score, found.correct
     non_mated = searches.non_mated[searches.non_mated.isfinite()]
@@ -78,7 +78,7 @@ def open_set_metrics(searches: Searches, *, fpir: float) -> OpenSet:
 def threshold_at(non_mated: Float[Tensor, " O"], rate: float) -> float:
     """Least score of a non-mated search with at most a share `rate` of these scores above it.
 
-    The threshold describes these searches; `ConformalScores.threshold` bounds the rate of new ones.
+    The threshold describes these searches; `ConformalScores.threshold` bounds the rate of new searches.
 
     Example:
         >>> threshold_at(torch.tensor([0.1, 0.2, 0.3, 0.4]), 0.25)
@@ -111,7 +111,7 @@ def tpir_at_fpir(mated: Float[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, 
 def dir_at_far(
     score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Float[Tensor, " O"], *, far: float
 ) -> float:
-    """Detection and identification rate at rank one at a false-accept rate; higher is better.
+    """Detection and identification rate (DIR) of first hits, at a false-accept rate; higher is better.
 
     DIR = share of mated searches whose first hit is a match of score > T, with T as in `tpir_at_fpir`.
 
@@ -135,7 +135,7 @@ def oscr(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], non_mated: Flo
 
     The curve runs over thresholds T. It shows the share of mated searches with a right first hit of score > T against
     the share of non-mated searches of score > T. Its area is P(a mated search is right and scores above a non-mated
-    one), ties counting half; it is at most the accuracy.
+    search), at most the accuracy; ties count half.
 
     Source: Dhamija, Günther and Boult (2018), eq. 5 and 6; the area as in Vaze, Han, Vedaldi and Zisserman (2022).
 
@@ -179,8 +179,8 @@ def aurc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def recall_at_full_precision(score: Float[Tensor, " Q"], correct: Bool[Tensor, " Q"], *, n_answerable: int) -> float:
     """R@100P: share of mated searches whose first hit is right and scores above every wrong first hit.
 
-    Higher is better. It is the greatest recall at which no answer is wrong. `score` and `correct` are of all searches;
-    `n_answerable` of them are mated.
+    This is the greatest recall without a wrong answer; higher is better. `score` and `correct` are of all searches;
+    `n_answerable` of these searches are mated.
 
     Source: Lowry et al. (2016), Visual Place Recognition: A Survey.
 

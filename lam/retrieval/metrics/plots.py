@@ -1,7 +1,7 @@
 """Plots of the metrics, as PNG files.
 
-Each function draws the quantity in its name and writes the file `path`. A plot of named entries takes 1 to 24 of them.
-Another number of entries, or an undefined metric, raises a `ValueError`. Matplotlib's global figure, backend and
+Each function draws the quantity in its name and writes the file `path`. A plot of named entries takes 1 to 24 entries.
+Another number, or an undefined metric, raises a `ValueError`. Matplotlib's global figure, backend and
 style stay as they are.
 """
 
@@ -23,7 +23,7 @@ _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  #
 INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _DPI = 160
 _BINS = 50  # of a histogram of κ
-_LEGEND = 3.0  # inches of a legend beside the axes
+_LEGEND = 3.0  # width in inches of a legend beside the axes
 _LINES = ("-", "--", "-.", ":")
 MOST = len(_LINES) * len(_PALETTE)
 """Greatest number of curves in one plot: each colour in each line style."""
@@ -36,7 +36,7 @@ def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Ten
     If all entries have the same answers, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: for each name, (Q,) whether the first hit is relevant and (Q,) uncertainties; Q ≥ 1.
+        ranked: by name, (Q,) whether the first hit is relevant and (Q,) uncertainties; Q ≥ 1.
     """
     _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
@@ -63,7 +63,7 @@ def plot_reliability(
 
     Args:
         bins: result of `lam.retrieval.metrics.votes.Votes.binned`.
-        confidence: meaning of the confidence, for the label of its axis.
+        confidence: meaning of the confidence, for the axis label.
     """
     figure = _blank(5.6, 5.4)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -105,7 +105,7 @@ def plot_bars(path: str | Path, figures: Mapping[str, Mapping[str, float | None]
     """Draw several metrics of several systems as bars, side by side.
 
     Args:
-        figures: for each metric, each system's value in [0, 1], None if undefined; all metrics have the same systems.
+        figures: for each metric, each system's value in [0, 1], or None if undefined; the systems are always the same.
     """
     _check_count("figures", figures)
     names = list(next(iter(figures.values())))
@@ -146,7 +146,7 @@ def plot_roc(path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]]) -> N
 def plot_precision_recall(
     path: str | Path, scores: Mapping[str, tuple[Tensor, Tensor]], *, positives: str = "OOD items"
 ) -> None:
-    """Draw precision against recall of each OOD score, with the prevalence that a useless score gets.
+    """Draw precision against recall of each OOD score, and the prevalence: the precision of a useless score.
 
     Args:
         scores: for each name, (N,) scores of ID items and (O,) scores of OOD items.
@@ -194,7 +194,7 @@ def plot_corruption(path: str | Path, kappa: Mapping[str, Tensor], recall: Mappi
     """Draw the median κ and recall@1 of queries against the severity of each kind of corruption.
 
     Args:
-        kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; empty for a network without κ.
+        kappa: for each kind, (V,) medians of κ at severities 0 (clean) to V − 1; no entries for a network without κ.
         recall: for each kind, (V,) recall@1.
     """
     _check_count("recall", recall)
@@ -230,9 +230,9 @@ def plot_tuning(
 
     Args:
         scales: likelihood scales s, rising.
-        scores: log score of each.
-        errors: standard error of each score's difference from the best.
-        eces: retrieval ECE of each.
+        scores: log score of each scale.
+        errors: standard error of each log score's difference from the best.
+        eces: retrieval ECE of each scale.
         interval: least and greatest scale within one standard error of the best.
         chosen: the scale in use.
     """
@@ -257,7 +257,7 @@ def _log_edges(values: Any) -> Any:
 
 
 def _log_ticks(axes: Any, low: float, high: float) -> None:
-    """Make the x axis logarithmic, with about eight labels in plain digits that do not collide."""
+    """Make the x axis logarithmic, with about eight labels in plain digits."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -291,7 +291,7 @@ def _style(axes: Any) -> None:
 
 
 def _finish(figure: Any, axes: Any, path: str | Path, *, legend: str, **place: Any) -> None:
-    """Style the axes and write the file; with more curves than colours, the legend stands beside the axes."""
+    """Style the axes and write the file; a legend with many entries stands beside the axes."""
     _style(axes)
     place["loc"] = legend
     if len(axes.get_legend_handles_labels()[1]) > len(_PALETTE) + 2:
@@ -306,7 +306,7 @@ def save_figure(figure: Any, path: str | Path) -> None:
 
     def write(temporary: Path) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the picture shows boxes
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the plot shows boxes instead
             figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
 
     write_atomically(path, write)

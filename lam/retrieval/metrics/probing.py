@@ -1,4 +1,4 @@
-"""Accuracy of simple classifiers on features, the usual comparison of representations learned without labels."""
+"""Quality of simple classifiers and clusters on features, the usual test of representations learned without labels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lam.utils.checks import check_at_least
 
-_BLOCK = 1024  # test items that are compared at once
+_BLOCK = 1024  # test items compared at once
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Clustering:
 
     Attributes:
         nmi: normalised mutual information, in [0, 1].
-        ari: adjusted Rand index, at most 1, 0 for clusters at random.
+        ari: adjusted Rand index, at most 1; 0 in the mean for random clusters.
         purity: share of items in the most common class of their cluster.
     """
 
@@ -49,7 +49,7 @@ class LinearProbe:
         self._classifier.fit(features.double().cpu().numpy(), labels.cpu().numpy())
 
     def predict(self, features: Float[Tensor, "O P"]) -> Shaped[Tensor, " O"]:
-        """(O,) the predicted classes of other items, on the CPU."""
+        """(O,) predicted classes of O items, on the CPU."""
         return torch.from_numpy(self._classifier.predict(features.double().cpu().numpy()))
 
 
@@ -76,7 +76,7 @@ def knn_accuracy(
     *,
     k: int = 20,
 ) -> float:
-    """Accuracy of the vote of the k nearest items by cosine; higher is better. The smallest class number wins a tie."""
+    """Accuracy of votes by the k nearest items by cosine; higher is better. The smallest class number wins a tie."""
     _check_rows("features", features, labels)
     _check_rows("test_features", test_features, test_labels)
     check_at_least("k", k, 1)
@@ -92,7 +92,7 @@ def knn_accuracy(
 
 
 def clustering(directions: Float[Tensor, "N D"], classes: Shaped[Tensor, " N"]) -> Clustering | None:
-    """Agreement of C classes with C clusters that Ward's method finds; it takes 4 N² bytes of memory.
+    """Agreement of C classes with C clusters by Ward's method, which takes 4 N² bytes of memory.
 
     None for fewer than two classes, or if every item has a class of its own.
 

@@ -1,6 +1,6 @@
 """Quality of a ranking: recall@k, precision@k, mAP@k, R-precision and the mean reciprocal rank.
 
-Higher is better for all of them. Queries without a relevant item are left out; `n_without_relevant` counts them.
+Higher is better for each. Queries without a relevant item are left out; the metric `n_without_relevant` counts them.
 """
 
 from dataclasses import dataclass
@@ -94,13 +94,13 @@ class RelevantRanks:
 def relevant_ranks(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches
 ) -> RelevantRanks:
-    """Ranks of relevant items in the whole gallery, by cosine; of tied items the lower index comes first.
+    """Ranks of relevant items in the whole gallery, by cosine; of tied items, the lower index comes first.
 
     Args:
         queries: (Q, D) finite, non-zero.
-        gallery: (N, D) likewise; None to search the queries themselves, each without itself.
-        matches: takes positions of queries; returns which gallery items are relevant to each. A query never matches
-            itself, whatever this returns.
+        gallery: (N, D) finite, non-zero; None to rank the other queries.
+        matches: takes positions of queries; returns which gallery items are relevant to each. Without a gallery, a
+            query never matches itself.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1, 0])
@@ -135,7 +135,7 @@ def mean_reciprocal_rank(ranks: RelevantRanks) -> float:
 
 
 def _relevant_ranks(cosines: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks by binary search in the sorted cosines; a whole row is ranked only if a tie leaves a rank open."""
+    """Ranks by binary search in the sorted cosines; a row is ranked only if a tie leaves a rank open."""
     n, relevant = cosines.shape[1], relevant & (cosines > -torch.inf)  # a query does not match itself
     n_relevant = relevant.sum(1)
     rising = torch.from_numpy(np.sort(cosines.numpy(), axis=1))  # ten times as fast as torch's

@@ -1,4 +1,4 @@
-"""Distances of features to the features of known items (`Reference`); a higher value means more doubt.
+"""Distances from features to the features of known items (`Reference`); a higher value means more doubt.
 
 Features enter as unit vectors, except in `radial_mahalanobis`.
 """
@@ -36,10 +36,10 @@ class Reference:
 
     Attributes:
         unit: (O, P) unit vectors; zeros stay zeros.
-        labels: (O,) their classes; None without classes.
-        lengths: (O,) lengths of the features; None if unknown, and then only directions count.
+        labels: (O,) classes of the items; None without classes.
+        lengths: (O,) lengths of the features; None if unknown, so that only directions count.
         embeddings: (O, D) unit vectors after the network's last layer; None if unknown, or equal to `unit`.
-        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to leave out nothing.
+        excluded: (N,) the class to leave out for each of N compared items, see `excluding`; None to leave out no class.
     """
 
     unit: Float[Tensor, "O P"]
@@ -73,9 +73,9 @@ class Reference:
         return cls(unit, labels, features.norm(dim=1), embeddings)
 
     def excluding(self, classes: Int[Tensor, " N"]) -> "Reference":
-        """The reference to compare N items with, each as if its class were unseen.
+        """The reference for N items, each as if its class were unseen.
 
-        An item is not compared with its class or the class's items; means and covariances still include them. A class
+        An item is not compared with its class or items of its class; means and covariances still include them. A class
         that is not in `labels` has no effect.
         """
         if self.labels is None:
@@ -85,7 +85,7 @@ class Reference:
         return excluding
 
     def is_excluded(self, rows: slice) -> Bool[Tensor, "R O"] | None:
-        """Mask of the reference items to leave out for R compared items; None to leave out nothing."""
+        """Mask of the reference items to leave out for R compared items; None to leave out no item."""
         if self.excluded is None or self.labels is None:
             return None
         return self.excluded[rows, None].to(self.labels.device) == self.labels
@@ -99,7 +99,7 @@ class Reference:
         return sum(part.nbytes for part in (self.unit, self.labels, self.lengths, self.embeddings) if part is not None)
 
     def directions_of(self, features: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
-        """(N, P) unit vectors of other items' features."""
+        """(N, P) features of other items as unit vectors."""
         width = self.unit.shape[1]
         if features.shape[1] != width:
             raise ValueError(
@@ -146,7 +146,7 @@ class Reference:
 def knn_distance(features: Float[Tensor, "N P"], reference: Reference, *, k: int = NEIGHBOUR) -> Float[Tensor, " N"]:
     """1 − cosine to the k-th nearest reference feature.
 
-    It is computed as ½ ‖u − v‖² in float64 for unit vectors u and v, because 1 − cosine loses digits near cosine 1. The
+    The value is ½ ‖u − v‖² in float64 for unit vectors u and v, because 1 − cosine loses digits near cosine 1. The
     search for the neighbour v is in the precision of the features.
 
     Source: Sun, Ming, Zhu and Li (2022).
@@ -168,7 +168,7 @@ def mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[T
 
 
 def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
-    """`mahalanobis` minus `global_mahalanobis`, which cancels what does not depend on the classes.
+    """`mahalanobis` minus `global_mahalanobis`; variation that does not depend on the class cancels.
 
     Source: Ren, Fort, Liu, Roy, Padhy and Lakshminarayanan (2021); Mueller and Hein (2025) for the unit vectors
         (RMDS++).
@@ -180,7 +180,7 @@ def relative_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -
 def global_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> Float[Tensor, " N"]:
     """Squared Mahalanobis distance of the unit vector u = φ/‖φ‖ to all of the reference: (u − μ)ᵀ Σ⁻¹ (u − μ).
 
-    μ is the mean of all reference items and Σ their covariance about it; labels are not needed.
+    μ is the mean of all reference items and Σ their covariance about μ; labels are not needed.
 
     Source: Barkley, Culbertson and Fridovich-Keil (2026), arXiv 2605.05638; Mueller and Hein (2025) for the unit
         vectors.
@@ -193,8 +193,8 @@ def radial_mahalanobis(features: Float[Tensor, "N P"], reference: Reference) -> 
 
     β is chosen on the reference alone (`Reference.exponent`). For Gaussian data in q dimensions, the squared distance
     of an item to its class follows χ²_q, so that variance over squared mean is 2/q. Each half of the reference is
-    compared with the classes of the other half. Of β = 0, ¼, ½, ¾ and 1, the one with a ratio nearest to 2/q is
-    chosen; β is 1 for unknown lengths.
+    compared with the classes of the other half. The choice is the β of 0, ¼, ½, ¾ and 1 with the ratio nearest to 2/q;
+    for unknown lengths, β is 1.
 
     Source: Janiak, Binkowski and Kajdanowicz (2025), arXiv 2510.15202, for the exponent, which they choose by the
         spectrum and the local dimension of the features; Mueller and Hein (2025), who show that varying lengths spoil
@@ -216,7 +216,7 @@ def layer_change(
     """Change of an item's neighbours by the network's last layer.
 
     mean_(j ∈ E) cos(e, e_j) − mean_(j ∈ F) cos(e, e_j) for the item's embedding e and the embeddings e_j of the
-    reference. E are the k nearest items by embedding, F the k nearest by feature. 0 if both neighbourhoods agree.
+    reference. E are the k nearest items by embedding, F the k nearest by feature. 0 if E and F agree.
 
     Source: Ozgur et al. (2026), arXiv 2601.05741, for the idea that the representation of a good face image changes
         little from layer to layer. They compare layers of one width; comparing neighbours allows any widths.
@@ -244,7 +244,7 @@ def layer_change(
 
 
 def mahalanobis_knn(to_class: Float[Tensor, " N"], to_item: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Logarithm of `mahalanobis` times `knn_distance` of the same items; a product needs no weight between the two.
+    """Logarithm of `mahalanobis` times `knn_distance` of the same items; a product needs no weights.
 
     Source: Rajasekaran, Sajol, Berglind, Mukhopadhyay and Das (2024), CombOOD, for the idea to join a parametric and a
         non-parametric distance.
@@ -261,9 +261,9 @@ def unit_knn_distance(
     k: int,
     is_excluded: Callable[[slice], Tensor | None] = lambda rows: None,
 ) -> Float[Tensor, " N"]:
-    """1 − cosine of unit vectors to the k-th nearest of the reference, float64; 2 if exclusion leaves fewer than k.
+    """1 − cosine of unit vectors to the k-th nearest reference vector, float64; 2 if exclusion leaves fewer than k.
 
-    Matrix products are as fast as FAISS for one vector, and several times faster for many.
+    Matrix products are as fast as FAISS for one vector, and several times faster for many vectors.
     """
     parts = []
     for rows in row_blocks(len(features), len(reference), elements=_PRODUCTS, most=_BLOCK):
@@ -273,7 +273,7 @@ def unit_knn_distance(
         nearest = cosines.topk(k, dim=1)
         neighbour = reference[nearest.indices[:, -1]]
         distance = (part.double() - neighbour.double()).square().sum(1) / 2
-        directed = part.any(1) & neighbour.any(1)  # the cosine of zero to anything counts as 0
+        directed = part.any(1) & neighbour.any(1)  # the cosine of a zero vector counts as 0
         parts.append(torch.where(directed, distance, 1.0).masked_fill(nearest.values[:, -1] == -torch.inf, 2.0))
     return torch.cat(parts)
 

@@ -1,6 +1,6 @@
 """Table of all metrics, which evaluation, report, command line, sweeps and comparisons read.
 
-A metric is one number of an evaluation. Metrics with a `by_score` are computed from every score of
+A metric is one number of an evaluation. Metrics with a `by_score` are computed once for every score of
 `lam.retrieval.metrics.scores`. Every entry has the properties that `tests/retrieval/metrics/test_common` checks.
 
 `metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
@@ -40,12 +40,12 @@ class Metric:
     Attributes:
         name: title in the report.
         direction: which values are better.
-        meaning: one line for the reader.
+        meaning: one line for the reader of a report.
         function: takes the evidence in `needs`, in that order; None for a number that an encoder or a run reports.
         needs: names of the function's arguments in the evidence of `measure`.
         by_score: the score that a key without `_SCORE` means; None if the metric depends on no score.
-        shown: further places that show it: the report's tiles, and a comparison's table and bars.
-        costly: whether it is measured only on request.
+        shown: further places that show the metric: the report's tiles, and a comparison's table and bars.
+        costly: whether the metric is measured only on request.
     """
 
     name: str
@@ -271,7 +271,7 @@ class Key(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> "Key":
-        """Split a key into its parts; an unknown key becomes the name of a metric as a whole.
+        """Split a key into its parts; an unknown key becomes the metric's name, unsplit.
 
         Example:
             >>> Key.parse("auprc_knn@digits"), Key.parse("recall@5").metric, str(Key("ausc", "margin"))
@@ -287,7 +287,7 @@ class Key(NamedTuple):
 def measure(
     evidence: Mapping[str, Any], *, score: str = "", own: str = "kappa", ood_set: str = "", costly: bool = False
 ) -> dict[str, float | int | None]:
-    """Every metric that the evidence suffices for, by its flat key.
+    """Every metric whose evidence is complete, by flat key.
 
     Args:
         evidence: values by the names in `Metric.needs`; if one is None, the metrics that need it are None.
@@ -317,7 +317,7 @@ def measure(
 
 
 def describe(key: str) -> Metric:
-    """The metric of a key, with score and OOD set in its name; an unknown key becomes the name.
+    """The metric of a key, with score and OOD set in its name; an unknown key is the name itself.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name

@@ -1,4 +1,4 @@
-"""Table of all scores: how far an item, or the answer to it, is in doubt.
+"""Table of all scores, which measure doubt about an item or about the answer to it.
 
 Evaluation, calibration, report and command line read it. Every entry has the properties that
 `tests/retrieval/metrics/test_common` checks.
@@ -24,12 +24,12 @@ class Score:
         short: label of a curve.
         meaning: one line for the reader.
         function: takes the evidence in `needs`, in that order; returns (N,) values, higher for more doubt.
-        needs: names of its evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
+        needs: names of the evidence: `embeddings`, `parts` (embeddings with the parts of κ), `features`, `reference` (a
             `Reference` of training items), `labelled` (a reference with labels), `embedded` (a reference with
             embeddings), `cosines` ((N, K) of the first hits), `labels` ((N, K) of the first hits).
-        of_posterior: whether it is constant for a network without uncertainty.
+        of_posterior: whether the score is constant for a network without uncertainty.
         uses: optional evidence, passed by keyword.
-        of: earlier scores that are its arguments, instead of the evidence.
+        of: earlier scores that replace the evidence as arguments.
         k: default number of neighbours; None for a score without neighbours.
     """
 
@@ -191,7 +191,7 @@ _WITH_NEIGHBOURS = [name for name, score in SCORES.items() if score.k is not Non
 
 
 def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None = None) -> dict[str, Tensor]:
-    """Every score that the evidence suffices for, by its name; higher means more doubt.
+    """Every score whose evidence is complete, by name; higher means more doubt.
 
     Args:
         evidence: values by the names in `Score.needs`; None counts as missing.
@@ -230,6 +230,6 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe_score(name: str) -> Score:
-    """The score of a name; for an unknown name, a score with this name as its title."""
+    """The score of a name; an unknown name becomes a score's title."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

@@ -1,6 +1,6 @@
 """Searches of a gallery with and without the matching items, for open-set metrics and calibration.
 
-A mated search has a match in the gallery, a non-mated search does not. One pass searches with and without the matches.
+A mated search has a match in the gallery, a non-mated search does not. One pass serves both.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Searches:
 
     Attributes:
         hits: (Q, K) the items of highest cosine, best first; K is 50, or less for a smaller gallery.
-        cosines: (Q, K) their cosines.
+        cosines: (Q, K) cosines of `hits`.
         correct: (Q,) whether the nearest item matches.
         mated: (Q,) the highest cosine of a matching item; −∞ without a match.
         other_hits: (Q, K) the items of highest cosine that do not match.
@@ -74,15 +74,15 @@ class Searches:
 
 
 def search_open_set(queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "N D"] | None, matches: Matches) -> Searches:
-    """Exact search for each query's hits, best match and best items that do not match; results are on the CPU.
+    """Exact search for each query's hits, its best match, and its best items that do not match; results are on the CPU.
 
-    Vectors and cosines are rounded to float32 as in `lam.retrieval.Index`, so that thresholds mean the same there.
+    Vectors and cosines are rounded to float32 as in `lam.retrieval.Index`, so that thresholds hold there too.
 
     Args:
         queries: (Q, D) finite, non-zero.
-        gallery: (N, D) likewise; None to search the queries themselves, each without itself.
-        matches: takes positions of queries; returns which gallery items match each. A query never matches itself,
-            whatever this returns.
+        gallery: (N, D) finite, non-zero; None to search the other queries.
+        matches: takes positions of queries; returns which gallery items match each. Without a gallery, a query never
+            matches itself.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])

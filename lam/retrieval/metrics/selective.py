@@ -19,7 +19,7 @@ _ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under the ROC curve of finding wrong first hits by their uncertainty; higher is better.
 
-    0.5 for a useless uncertainty, NaN if all are right or all are wrong.
+    0.5 for a useless uncertainty, NaN if all first hits are right or all are wrong.
     """
     check_length("uncertainty", uncertainty, "the queries", len(correct))
     check_finite("uncertainty", uncertainty)
@@ -27,10 +27,9 @@ def r_auroc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> fl
 
 
 def mann_whitney_p(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
-    """Probability of an R-AUROC at least as far from 0.5 if right and wrong first hits had the same distribution.
+    """Two-sided p-value of the R-AUROC against 0.5, by the Mann-Whitney test in its normal approximation with ties.
 
-    This is the two-sided p-value of the Mann-Whitney statistic, by its normal approximation with ties. NaN if all are
-    right or all are wrong.
+    NaN if all first hits are right or all are wrong.
 
     Source: Mann and Whitney (1947).
     """
@@ -67,8 +66,8 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
 def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside: Float[Tensor, " O"]) -> float:
     """AUGRC of known and OOD items together, ranked by one score; lower is better.
 
-    A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on
-    the share of OOD items, the `prevalence`. NaN without a known or without an OOD item.
+    A kept item costs ½ if it is OOD, or known with a wrong first hit, and 0 otherwise. The value depends on the share
+    of OOD items, the `prevalence`. NaN without a known or without an OOD item.
 
     Source: Narasimhan, Menon, Jitkrittum and Kumar (2024) for the costs; the area as in `augrc`.
 
@@ -86,7 +85,7 @@ def scod_augrc(correct: Bool[Tensor, " N"], inside: Float[Tensor, " N"], outside
 def abstention_nauc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float:
     """Area under accuracy at abstention rates 0, 0.1 … 0.9, scaled to 0 for a useless uncertainty and 1 for the best.
 
-    Higher is better; an order worse than chance gives a negative value. NaN if all are right or all are wrong.
+    Higher is better; negative for an order worse than chance. NaN if all first hits are right or all are wrong.
 
     Source: Gisserot-Boukhlef, Faysse, Malherbe, Hudelot and Colombo (2024), equation 6, as MTEB computes it.
     """

@@ -20,11 +20,11 @@ _DRAWS = 1000
 def sparsification(
     correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]
 ) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Accuracy of the remaining queries when the share f of most uncertain ones is dropped.
+    """Accuracy of the remaining queries after the share f of the most uncertain queries is dropped.
 
     With C(m) the number of right hits among the m most certain queries, accuracy(f) = C((1 − f)Q) / ((1 − f)Q). C is
-    linear between whole m, and a tie counts as the mean over its orders. The gallery stays as it is. A good uncertainty
-    gives a rising curve, a useless one a level curve.
+    linear between whole m, and a tie counts as the mean over its orders. The gallery stays whole. A good uncertainty
+    gives a rising curve, a useless uncertainty a level curve.
 
     Args:
         correct: (Q,) whether the first hit is relevant; leave out queries without a relevant item.
@@ -68,7 +68,7 @@ def ausc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> float
 def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Number of selected queries among the 0, 1 … Q most certain: (Q + 1,) counts, float64, on the CPU.
 
-    Each member of a tie counts with the mean of the tie.
+    Each member of a tie counts as the mean of the tie.
     """
     kept, counts = count_at_thresholds(selected, uncertainty)
     return torch.from_numpy(np.interp(np.arange(len(selected) + 1), kept, counts))
@@ -77,7 +77,7 @@ def count_by_certainty(selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, 
 def count_at_thresholds(
     selected: Bool[Tensor, " Q"], uncertainty: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Number of queries that each threshold keeps, and number of selected ones among them; both rise from zero.
+    """Number of queries that each threshold keeps, and number of selected queries among them; both rise from zero.
 
     A threshold keeps or drops a tie as a whole: T distinct uncertainties give T + 1 numbers each, float64, on the CPU.
     """
@@ -119,7 +119,7 @@ class ReliabilityBins:
     def expected_error(self) -> float:
         """ECE = Σ_b (n_b / N) |accuracy_b − confidence_b|; lower is better, NaN if all bins are empty.
 
-        N counts the queries that are in a bin. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
+        N is the number of queries in all bins. Source: Guo, Pleiss, Sun and Weinberger (2017), eq. 3.
         """
         gap = (self.accuracy - self.confidence).abs()
         return float((self.count * gap).nansum() / self.count.sum())
@@ -128,7 +128,7 @@ class ReliabilityBins:
     def error_by_chance(self) -> float:
         """0.95 quantile of the ECE of a perfectly calibrated predictor; NaN if all bins are empty.
 
-        It is estimated from 1,000 draws with a fixed seed. In each draw, a bin's number of right queries is binomial at
+        The estimate uses 1,000 draws with a fixed seed. In each draw, a bin's number of right queries is binomial at
         its mean confidence. An ECE above the quantile is hardly due to chance. (If confidences differ within a bin, the
         true quantile is a little lower.)
 

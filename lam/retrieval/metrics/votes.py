@@ -47,15 +47,15 @@ class Votes:
         return -torch.where(self.correct, right, 1 - right).log()
 
     def binned(self, bins: SupportsIndex = 10, *, closed: Closed = "right") -> ReliabilityBins:
-        """Sort the queries into B equal bins of confidence, by integer arithmetic, so that rounding moves no query.
+        """Sort the queries into B equal bins of confidence, in integer arithmetic, so that rounding moves no query.
 
         Source: Guo, Pleiss, Sun and Weinberger (2017), with bins closed on the right. Warburg et al. (2023), eq. 121,
             do not say which end belongs to a bin; their code has `closed="left"`.
 
         Args:
             bins: number of bins B, at least 1.
-            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, and 0 in the first. "left": v/S is in
-                bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in the authors' code.
+            closed: the end that belongs to a bin. "right": v/S is in bin ⌈B·v/S⌉, 0 in the first bin. "left": v/S is
+                in bin ⌊B·v/S⌋ + 1, and 1 in no bin, as in Warburg et al.'s code.
 
         Raises:
             ValueError: for fewer than one bin, or another value of `closed`.
@@ -77,12 +77,12 @@ class Votes:
 def majority_votes(
     predictions: Int[Tensor, "S Q"], labels: Int[Tensor, " Q"], ranked_labels: Int[Tensor, "Q K"]
 ) -> Votes:
-    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common one is predicted.
+    """Votes of S sampled networks on the label of each query's nearest neighbour; the most common label is predicted.
 
     Args:
         predictions: (S, Q) the label of each query's nearest neighbour under each sampled network.
         labels: (Q,) the true labels.
-        ranked_labels: (Q, K) labels of the hits, best first. Of tied labels the first here wins, else the lowest.
+        ranked_labels: (Q, K) labels of the hits, best first. Among tied labels, the first here wins, else the lowest.
     """
     if len(predictions) == 0:
         raise ValueError("predictions must hold at least one sampled network, got none")
@@ -94,7 +94,7 @@ def majority_votes(
 
 
 def _mode(predictions: Tensor, ranked_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The label with most votes, and its number of votes; the time does not grow with the number of classes."""
+    """The label with most votes, and its number of votes; the time is independent of the number of classes."""
     votes = torch.stack([(predictions == row).sum(0) for row in predictions])
     never = ranked_labels.shape[1]
     places = torch.full_like(votes, never)
@@ -133,7 +133,7 @@ class SampledAnswers:
     def votes_for_first_hit(self) -> Votes:
         """Votes for the first hit; a network agrees if its nearest neighbour has the same label, or is at a near place.
 
-        The first hit is the same for every posterior, so that votes of two posteriors can be compared.
+        All posteriors share this first hit, so that votes of two posteriors can be compared.
         """
         agree = self.relevance.same_answer(self.nearest, self.hits[:, 0]).sum(0)
         return Votes(agree, self.relevance.of_hits(self.hits[:, :1])[:, 0], len(self.nearest))

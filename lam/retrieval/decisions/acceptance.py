@@ -1,8 +1,8 @@
 """`Acceptance`: the statistic that decides whether a first hit is accepted, and its rate of false accepts.
 
 A single score, such as the cosine of the first hit, is not learnt from the calibration data. So a threshold found by
-counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. So each calibration
-query is scored by a function learnt on the other folds, and a new query by a function learnt on all folds. This is
+counting is exact (`lam.retrieval.decisions.conformal`). A probability is learnt from these data. Therefore a function
+learnt on the other folds scores each calibration query, and a function learnt on all folds scores a new query. This is
 cross-conformal prediction.
 
 Instead, each fold's function could score a new query, to compare it with that fold only. The rate would then be at most
@@ -66,7 +66,7 @@ class Acceptance:
         has_strangers: bool = False,
         classes: Int[Tensor, " O"] | None = None,
     ) -> tuple["Acceptance", Float[Tensor, " N"]]:
-        """Learn an acceptance, and the cross-validated (N,) P(right | known) of the queries with a match.
+        """Learn an acceptance; also returns the cross-validated (N,) P(right | known) of the queries with a match.
 
         Args:
             evidence: scores of the calibration queries and strangers.

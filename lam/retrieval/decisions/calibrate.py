@@ -48,7 +48,7 @@ class OtherQueries:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """Searches of held-out queries that training and tuning did not use, in an order that carries no information.
+    """Searches of held-out queries, which neither training nor tuning used.
 
     Attributes:
         searches: searches of Q queries of known classes.
@@ -281,7 +281,7 @@ def _names(evidence: Evidence) -> set[str]:
 
 
 def _check_promises(calibration: Calibration) -> None:
-    """Compute every threshold; raise an error that names the target that cannot be kept."""
+    """Compute every threshold; an error names the target that cannot be kept."""
     targets, acceptance = calibration.targets, calibration.acceptances[0]
     promises = {
         "far": lambda: acceptance.threshold(far=targets.far),

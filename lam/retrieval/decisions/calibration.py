@@ -101,7 +101,7 @@ class Calibration:
         gallery_size: number of items that the calibration searched; the false-accept rate grows with it.
         targets: the promised error rates.
         flag: the score that flags queries.
-        detector: the OOD scores of in-distribution queries.
+        detector: the OOD scores of the calibration queries.
         acceptances: by all scores; by scores of mean, κ and hits; and by the same without labels. Equal ones appear
             once. The first acceptance whose scores are all available decides on a query.
         reliability: bins of the first acceptance's cross-validated P(right | known).
@@ -308,7 +308,7 @@ class Calibration:
     def unseen_p_values(self, first: Float[Tensor, " Q"], labels: Sequence[str]) -> list[tuple[float, float] | None]:
         """p-values of "of a new class" and "of a class in the gallery" for each query, see `UnseenClasses`.
 
-        The result is None for a query whose first hit has no label that `unseen` knows, and without `unseen`.
+        None for a query whose first hit has no label that `unseen` knows, and for all queries without `unseen`.
 
         Args:
             first: (Q,) cosines of the first hits.

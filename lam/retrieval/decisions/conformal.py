@@ -1,7 +1,7 @@
 """Split conformal prediction: thresholds with a promised error rate on new data, by counting calibration scores.
 
-The one assumption is exchangeability: the order of calibration scores and new ones carries no information, as for draws
-from one source. Training and tuning data are only nearly exchangeable with new data; drifting data are not.
+The one assumption is exchangeability: calibration scores and new scores are equally likely in every order, as for
+draws from one source. Training and tuning data are only nearly exchangeable with new data; drifting data are not.
 """
 
 import math
@@ -89,7 +89,7 @@ class ConformalScores:
         With classes, t is the least calibration score with (1 + Σ_c F_c(t))/(C + 1) ≤ target, where F_c(t) is the share
         of class c's scores above t. Proof: let a new class C + 1 be exchangeable with the others, and G(t) the mean of
         F_c(t) over all C + 1 classes. The least t* with G(t*) ≤ target does not depend on the order of classes. So a
-        random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, as
+        random item of the new class exceeds t* with probability E F_(C+1)(t*) = E G(t*) ≤ target; and t ≥ t*, because
         F_(C+1) ≤ 1. Items of a class may depend on each other, and classes may have any sizes, 1 included. The promise
         holds in the mean over new classes: some classes exceed t far more often than others.
 

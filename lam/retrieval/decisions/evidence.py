@@ -15,7 +15,7 @@ class Group:
     """N searches of one kind.
 
     Attributes:
-        scores: (N,) of each search, by name.
+        scores: (N,) scores by name.
         fold: (N,) fold of each search, from 0.
     """
 

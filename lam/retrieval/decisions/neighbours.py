@@ -58,9 +58,9 @@ def choose_nearest(
 ) -> dict[str, int]:
     """The number of neighbours that best separates right first hits from all others, by score.
 
-    The choice maximises the AUROC of right first hits against wrong ones and `others` together. It leaves its queries
-    not quite exchangeable with new ones. Distances to a reference with several classes need no queries: up to 1,000
-    reference items are compared with all other items and, as simulated strangers, only with items of other classes.
+    The choice maximises the AUROC of right first hits against wrong ones and `others` together. The queries of this
+    choice are not quite exchangeable with new queries. Distances to a reference with several classes need no queries:
+    up to 1,000 reference items are compared with all others and, as simulated strangers, only with other classes.
 
     Args:
         candidates: numbers of neighbours, by score. The first number wins a tie. It is also chosen if the score lacks
@@ -85,7 +85,7 @@ def choose_nearest(
 def _separation(
     name: str, k: int, queries: Mapping[str, Any], correct: Tensor, others: Sequence[Mapping[str, Any]]
 ) -> float:
-    """AUROC of one score; 0 for all candidates, and so a tie, if there are too few items."""
+    """AUROC of one score; 0 if there are too few items, so that all candidates tie."""
     known = queries.get("reference") if "reference" in SCORES[name].needs else None
     if known is not None and known.labels is not None and len(known.labels.unique()) > 1:
         inside, doubted = _own_and_other_neighbours(known.unit, known.labels, k)

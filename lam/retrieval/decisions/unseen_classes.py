@@ -24,8 +24,8 @@ class UnseenClasses:
     """p-values of "a new item's class is new" and of "its class is in the gallery", learnt from N gallery items.
 
     Exactly one of the two hypotheses is true. At a level α, p ≤ α for "new" allows the statement "of a class in the
-    gallery". p ≤ α for "in the gallery" allows "of no class in the gallery". Among items for which
-    a statement is false, at most a share α gets it; so at most a share α of all items gets a false statement.
+    gallery"; p ≤ α for "in the gallery" allows the statement "of a new class". Among the items for which a statement is
+    false, at most a share α gets it. So at most a share α of all items gets a false statement.
 
     These shares are means over galleries and new items, for any N and any sizes of classes. With M classes of one item,
     p of "new" is never below 1/(M + 1).

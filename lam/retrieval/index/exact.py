@@ -24,7 +24,7 @@ def rank(
     """Rank the gallery by cosine for every query, exactly.
 
     The score of query q and item g is q·g / (‖q‖‖g‖), in float64; equal scores rank by the lower index. Without a
-    gallery, a query ranks all other queries, also those with the same vector.
+    gallery, a query ranks all other queries, even one with the same vector.
 
     Args:
         queries: (Q, D) finite, non-zero.

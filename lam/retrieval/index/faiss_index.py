@@ -43,7 +43,7 @@ class Index:
     Args:
         dimension: embedding dimension D, at least 1.
         factory: a FAISS factory string, such as "Flat" (exact), "HNSW32" or "IVF256,Flat", without "IDMap".
-        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's own, wider for HNSW and IVF.
+        parameters: FAISS search parameters such as "nprobe=16"; by default FAISS's values, but wider for HNSW and IVF.
         device: device of the FAISS index: "cpu", or "cuda" or "cuda:1" with faiss-gpu. Tensors may be on any device.
 
     Attributes:
@@ -84,7 +84,7 @@ class Index:
 
     @property
     def ids(self) -> Int64[Tensor, " N"]:
-        """(N,) the ids, in the order in which they were added."""
+        """(N,) the ids, in the order of adding."""
         return torch.from_numpy(self._store.column("ids"))
 
     @property
@@ -274,8 +274,8 @@ class Index:
         """Read an index that `save` wrote.
 
         If another process replaces the index meanwhile, the new index is read. The FAISS structure is a cache: if its
-        file is missing or altered, it is rebuilt from the stored embeddings, with a warning. A rebuild trains on these
-        embeddings if the type needs training; with too few embeddings, the index becomes Flat.
+        file is missing or unusable, a warning comes and the structure is rebuilt from the stored embeddings. A rebuild
+        trains on these embeddings if the type needs training; with too few embeddings, the index becomes Flat.
 
         Args:
             folder: folder of the index.

@@ -30,7 +30,7 @@ def search(
     least_kappa: float,
     among: Int64[np.ndarray, " G"] | None = None,
 ) -> Found:
-    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`; fewer if there are fewer.
+    """The k rows of highest cosine for each query, among rows of κ ≥ `least_kappa`, or all such rows.
 
     `among` holds the sorted ids of the rows to search; None for all.
     """

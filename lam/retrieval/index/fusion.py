@@ -1,6 +1,6 @@
 """Several images of one identity fused into one gallery entry, with a cap on κ.
 
-Why a cap. The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤
+Why a cap? The product of K von Mises-Fisher densities (`lam.vmf.fuse`) adds their concentrations, κ = ‖Σ κ_k μ_k‖ ≤
 Σ κ_k, as if each image were an independent measurement. But κ_k comes from the posterior over the *weights*, and one
 weight error moves all images at once. Near its mean direction a concentrated density is a Gaussian of variance 1/κ_k in
 each tangent direction. Let e_k be the errors of the K mean directions, of variance 1/κ_k and of correlation ρ between

@@ -321,7 +321,7 @@ class MilvusIndex:
 
     @contextmanager
     def _connection_errors(self) -> Iterator[None]:
-        """Turn an error of the server into a `ConnectionError` with the server's name."""
+        """Turn an error of the server into a `ConnectionError` that names the server."""
         import grpc
         import pymilvus
 

@@ -1,8 +1,8 @@
 """Plots of the metrics, as PNG files.
 
 Each function draws the quantity in its name and writes the file `path`. A plot of named entries takes 1 to 24 entries.
-Another number, or an undefined metric, raises a `ValueError`. Matplotlib's global figure, backend and
-style stay as they are.
+Another number, or a curve without data, raises a `ValueError`. Matplotlib's global figure, backend and style stay as
+they are.
 """
 
 import warnings
@@ -33,10 +33,10 @@ Value = TypeVar("Value")
 def plot_sparsification(path: str | Path, ranked: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Draw the sparsification curve of each uncertainty.
 
-    If all entries have the same answers, the best possible curve and the level of random dropping are drawn too.
+    If `correct` is equal in all entries, the best possible curve and the level of random dropping are drawn too.
 
     Args:
-        ranked: by name, (Q,) whether the first hit is relevant and (Q,) uncertainties; Q ≥ 1.
+        ranked: by name, (Q,) `correct`, whether the first hit is relevant, and (Q,) uncertainties; Q ≥ 1.
     """
     _check_count("ranked", ranked)
     if empty := [name for name, (correct, _) in ranked.items() if len(correct) == 0]:
@@ -168,7 +168,7 @@ def plot_kappa(path: str | Path, kappa: Mapping[str, Tensor]) -> None:
     """Draw the distribution of the concentration κ of each set, on a logarithmic axis.
 
     Args:
-        kappa: for each set, (N,) values ≥ 0; the ID set comes first. Zero counts in the lowest bin.
+        kappa: for each set, (N,) values ≥ 0, the ID set first. Zeros count in the lowest bin.
     """
     _check_count("kappa", kappa)
     for name, values in kappa.items():

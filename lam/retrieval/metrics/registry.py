@@ -1,7 +1,7 @@
 """Table of all metrics, which evaluation, report, command line, sweeps and comparisons read.
 
 A metric is one number of an evaluation. Metrics with a `by_score` are computed once for every score of
-`lam.retrieval.metrics.scores`. Every entry has the properties that `tests/retrieval/metrics/test_common` checks.
+`lam.retrieval.metrics.scores`.
 
 `metrics.json` has flat keys `METRIC[_SCORE][@SET]`, such as `auroc`, `auprc_knn@digits_held_out`, `ausc_margin`.
 A key without `_SCORE` uses the metric's default score (`by_score`), a key without `@SET` the first OOD set.
@@ -317,7 +317,7 @@ def measure(
 
 
 def describe(key: str) -> Metric:
-    """The metric of a key, with score and OOD set in its name; an unknown key is the name itself.
+    """The metric of a key, with score and OOD set in its name; an unknown key becomes the name.
 
     Example:
         >>> describe("map@5").name, describe("ausc_margin").name, describe("ece").reading, describe("my_share").name

@@ -1,7 +1,6 @@
 """Table of all scores, which measure doubt about an item or about the answer to it.
 
-Evaluation, calibration, report and command line read it. Every entry has the properties that
-`tests/retrieval/metrics/test_common` checks.
+Evaluation, calibration, report and command line read it.
 """
 
 from collections.abc import Callable, Mapping
@@ -230,6 +229,6 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe_score(name: str) -> Score:
-    """The score of a name; an unknown name becomes a score's title."""
+    """The score of a name; for an unknown name, a score with this title."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

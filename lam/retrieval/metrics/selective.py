@@ -49,7 +49,7 @@ def augrc(correct: Bool[Tensor, " Q"], uncertainty: Float[Tensor, " Q"]) -> floa
     """Area under the generalized risk-coverage curve; lower is better.
 
     Let E(m) be the number of wrong answers among the m most certain of Q queries. The generalized risk at coverage m/Q
-    is E(m)/Q, the share of all queries with a wrong answer. The curve begins at (0, 0) and has a point for each
+    is E(m)/Q: the share of all queries that get a wrong answer. The curve begins at (0, 0) and has a point for each
     distinct uncertainty; trapezoids give its area. At accuracy a, the area is a(1 − a)(1 − R-AUROC) + (1 − a)²/2. A
     constant uncertainty gives half the error rate, no query gives NaN.
 

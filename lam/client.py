@@ -1,4 +1,4 @@
-"""A client of `lam serve`. It needs httpx alone: copy this file to where torch is not installed."""
+"""A client of `lam serve`. This file needs httpx alone: copy it to machines without torch."""
 
 import json
 import time
@@ -17,7 +17,7 @@ _IMAGES = {b"\xff\xd8": "image/jpeg", b"\x89PNG": "image/png", b"RIFF": "image/w
 
 
 class ServiceError(Exception):
-    """A request failed. `status` is the HTTP status, or None without an answer; `allowed` says what is allowed."""
+    """A failed request. `status` is the HTTP status, or None without an answer; `allowed` says what is allowed."""
 
     def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
         super().__init__(f"{'no answer' if status is None else status}: {message}")
@@ -92,7 +92,7 @@ class Client:
     Args:
         address: address of the service, or of one of its runs, such as `http://127.0.0.1:8000/runs/faces`.
         key: key, if the service has keys.
-        retries: how often to repeat a request if the service is too busy (503).
+        retries: how many times to repeat a request if the service is too busy (503).
         options: options of `httpx.Client`; by default an answer may take 30 seconds.
     """
 
@@ -113,7 +113,7 @@ class Client:
         return _answer(found)
 
     def search_batch(self, queries: Sequence[Query], *, k: int = 10, filter: Json | None = None) -> list[Answer]:
-        """Search for several queries at once, which is faster; a refused query raises a `ServiceError`."""
+        """Search for several queries in one request, which is faster; a refused query raises a `ServiceError`."""
         body = {"queries": [_part(query) for query in queries]}
         answers = self._ask("POST", "/v1/search/batch", body, k=k, filter=filter)["answers"]
         for place, found in enumerate(answers):
@@ -133,7 +133,7 @@ class Client:
         self, content: Query, *, id: str | None = None, label: str | None = None, metadata: Json | None = None,
         uncertain: str = "keep", fuse: bool = False,
     ) -> Item:  # fmt: skip
-        """Add an item, replace the item with this id, or fuse an image into it; by default the content gives the id."""
+        """Add an item, replace the item with this id, or `fuse` content into it; without an id, one is computed."""
         body = content if metadata is None else {**_part(content), "metadata": metadata}
         method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
         return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))
@@ -151,7 +151,7 @@ class Client:
             after = page["after"]
 
     def patch(self, id: str, *, label: str | None = None, metadata: Json | None = None) -> Item:
-        """Change the label or the metadata of an item; None as a value removes a name from the metadata."""
+        """Change label or metadata of an item; metadata with the value None are removed, others stay."""
         changes = {"label": label, "metadata": metadata}
         return _of(Item, self._ask("PATCH", _path(id), {name: to for name, to in changes.items() if to is not None}))
 
@@ -189,7 +189,7 @@ class Client:
 
 
 def _of(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
-    """A record from the fields of an answer; it leaves out fields that a later service may add."""
+    """A record from the fields of an answer, without fields that a later service may add."""
     return kind(**{field.name: found[field.name] for field in fields(kind)})  # pyright: ignore[reportArgumentType]
 
 

@@ -1,4 +1,4 @@
-"""The command `lam` turns words into calls, and prints each warning and error in one line."""
+"""The command `lam`: parses the command line, calls the command, and prints each warning and error in one line."""
 
 import io
 import os
@@ -23,7 +23,7 @@ STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGP
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns 0 for success, 1 for an error, printed in one line, 2 for wrong usage."""
+    """Run the command line; returns 0, 1 for an error, 130 for Ctrl-C, 141 for a broken pipe. Wrong usage exits (2)."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a terminal may lack letters of a file name
     try:
@@ -74,7 +74,7 @@ def _execute(arguments: list[str]) -> int:
 
 
 def _load_plugins(files: Sequence[str]) -> None:
-    """Register what installed packages and the user's files add, before any run is opened."""
+    """Load the plugins of installed packages and the user's plugin files, before a run is opened."""
     from lam.runs.plugins import load_file, load_installed
 
     load_installed()
@@ -83,7 +83,7 @@ def _load_plugins(files: Sequence[str]) -> None:
 
 
 def _attach_values(arguments: list[str]) -> list[str]:
-    """Write `--name value` as `--name=value`, so that argparse takes no value for a positional argument."""
+    """Write `--name value` as `--name=value`, or argparse would take the value for a positional argument."""
     joined: list[str] = []
     for argument in arguments:
         last = joined[-1] if joined else ""

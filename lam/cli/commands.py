@@ -38,7 +38,7 @@ def printable(said: object) -> str:
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error, with the number of the process under torchrun."""
+    """Print a message on standard error, with the number of the process, unless it is process 0."""
     name = "lam" if distributed.is_rank_zero() else f"lam, process {distributed.rank()}"
     print("\n".join(printable(line) for line in f"{name}: {message}".splitlines()), file=sys.stderr)
 
@@ -177,7 +177,7 @@ def embed(parsed: argparse.Namespace, _: list[str]) -> None:
 
 
 def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
-    """How to treat unreadable image files; with an output, a list of these files is written next to it."""
+    """How to treat unreadable image files; with an output, their list is written beside the output."""
     from lam.gallery.damaged import DamagedFiles
 
     if output is None:
@@ -187,7 +187,7 @@ def _damaged(parsed: argparse.Namespace, output: str | Path | None) -> Any:
 
 
 def _columns(words: Sequence[str] | None) -> Any:
-    """The columns that `NAME=COLUMN` words name; None without words."""
+    """The columns in words `NAME=COLUMN`; None without words."""
     from lam.datasets.texts import Columns
 
     if words is None:
@@ -201,7 +201,7 @@ def _columns(words: Sequence[str] | None) -> Any:
 
 
 def _record(kind: type[Record], parsed: argparse.Namespace) -> Record:
-    """A record of options with the values of a command; without a value, an option has its default."""
+    """A record of options with the values of a command; an option without a value has its default."""
     names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
     return kind(**{name: value for name, value in vars(parsed).items() if name in names and value is not None})
 

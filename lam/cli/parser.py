@@ -44,7 +44,7 @@ settings, their defaults (and allowed values):"""
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of a command. For a command that takes settings, help lists them, after slow imports."""
+    """The parser of a command. If the command takes settings, its help lists them, after slow imports."""
 
     def format_help(self) -> str:
         do = self.get_default("do")
@@ -78,7 +78,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "names)",
     },
 }
-"""Arguments of several commands."""
+"""Arguments that several commands share."""
 _DATA = ("--limit", "--allow-missing", "--skip-damaged")
 
 
@@ -92,7 +92,7 @@ def command_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
 
     def command(name: str, do: Any, help: str, *shared: str) -> Any:
-        """Add a command with some shared arguments; returns the function that adds further ones."""
+        """Add a command with some shared arguments; returns the function that adds further arguments."""
         added = subparsers.add_parser(name, help=help, description=help, formatter_class=raw, allow_abbrev=False)
         added.set_defaults(do=do)
         added.add_argument("--quiet", action="store_true", help="show no progress")

@@ -1,4 +1,4 @@
-"""Damaged image files: one pass finds all of them, lists them with reasons, and raises or leaves them out."""
+"""Finds all damaged image files in one pass, lists them with reasons, and raises an error or leaves them out."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ from lam.utils.notes import Note
 
 BATCH = 64
 MANY_FILES = 1000
-"""A progress bar is shown for more files than this."""
+"""Reading more files than this shows a progress bar."""
 
 Items = TypeVar("Items", bound=Dataset)
 Result = TypeVar("Result")
@@ -58,8 +58,8 @@ class DamagedFiles:
     """The damaged files found so far, and what to do about them.
 
     Attributes:
-        listed: CSV file that lists them, with columns path and reason; None for no list.
-        skip: whether to leave them out, instead of raising an error.
+        listed: CSV file for the list, with columns path and reason; None for no list.
+        skip: whether to leave damaged files out, instead of raising an error.
         reasons: reasons by path.
     """
 
@@ -68,7 +68,7 @@ class DamagedFiles:
     reasons: dict[Path, str] = field(default_factory=dict)
 
     def settle(self, n_files: int) -> None:
-        """List the damaged files and warn; raise unless they are skipped and some of `n_files` files are readable."""
+        """List the damaged files, and warn; a `ValueError` without `skip`, or if all `n_files` files are damaged."""
         if not self.reasons:
             return
         message = f"{len(self.reasons)} of {n_files} images cannot be read"
@@ -89,7 +89,7 @@ class ImageBatches:
     Args:
         files: paths of the files.
         preprocessing: maps a file to an input.
-        damaged: collects the damaged files, and settles them after the last batch.
+        damaged: collects the damaged files; `damaged.settle` follows the last batch.
         goes_on: whether to yield batches after a damaged file; by default `damaged.skip`. All files are read anyway.
 
     Attributes:
@@ -140,7 +140,7 @@ def read_damaged(listed: Path) -> frozenset[str]:
 
 
 def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
-    """The items without damaged files; a `ValueError` if none is left."""
+    """The items without damaged files; a `ValueError` if no item is left."""
     kept = [row for row, path in enumerate(items.files) if path_key(path) not in damaged]
     if not damaged or not items.files or len(kept) == len(items):
         return items
@@ -150,5 +150,5 @@ def without_damaged(items: Items, damaged: frozenset[str]) -> Items:
 
 
 def path_key(path: Path) -> str:
-    """A path as written in the list of damaged files: bytes that are not valid text become question marks."""
+    """A path as text for the list of damaged files: bytes that are not valid text become question marks."""
     return str(path).encode(errors="replace").decode()

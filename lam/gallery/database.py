@@ -1,4 +1,4 @@
-"""SQLite files: connections with durable commits, and errors that say what is wrong."""
+"""SQLite: connections with durable commits, and errors with a cause and a remedy."""
 
 import sqlite3
 import time
@@ -17,7 +17,7 @@ _STEPS = 10_000  # SQLite's instructions between two checks of the time
 
 
 def connect(address: str | Path, *, uri: bool = False) -> sqlite3.Connection:
-    """A connection that any thread may use, without implicit transactions: the caller begins and ends them."""
+    """A connection that any thread may use; the caller begins and ends transactions."""
     connection = sqlite3.connect(address, uri=uri, isolation_level=None, check_same_thread=False, timeout=_PATIENCE)
     try:
         connection.execute("PRAGMA synchronous=FULL")  # in WAL mode, NORMAL acknowledges before the disk has the change
@@ -30,12 +30,12 @@ def connect(address: str | Path, *, uri: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Iterator[None]:
-    """Within the context, an error of SQLite becomes one that says what is wrong with the file at `path`.
+    """Within the context, an error of SQLite becomes an error that names the file, a cause and a remedy.
 
     Raises:
         ValueError: for a file that another process has locked.
         OSError: for a file that cannot be written, or a disk that is full or fails.
-        CorruptFileError: for other errors, with the remedy.
+        CorruptFileError: for other errors, with `remedy`.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
 
 @contextmanager
 def refuse_locked() -> Iterator[None]:
-    """Within the context, an error from another process's lock becomes a refusal, `busy`."""
+    """Within the context, an error because another process has the lock becomes a refusal, `busy`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -68,7 +68,7 @@ def refuse_locked() -> Iterator[None]:
 
 @contextmanager
 def refuse_unstored() -> Iterator[None]:
-    """Within the context, an error of SQLite becomes a refusal: `busy` for another process's lock, else `full`."""
+    """Within the context, an error of SQLite becomes a refusal: `busy` if another process has the lock, else `full`."""
     try:
         with refuse_locked():
             yield
@@ -92,5 +92,5 @@ def limited_time(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _code_of(error: sqlite3.Error) -> int:
-    """SQLite's primary error code; the code of corruption for an error that lam itself raises."""
+    """SQLite's primary error code; for an error that lam raises, the code of corruption."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF

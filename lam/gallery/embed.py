@@ -36,9 +36,9 @@ def embed_items(
     damaged: DamagedFiles | None = None,
     progress: bool = True,
 ) -> EmbeddedItems:
-    """Embed the images of a folder, with or without class sub-folders, or the texts of a file, as for `lam index`.
+    """Embed the images of a folder, with or without class sub-folders, or the texts of a file.
 
-    If a file holds questions and answers, the answers are embedded. A warning counts texts that the network cuts.
+    If a file holds questions and answers, the answers are embedded. A warning counts texts that are too long.
 
     Args:
         encoder: encoder of a run.
@@ -47,7 +47,7 @@ def embed_items(
         shard: the shard to embed; by default all items.
         calibration: calibration of the run; it flags items whose embeddings are too unusual to judge.
         damaged: collects damaged image files; by default they are an error.
-        progress: show a progress bar on standard error.
+        progress: whether to show a progress bar on standard error.
 
     Raises:
         ValueError: for an empty shard, damaged files, an invalid id, label or metadata; also as in `read_items`.
@@ -89,7 +89,7 @@ def read_items(
 ) -> FolderImages | Texts:
     """The images of a folder (`lam.datasets.folder.read`), or the texts of a file (`lam.datasets.texts.read`).
 
-    A warning counts texts that the network cuts.
+    A warning counts texts that are too long for the network, which reads only their beginning.
 
     Args:
         encoder: encoder of a run.
@@ -97,7 +97,7 @@ def read_items(
         columns: columns of the file.
         labelled: whether every image or text must have a label.
         answered: whether to read the answers in a file; if not, the file may lack them.
-        damaged: collects damaged image files, so every file is read; with None, no file is read.
+        damaged: if given, every image file is read, and damaged files are collected here.
 
     Raises:
         ValueError: for an encoder without preprocessing, a folder for an encoder of texts, columns for an encoder of
@@ -147,7 +147,7 @@ def embed_images(
 ) -> tuple[list[SourceImage], Embeddings]:
     """The readable images of a list (`lam.gallery.image_list.read_list`), and their embeddings.
 
-    `damaged` collects damaged files; for None they are an error.
+    `damaged` collects damaged files; by default they are an error.
 
     Raises:
         ValueError: for an encoder without preprocessing, or damaged files.
@@ -171,5 +171,5 @@ def preprocessing_of(encoder: Encoder, kind: type[Kind]) -> Kind:
 
 
 def is_cut(network: nn.Module | None, preprocessing: TextPreprocessing, text: str) -> bool:
-    """Whether preprocessing or network cuts a text."""
+    """Whether preprocessing or network reads only the beginning of a text."""
     return preprocessing.is_cut(text) or sentences.is_cut(network, text)

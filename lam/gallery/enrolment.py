@@ -1,7 +1,4 @@
-"""Makes items of embedded images: ids, uncertain images, and fusion of images with one id.
-
-The id of an image is its id in the list or, without one, the `content_id` of its file.
-"""
+"""Makes items of embedded images or texts: ids, uncertain images, and fusion of images with one id."""
 
 import hashlib
 import json
@@ -23,13 +20,13 @@ from lam.vmf.embeddings import Embeddings
 
 @dataclass(frozen=True)
 class SourceImage:
-    """An image to index.
+    """An image or a text to index.
 
     Attributes:
-        path: its file.
-        label: its class; empty for none.
-        content: the `lam.gallery.item.content_id` of its file or text.
-        listed_id: its id in the list, if any.
+        path: file of the image, or origin of the text.
+        label: class; empty without a label.
+        content: the `lam.gallery.item.content_id` of the image file or the text.
+        listed_id: id in the list, if any.
         metadata: other columns of the list.
 
     Raises:
@@ -56,7 +53,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """Id of the image's item, unless images are fused by label."""
+        """Id of the item, unless images are fused by label: the id in the list, else the content number."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 
@@ -67,7 +64,7 @@ class Enrolment:
     Attributes:
         items: items in the order of their first images.
         embeddings: embeddings of the items.
-        uncertain: path and κ of each image with a κ below `flag_below`.
+        uncertain: path and κ of each uncertain image; see `enrol`.
     """
 
     items: tuple[Item, ...]
@@ -78,7 +75,7 @@ class Enrolment:
         return len(self.items)
 
     def with_thumbnails(self) -> "Enrolment":
-        """A copy in which each item has a thumbnail, if its first image file is readable."""
+        """A copy with a thumbnail for each item whose first image file is readable."""
         return replace(self, items=tuple(replace(item, thumbnail=thumbnail_of_file(item.path)) for item in self.items))
 
 
@@ -92,21 +89,21 @@ def enrol(
 ) -> Enrolment:
     """One item for each id, in the order in which ids first occur.
 
-    Without fusion, the first image of an id gives its item; a warning counts items whose images have several labels.
-    With fusion, images of one identity have the same listed id or, without one, the same label.
-    `lam.retrieval.fuse_identities` assumes an error correlation of 1, so κ does not rise with their number. Repeated
-    images count once, and the item has the metadata of its first image.
+    Without fusion, the first image of an id gives the item; a warning counts items whose images have several labels.
+    With fusion, images of one identity have the same listed id or, without ids, the same label. The fused κ does not
+    rise with the number of images (`lam.retrieval.fuse_identities` with an error correlation of 1). Repeated images
+    count once, and the item has the metadata of its first image.
 
     Args:
         images: N images.
         embeddings: embeddings of the images.
-        flag_below: an image with a lower κ is uncertain; None if no image is.
+        flag_below: an image with a lower κ is uncertain; with None, every image is certain.
         skip_uncertain: whether uncertain images are left out.
         fuse: whether the images of one identity become one item.
 
     Raises:
         ValueError: if no image is left; for embeddings that an index cannot hold; with `fuse`, for an image without id
-            and label, or an identity with several labels.
+            and label, or an id with several labels.
     """
     kappa = embeddings.kappa.tolist()
     is_uncertain = [flag_below is not None and value < flag_below for value in kappa]
@@ -150,7 +147,7 @@ def _warn_of_several_labels(images: Sequence[SourceImage], groups: Iterable[Sequ
 
 
 def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str, preview: Preview) -> Item:
-    """The gallery item for an item of a data set, with the metadata, text and picture of its preview."""
+    """The gallery item for an item of a data set, with metadata, text and picture from the preview."""
     metadata = metadata_json({**preview.metadata, **({} if preview.text is None else {"text": preview.text})})
     images = Images(paths=json.dumps([preview.path]))
     return Item(item_id, vector.tobytes(), kappa, label, metadata, preview.picture, INDEXED, images)
@@ -159,7 +156,7 @@ def item_of_embedding(item_id: str, vector: np.ndarray, kappa: float, label: str
 def _item(
     item_id: str, sources: list[SourceImage], vector: np.ndarray, kappa: float, resultant: float, kappas: list[float]
 ) -> Item:
-    """The item of the images with one id; `kappas` are the κ of these images."""
+    """The item with one id; `sources` and `kappas` are its images and their κ."""
     contents, paths = pack([source.content for source in sources]), json.dumps([source.path for source in sources])
     images = Images(contents=contents, paths=paths)
     if len(sources) > 1:

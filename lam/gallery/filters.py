@@ -1,4 +1,4 @@
-"""`Filter`: conditions on ids, labels and metadata of items, as Qdrant writes them, compiled to SQL.
+"""`Filter`: conditions on ids, labels and metadata of items, in Qdrant's syntax, compiled to SQL.
 
 A filter is an object with lists of conditions: all of `must` hold, at least one of `should`, and none of `must_not`. A
 condition is another filter, or one of
@@ -11,8 +11,8 @@ condition is another filter, or one of
     {"is_null": {"key": FIELD}}                 null
     {"has_id": [ID, ...]}, {"has_label": [LABEL, ...]}
 
-A dot in FIELD leads into an object. A list matches if one of its elements does. Values match only values of their type.
-Names and values are parameters of the SQL, never parts of it.
+A dot in FIELD leads into an object. A list matches if one of its elements does. A value matches only values of its own
+type. Names and values are parameters of the SQL, never parts of its text.
 """
 
 import json
@@ -54,8 +54,8 @@ class Filter:
 
     Attributes:
         text: the filter as JSON with sorted names; equal filters have equal texts.
-        sql: the condition for a row to pass.
-        fields: for each field in the filter, the condition for a row to have it.
+        sql: condition on a row, true if the row passes.
+        fields: for each field in the filter, a condition that is true if the row has the field.
 
     Example:
         >>> filter = Filter.parse('{"must": [{"key": "year", "range": {"gte": 1900}}]}')
@@ -69,7 +69,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
-        """Parse a filter in JSON; an invalid one, or one beyond the limits, is refused as `invalid`."""
+        """Parse a filter in JSON; an invalid or too large filter is refused as `invalid`."""
         if len(text) > MAX_FILTER:
             _refuse(f"has {len(text)} characters")
         try:
@@ -157,7 +157,7 @@ class _Compiler:
         return Sql(text, (*named, *whole.parameters, *element.parameters))
 
     def _field(self, key: Any) -> tuple[str, tuple[str, ...]]:
-        """The beginning of an SQL query that selects the value of a field as `v`, and its parameters."""
+        """The beginning of an SQL query that selects the value of a field as `v`, and the query's parameters."""
         names = key.split(".") if isinstance(key, str) else []
         if not names or not all(names) or len(names) > _MAX_NESTED:
             _refuse(f"needs the name of a field as key, with at most {_MAX_NESTED} parts between dots")
@@ -234,7 +234,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _text(value: str) -> str:
-    """Check that SQLite can compare a text; SQLite ends texts at a zero character."""
+    """A text that SQLite can compare: valid Unicode without a zero character, where SQLite ends texts."""
     try:
         value.encode()
     except UnicodeEncodeError:

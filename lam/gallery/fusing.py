@@ -1,8 +1,7 @@
 """Fuses images of one identity into one item, one image after the other.
 
-The density of an item is a product of the vMF densities of its images, with directions μ and concentrations κ. So the
-float64 sums Σ κμ, Σ κ and Σ √κ suffice, in any order. The formula is in `lam.retrieval.index.fusion`. The error
-correlation is 1, as for `lam index`.
+A fused item depends on the directions μ and concentrations κ of its images only by the float64 sums Σ κμ, Σ κ and
+Σ √κ, so images may come in any order. `lam.retrieval.index.fusion` has the formula; its error correlation is 1 here.
 """
 
 import json
@@ -23,9 +22,9 @@ _BYTES = 8
 def fuse(known: Item, image: Item) -> Item:
     """Fuse an image into an item; the result equals `fuse_identities` of all images at once.
 
-    If images cancel, κ is 0 and the direction stays. Label, metadata and thumbnail come from the first image that has
-    them. An item that already holds the image is returned unchanged. Another label or metadata, or an image for a full
-    item, is refused as `conflict`.
+    If the directions cancel, κ is 0 and the direction stays. The item keeps its label and metadata, and its thumbnail
+    if it has one. An item that already holds the image is returned unchanged. An image with another label or other
+    metadata, or for a full item, is refused as `conflict`.
     """
     _refuse_another(known, image)
     if _holds(known, image):
@@ -74,7 +73,7 @@ def _beside_text(item: Item) -> dict[str, Any]:
 
 
 def _holds(known: Item, image: Item) -> bool:
-    """Whether the item already holds the image. It compares content numbers and, if some are unknown, the item's id."""
+    """Whether the item already holds the image, by content numbers and, if some are unknown, by the item's id."""
     contents, content = known.images.contents, image.images.contents
     ids = {contents[start : start + _BYTES] for start in range(0, len(contents), _BYTES)}
     is_incomplete = len(ids) < known.images.count

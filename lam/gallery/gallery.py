@@ -1,6 +1,6 @@
 """A store and its index: a change is written to disk, then applied to the index, then acknowledged.
 
-In between, the index may hold an item that the store has deleted. A search that finds such an item waits until the
+In between, the index may hold an item that the store has deleted. A search that finds a deleted item waits until the
 index is up to date, and searches again; other searches do not wait for the disk. The index is a cache, in this process
 (`lam.gallery.local_index`) or on a Milvus server (`lam.gallery.remote_index`).
 """
@@ -43,10 +43,10 @@ class Matching:
     """The items that pass a filter.
 
     Attributes:
-        keys: (G,) their keys in the store, rising.
-        labels: (G,) the `label_key` of each; −1 without a label.
-        unknown: if no item passes, the fields of the filter that no item has.
-        version: number of changes of the gallery when the filter was applied.
+        keys: (G,) the items' keys in the store, rising.
+        labels: (G,) the items' `label_key`s; −1 without a label.
+        unknown: fields of the filter that no item has; empty if an item passes.
+        version: version of the gallery that the filter was applied to.
     """
 
     keys: Int64[np.ndarray, " G"]
@@ -82,8 +82,8 @@ def replace_items(store: ItemStore, enrolled: Enrolment, *, factory: str = "Flat
     If the process is killed, either the old items or the new ones remain.
 
     Raises:
-        ValueError: for an unknown FAISS type, or one that needs more items; nothing is changed.
-        OSError: for a full disk.
+        ValueError: for an unknown FAISS type, or a type that needs more items; nothing is changed.
+        OSError: if the items cannot be stored.
     """
     embeddings, cache = enrolled.embeddings, store.path.with_name(CACHE)
     index = Index(embeddings.dimension, factory)
@@ -107,8 +107,8 @@ class Gallery:
         folder: folder of the gallery, written by a run or by `lam index`.
         dimension: dimension of the embeddings.
         drop_corrupt: whether altered rows are deleted, instead of an error.
-        index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type of the gallery: flat,
-            unless `lam index --factory` named another. The items on disk do not depend on it.
+        index: "flat", "hnsw" or the address of a Milvus collection. By default the FAISS type from
+            `lam index --factory`, else flat. The items on disk are the same for every index.
 
     Attributes:
         store: the items on disk, for looking them up; change them only by `write`.
@@ -146,7 +146,7 @@ class Gallery:
 
     @property
     def index(self) -> "Index | RemoteIndex":
-        """The index, for measurements; its ids are keys of the store."""
+        """The index, for measurements; the ids in it are keys of the store."""
         return self._index.index if isinstance(self._index, LocalIndex) else self._index
 
     @property
@@ -160,10 +160,10 @@ class Gallery:
         return self._index.complaint
 
     def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
-        """Hits of the k nearest items of each query, and information on them by key.
+        """Hits of the k nearest items of each query, and information on these items by key.
 
-        `among` are the only items to search; None for all. A search sees the items before or after a concurrent write.
-        If Milvus does not answer, the search is refused as `busy`.
+        `among` limits the search to items that pass a filter. A search sees the items before or after a concurrent
+        write. If Milvus does not answer, the search is refused as `busy`.
         """
         keys = None if among is None else among.keys
         hits, infos, gone = self._search_once(queries, k, keys)
@@ -176,11 +176,11 @@ class Gallery:
         return hits, infos
 
     def nearest(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None) -> Hits:
-        """Hits of the k nearest items among these keys; None for all. A hit may have been deleted meanwhile."""
+        """Hits of the k nearest items among these keys (None: all keys); a hit may have been deleted meanwhile."""
         return self._index.search(queries, k, among)
 
     def matching(self, where: Filter) -> Matching:
-        """The items that pass a filter, remembered until the gallery changes; a slow filter is refused as `busy`."""
+        """The items that pass a filter; a slow filter is refused as `busy`. Recent results are kept until a change."""
         version = self._version  # read first: a change during the scan makes the result outdated, never too new
         with self._remembering:
             known = self._matching.get(where.text)
@@ -201,13 +201,13 @@ class Gallery:
         """Apply operations; on return, the changes are on disk and searches see them.
 
         Deleted items are erased from the store, its log, and the index with its cache. While Milvus does not answer,
-        changes are on disk only; the collection follows when it answers again.
+        changes are on disk only; the collection follows once Milvus answers again.
 
         Returns:
-            The effect of each operation. A stored deletion is refused as `busy` if its traces cannot be erased yet.
+            The effect of each operation. For a deletion with traces that cannot be erased yet, a refusal (`busy`).
 
         Raises:
-            Refusal: `full`, if the change could not be stored; nothing was changed.
+            Refusal: `full` or `busy`, if the changes could not be stored; nothing was changed.
         """
         deleted = [operation for operation in operations if isinstance(operation, str | DeleteWhere)]
         if deleted:
@@ -236,7 +236,7 @@ class Gallery:
         return RemoteIndex(index, self.store, self.dimension)
 
     def _unerased(self) -> Refusal | None:
-        """The refusal for a deletion with traces left, or None."""
+        """The refusal if traces of a deleted item are left, or None."""
         after = 1
         if not self.store.erase_log():
             where = "a reader of the database keeps its log, which still holds the item"
@@ -251,14 +251,14 @@ class Gallery:
     def _search_once(
         self, queries: Embeddings, k: int, among: np.ndarray | None
     ) -> tuple[Hits, dict[int, ItemInfo], set[int]]:
-        """Hits, information on them, and keys of hits that the store no longer holds."""
+        """Hits, information on stored ones by key, and the keys of hits that the store no longer holds."""
         hits = self._index.search(queries, k, among)
         keys = set(hits.ids.flatten().tolist())
         infos = self.store.infos_of(keys)
         return hits, infos, keys - infos.keys()
 
     def _apply(self, changes: Sequence[Change | Refusal]) -> None:
-        """Apply changes to the index; a key that was added and removed within one batch is left out."""
+        """Apply changes to the index; a key that one batch adds and removes again is not added."""
         parts = (part for change in changes if isinstance(change, Change) for part in (change, *change.parts))
         done = [part for part in parts if isinstance(part, Change)]
         gone = {key for change in done for key in change.removed}

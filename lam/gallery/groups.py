@@ -18,7 +18,7 @@ class Place:
     """A hit: its key in the store, its cosine to the query, and its concentration.
 
     Attributes:
-        rank: its position among all hits of the query, from 0; None if only a deeper search found it.
+        rank: position among the hits of the first search, from 0; None if only a deeper search found it.
     """
 
     key: int
@@ -30,11 +30,11 @@ class Place:
 def nearest_by_label(
     search: Callable[[int, Int64[np.ndarray, " G"] | None], Hits], items: Matching, *, n_groups: int, size: int
 ) -> list[list[Place]]:
-    """The nearest `size` items of each of the `n_groups` nearest labels, best first; items without label are left out.
+    """The nearest `size` items of each of the `n_groups` nearest labels, best first; unlabelled items are left out.
 
-    A label with `size` items is complete, and the next, deeper search leaves it out. More than `n_groups * size` hits
-    complete a label or include `n_groups` labels, so the loop ends. `search(k, among)` returns the k nearest hits of
-    the query among these keys; None stands for all keys.
+    `search(k, among)` returns the k nearest hits of the query among the keys `among`, or among all keys for None. A
+    label with `size` items is complete, and the next, deeper search leaves it out. More than `n_groups * size` hits
+    complete a label or include `n_groups` labels, so the loop ends.
     """
     groups: dict[int, list[Place]] = {}
     ranks: dict[int, int] = {}

@@ -41,10 +41,10 @@ class Images:
 
     Attributes:
         count: number of images.
-        resultant: mean resultant length of their directions; 1 for one image.
-        least_kappa: their least κ; None for one image, or if unknown.
-        contents: their `content_id`s, eight bytes each; unknown ones are left out.
-        paths: their files, a JSON list; empty for images from HTTP.
+        resultant: mean resultant length of the images' directions; 1 for one image.
+        least_kappa: least κ of the images; None for one image, or if unknown.
+        contents: known `content_id`s of the images, eight bytes each.
+        paths: a JSON list of the image files; empty for images from HTTP.
         sums: Σ κ, Σ √κ and the D components of Σ κμ in float64, over directions μ and concentrations κ of the images;
             None for one image, or if unknown.
     """
@@ -64,11 +64,11 @@ class Item:
     Attributes:
         id: stable id, chosen by the client.
         vector: a unit vector of D float32 numbers, as bytes.
-        kappa: its concentration.
-        label: its class; empty for none.
-        metadata: a JSON object.
+        kappa: concentration of the embedding.
+        label: class of the item; empty without a label.
+        metadata: a JSON object, as text.
         thumbnail: a small picture, or None.
-        origin: `service`, or `index` for items of a run or of `lam index`, which the next `lam index` replaces.
+        origin: `index` for items that a run or `lam index` wrote, and the next `lam index` replaces; else `service`.
     """
 
     id: str
@@ -106,23 +106,23 @@ class Item:
 
     @property
     def path(self) -> str:
-        """The file of its first image, or the empty path."""
+        """The file of the first image; an empty text without a file."""
         return next(iter(json.loads(self.images.paths)), "")
 
     @property
     def text(self) -> str | None:
-        """The text in its metadata; None for an image."""
+        """The text in the metadata; None for an image."""
         text = json.loads(self.metadata).get("text")
         return text if isinstance(text, str) else None
 
     @property
     def is_fused(self) -> bool:
-        """Whether it has several images."""
+        """Whether the item has several images."""
         return self.images.count > 1
 
     @property
     def label_repeats_text(self) -> bool:
-        """Whether the label is the text or its beginning; classes of long answers have such names."""
+        """Whether the label is the text, or its beginning, as for classes of long answers."""
         beginning, cut, _ = self.label.partition("… (")
         return self.text is not None and (self.text.startswith(beginning) if cut else self.text == self.label)
 
@@ -137,8 +137,8 @@ class ItemInfo:
     """An item without its vector and picture.
 
     Attributes:
-        images: number of its images.
-        resultant: mean resultant length of their directions.
+        images: number of images.
+        resultant: mean resultant length of the images' directions.
         least_kappa: least κ of the item and its images.
     """
 
@@ -161,7 +161,7 @@ class ItemInfo:
 
 
 def hash_of(row: Sequence[Any]) -> bytes:
-    """SHA-256 of an item's `row`: of its numbers, the length of each text or byte string, and then these."""
+    """SHA-256 of an item's `row`: its numbers, the lengths of its strings, and the strings."""
     (
         item_id, vector, kappa, label, metadata, thumbnail, origin,
         count, resultant, least_kappa, contents, paths, sums,
@@ -212,7 +212,7 @@ def check_id(item_id: str) -> str:
 
 
 def metadata_json(metadata: object) -> str:
-    """Metadata as JSON text for the store; metadata that it cannot hold are refused as `invalid`."""
+    """Metadata as JSON text for the store; invalid or too large metadata are refused as `invalid`."""
     if not isinstance(metadata, dict):
         raise Refusal("invalid", "metadata must be a JSON object", allowed='an object such as {"name": "value"}')
     if not metadata:
@@ -234,7 +234,7 @@ def metadata_json(metadata: object) -> str:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether an object or list has more than these levels, itself included."""
+    """Whether objects and lists are nested more than `levels` deep."""
     if not isinstance(value, dict | list):
         return False
     return levels == 0 or any(
@@ -243,9 +243,9 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def normalize_label(label: str) -> str:
-    """The label without outer blanks, and with composed accents (Unicode's NFC); a bad one is refused as `invalid`.
+    """The label without outer blanks, in Unicode's NFC form, so that equal labels have equal bytes.
 
-    Labels from folders, tables and requests are normalized, so that equal labels have equal bytes.
+    A label that is too long, no valid Unicode, or holds a control character is refused as `invalid`.
     """
     if len(label) > MAX_LABEL:
         raise Refusal("invalid", f"the label has {len(label)} characters", allowed=f"at most {MAX_LABEL}")

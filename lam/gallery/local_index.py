@@ -1,6 +1,7 @@
 """The FAISS index in this process, which follows the store; `lam.gallery.remote_index` uses a Milvus collection.
 
-It is built from the store at every start. FAISS types that build slowly are read from a cache folder and updated.
+At every start, a flat index is built from the store. Other types build slowly, so they are read from a cache folder,
+and updated.
 """
 
 import logging
@@ -41,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 class LocalIndex:
     """The items of a store in a FAISS index; any thread may search while one thread applies changes.
 
-    An index that builds slowly is saved in the folder `cache`. Items of another dimension raise a `ValueError`.
+    An index other than flat is saved in the folder `cache`. Items of another dimension raise a `ValueError`.
 
     Attributes:
         recall: recall against an exact search, measured at the start; None for exact searches or below two items.
@@ -61,12 +62,15 @@ class LocalIndex:
         return len(self.index)
 
     def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
-        """Hits of the k nearest items of each query, by key of the store; `among` are the only keys to search."""
+        """Hits of the k nearest items of each query, by key of the store; `among` limits the search to these keys."""
         with self._lock:
             return self.index.search(queries, k, among=among)
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add items by key, idempotently. Searches continue while an index that cannot remove is rebuilt."""
+        """Remove and add items by key; removing or adding twice has no effect.
+
+        A FAISS type that cannot remove is rebuilt, while searches continue.
+        """
         with self._lock:
             self.index.remove(sorted(key for key in gone if key in self.index), sweeps=False)
             added = {key: item for key, item in new.items() if key not in self.index}
@@ -75,7 +79,7 @@ class LocalIndex:
         self.index.sweep(self._lock)
 
     def close(self) -> None:
-        """Write the cache of an index that builds slowly."""
+        """Write the cache, unless the index is flat."""
         with self._lock:
             self._save()
 
@@ -101,7 +105,7 @@ class LocalIndex:
 
 
 def factory_of(kind: str | None, indexed: str) -> str:
-    """FAISS type for a gallery of the type `indexed`. "hnsw" keeps an existing graph, and None keeps any type.
+    """FAISS type for a gallery of the type `indexed`. "hnsw" keeps any HNSW type, and None keeps any type.
 
     Example:
         >>> factory_of(None, "IVF4,Flat"), factory_of("flat", "HNSW8"), factory_of("hnsw", "HNSW8")
@@ -134,7 +138,7 @@ def build_index(
 
     Args:
         items: items by rising key.
-        factory: the FAISS type; if the items are too few for it, Flat replaces it, with a warning.
+        factory: the FAISS type; if it needs more items, the index is Flat, with a warning.
         source: the file of the items, for error messages.
         trained: an empty trained index of this type to fill, instead of the cached one.
     """
@@ -187,7 +191,7 @@ def embeddings_of_vectors(vectors: Sequence[bytes], kappas: Sequence[float]) -> 
 
 
 def require_dimension(items: Iterable[Item], dimension: int, path: Path) -> None:
-    """Raise a ValueError for an item of another dimension: it comes from another encoder."""
+    """Raise a ValueError for an item of another dimension, which comes from another encoder."""
     for item in items:
         if len(item.vector) != 4 * dimension:
             raise ValueError(

@@ -13,11 +13,11 @@ from lam.gallery.refusal import Refusal
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of one operation: removed keys, and the stored item with its key, or None if there is no such item.
+    """The effect of one operation: removed keys, and the stored item and its key, or None for both.
 
     Attributes:
         created: whether the id of the item is new.
-        parts: for a `Batch`, the effect of each of its operations, or its refusal.
+        parts: for a `Batch`, the effect or refusal of each operation in it.
     """
 
     removed: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fuse:
-    """The fusion of an item of one image into the item with its id; without such an item, it is added."""
+    """An item of one image, to fuse into the stored item with its id, or to add under a new id."""
 
     item: Item
 
@@ -40,16 +40,16 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Replace:
-    """The replacement of an item that keeps the old label, the old metadata, or both.
+    """An item that replaces the stored item with its id, but keeps the old label, the old metadata, or both.
 
-    A text in the old metadata is dropped, because it is the old content.
+    Old metadata lose their `text`, because it is the old content.
     """
 
     item: Item
     keeps: Sequence[str]
 
     def over(self, old: Item) -> Item:
-        """The new item with the fields kept from the old one; refused if the metadata are too long."""
+        """The new item with the fields that it keeps from the old one; metadata that are too long are refused."""
         item = replace(self.item, label=old.label) if "label" in self.keeps else self.item
         if "metadata" not in self.keeps:
             return item
@@ -59,10 +59,10 @@ class Replace:
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of an item's label and metadata; without an item of this id, nothing changes.
+    """A change of an item's label and metadata; an unknown id has no effect.
 
     Attributes:
-        label: the new label; None keeps it.
+        label: the new label; None keeps the old one.
         metadata: new values by name; None as a value removes the name, other names stay.
     """
 
@@ -71,7 +71,7 @@ class Patch:
     metadata: Mapping[str, Any]
 
     def over(self, old: Item) -> Item:
-        """The changed item; another text, or metadata that are too long, are refused."""
+        """The changed item; a new `text` for a text item, or metadata that are too long, are refused."""
         metadata = json.loads(old.metadata)
         if "text" in self.metadata and old.text is not None:
             raise Refusal("conflict", "the text is the content of the item", allowed="PUT with another text")
@@ -89,7 +89,7 @@ class DeleteWhere:
 
 @dataclass(frozen=True)
 class Batch:
-    """Items to add, replace or fuse in one transaction; if it is `whole`, one refused item undoes the others."""
+    """Items to add, replace or fuse in one transaction; with `whole`, one refused item undoes all."""
 
     operations: Sequence[Item | Replace | Fuse]
     whole: bool

@@ -9,8 +9,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
     """A refused operation; unless the message says otherwise, nothing was changed.
 
     Args:
-        kind: `invalid`: it can never succeed; `conflict`: it contradicts the stored items; `busy`: it can succeed
-            later; `full`: it could not be stored; `read_only`: another process writes the gallery.
+        kind: `invalid`: can never succeed; `conflict`: contradicts the stored items; `busy`: can succeed later;
+            `full`: could not be stored; `read_only`: another process writes the gallery.
         error: what was wrong.
         allowed: what is allowed, as JSON.
         after: for `busy`, seconds until the next try.
@@ -30,7 +30,7 @@ def busy(what: str, *, after: int = 1) -> Refusal:
 
 
 def full(reason: str) -> Refusal:
-    """The refusal of a change that could not be written to disk; acknowledged items stay."""
+    """The refusal of a change that could not be written to disk; earlier changes stay."""
     return Refusal("full", f"the change could not be stored ({reason}); nothing was changed", allowed="searches")
 
 

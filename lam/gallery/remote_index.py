@@ -1,9 +1,8 @@
 """A Milvus collection that follows the store, behind a circuit breaker, so that changes do not wait for the server.
 
-While the circuit is closed, searches and changes go to the server. An error or time-out opens it: searches are then
-refused at once, and changes go to the store only. A thread tries the server at intervals (half-open). When the server
-answers, keys are compared, the collection is updated, and the circuit closes. Nothing about an outage is stored, so it
-may outlast the process.
+While the circuit is closed, searches and changes go to the server. An error or time-out opens the circuit: searches are
+then refused at once, and changes go to the store only. A thread tries the server at intervals. When the server answers,
+the thread compares keys, updates the collection, and closes the circuit. An outage may outlast the process.
 """
 
 import logging
@@ -24,10 +23,10 @@ from lam.retrieval.index.milvus_index import MOST_HITS, Address, MilvusIndex
 from lam.vmf.embeddings import Embeddings
 
 TIMEOUT = 5.0
-"""Greatest time of an answer of the server, in seconds."""
+"""Longest wait for an answer of the server, in seconds."""
 
 PAUSE = 2.0
-"""Time between two trials of a failed server, in seconds."""
+"""Time between two attempts to reach a failed server, in seconds."""
 
 _BLOCK = 1000
 _LOG = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class RemoteIndex:
     Raises:
         ValueError: for a collection with other entities at its first use, or as `MilvusIndex`; with `follows=False`,
             for a collection that was never used for this store.
-        ConnectionError: if the server does not answer at the first use. At later starts, the circuit is open instead.
+        ConnectionError: if the server does not answer at the first use; later, the circuit opens instead.
     """
 
     recall: None = None
@@ -94,7 +93,7 @@ class RemoteIndex:
             raise self._refusal() from None
 
     def apply(self, gone: set[int], new: Mapping[int, Item]) -> None:
-        """Remove and add items by key; while the server fails, the changes wait until it is back."""
+        """Remove and add items by key; while the server fails, the changes wait."""
         self._count = len(self._store)
         with self._changing:
             self._gone |= gone
@@ -108,7 +107,7 @@ class RemoteIndex:
                 self._open_circuit(index, error)
 
     def probe(self) -> bool:
-        """Try the server, update the collection from the store, and close the circuit; False if this fails."""
+        """Try the server, update the collection from the store, and close the circuit; False after an error."""
         try:
             self._close_circuit()
         except Exception as error:  # the thread that tries again must survive all errors
@@ -118,7 +117,7 @@ class RemoteIndex:
         return True
 
     def close(self) -> None:
-        """Stop the trials, and close the connection; the collection is updated at the next start."""
+        """Stop the attempts, and close the connection; the next start updates the collection."""
         self._is_closing.set()
         self._retrying.join(TIMEOUT)
         if self._index is not None:
@@ -126,7 +125,7 @@ class RemoteIndex:
 
     @property
     def retry_after(self) -> int:
-        """Upper bound on the seconds until the next trial of the server."""
+        """Upper bound on the seconds until the next attempt to reach the server."""
         return max(1, math.ceil(PAUSE))
 
     def _refusal(self) -> Refusal:
@@ -191,7 +190,7 @@ class RemoteIndex:
         self._gone, self._new = set(), set()
 
     def _put(self, index: MilvusIndex, keys: Collection[int]) -> None:
-        """Put items, except those that the store has deleted meanwhile."""
+        """Put items into the collection, except items that the store has deleted meanwhile."""
         rising = sorted(keys)
         for start in range(0, len(rising), _BLOCK):
             if items := self._store.items_of(rising[start : start + _BLOCK]):

@@ -57,7 +57,7 @@ class Replica(Gallery):
         return len(self.store)
 
     def search(self, queries: Embeddings, k: int, among: Matching | None = None) -> tuple[Hits, dict[int, ItemInfo]]:
-        """See `Gallery.search`. Items that the store has deleted and the collection still holds are left out."""
+        """See `Gallery.search`. Deeper searches replace hits that the store no longer holds."""
         keys = None if among is None else among.keys
         gone = set[int]()
         hits, infos, missing = self._search_once(queries, k, keys)

@@ -5,9 +5,9 @@ mean (N, D)                  kappa, variance, resultant (N,)
 shard (2,) i and n           total (): items of the folder    listing (): hash of its names
 encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are not averages
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
-skipped (M,) int64           positions of damaged images, if any
-flagged (N,)                 images that the calibration flags, if the run has one
-kappa_epistemic, kappa_aleatoric, p_known (N,)   if the encoder has learnt its ambiguity; merging keeps only κ
+skipped (M,) int64           positions of damaged images, if there are any
+flagged (N,)                 whether the calibration flags an image, if the run has a calibration
+kappa_epistemic, kappa_aleatoric, p_known (N,)   if the encoder has learnt its ambiguity; merging drops them
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _UNPACKED, _COMPRESSION = 32 * 2**20, 200  # a file may unpack to these bytes, o
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard i of n, from 1: the i-th image in the order of paths, the (i + n)-th, and so on.
+    """Shard i of n, from 1: the i-th item in the order of the list, the (i + n)-th, and so on.
 
     Raises:
         ValueError: if i is not from 1 to n.
@@ -71,7 +71,7 @@ class Shard:
         return cls(int(numbers[1]), int(numbers[2]))
 
     def positions(self, total: int) -> torch.Tensor:
-        """Positions of the shard's images among `total`.
+        """Positions of the shard's images among `total` images.
 
         Raises:
             ValueError: if the shard is empty.
@@ -87,10 +87,10 @@ class EmbeddedItems:
 
     Attributes:
         names: paths of all images, relative to their folder, or all texts.
-        sources: N images or texts of the shard.
+        sources: N readable images, or N texts, of the shard.
         embeddings: embeddings of the sources.
         flagged: (N,) whether the calibration flags a source; None without calibration.
-        skipped: (M,) rows of the shard with damaged images.
+        skipped: (M,) positions of damaged images in the shard.
     """
 
     names: Sequence[str]
@@ -138,11 +138,11 @@ def save_embeddings(path: str | Path, embedded: EmbeddedItems, *, encoder: str, 
 
 
 def merge_embeddings(paths: Sequence[str | Path], *, encoder: str) -> tuple[list[SourceImage], Embeddings]:
-    """Merge the shards of a folder, given in any order, into the order of the folder.
+    """Merge the shards of a folder, in any order, into the order of the folder.
 
     Args:
         paths: a file for each shard.
-        encoder: fingerprint that the files must have.
+        encoder: fingerprint of the encoder that must have made the files.
 
     Raises:
         CorruptFileError: for a file that is truncated, altered or of another kind.

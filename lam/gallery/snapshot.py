@@ -27,7 +27,7 @@ class Snapshot:
         dimension: dimension of the embeddings.
         keys: keys of the items, rising.
         items: items in the order of the keys, without thumbnails.
-        mean_samples: see `Embeddings`; queries must be embedded with as many samples.
+        mean_samples: see `Embeddings`; queries need the same number.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class Snapshot:
     def read(cls, folder: str | Path, dimension: int) -> "Snapshot":
         """The checked items of a gallery, while another process may write to it.
 
-        Reading takes about a second; a deletion meanwhile may be refused as `busy`.
+        Reading takes about a second; meanwhile the other process may refuse a deletion as `busy`.
 
         Raises:
             CorruptFileError: for a lost file or altered rows.
@@ -58,7 +58,7 @@ class Snapshot:
         )
 
     def search(self, queries: Embeddings, k: SupportsIndex) -> Hits:
-        """The k items of highest cosine for each query, as positions in `items`; errors as in `Index.search`."""
+        """The k items with the highest cosines to each query, as positions in `items`; errors as in `Index.search`."""
         if self.items:
             check_same_means(queries, self.mean_samples)
         queries = replace(queries, samples=None, mean_samples=None)
@@ -83,7 +83,7 @@ class Snapshot:
 
 
 class Items(Sequence[Item]):
-    """Items that are built from their rows on access: most are never accessed."""
+    """Items, each built from its row on access, because most are never accessed."""
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
         self.rows = rows

@@ -1,10 +1,10 @@
 """The items on disk: one SQLite file in WAL mode with full sync, a content hash for each row, and a ledger of all rows.
 
 SQLite notices neither a flipped bit in a value nor a page of an older copy. The hash of a row detects an altered row.
-The ledger, the number of rows and the XOR of their hashes, detects lost, repeated or replaced rows. XOR is its own
-inverse, so a change updates the ledger without reading other rows. A row is never changed: an update inserts it under a
-new key. So a key has one content for ever, and comparing keys updates an index. A second file, the mark, says that
-the database existed: if the database is lost, opening it is an error and creates no new gallery.
+The ledger holds the number of rows and the XOR of their hashes, and detects lost, repeated or replaced rows. XOR is its
+own inverse, so a change updates the ledger without reading other rows. An update deletes the old row and inserts a new
+one under a new key. So the content of a key never changes, and comparing keys suffices to update an index. A second
+file, the mark, records that the database existed: opening a lost database is an error, and creates no new gallery.
 """
 
 import os
@@ -116,7 +116,7 @@ class ItemStore:
             raise ValueError(MISSING.format(self.path))
 
     def close(self) -> None:
-        """Move the log into the file and close it."""
+        """Move the log into the file, and close the file."""
         with closing(self._writer):
             self._reader.close()
             self._lister.close()
@@ -124,9 +124,9 @@ class ItemStore:
                 self.erase_log()
 
     def check(self, *, drop_corrupt: bool = False) -> list[str]:
-        """Compare every row with its hash, and all rows with the ledger; `drop_corrupt` deletes corrupt rows.
+        """Compare every row with its hash, and all rows with the ledger; a fault is a `CorruptFileError`.
 
-        Returns the ids of the deleted rows; without `drop_corrupt`, a fault is a `CorruptFileError` that names them.
+        With `drop_corrupt`, altered rows are deleted instead, and their ids returned.
         """
         with explain_errors(self.path):
             (verdict,) = self._writer.execute("PRAGMA integrity_check(1)").fetchone()
@@ -141,10 +141,7 @@ class ItemStore:
         return list(altered.values())
 
     def read(self) -> tuple[dict[int, Sequence[Any]], dict[str, str]]:
-        """All rows by rising key and all facts at one moment, while another process may write.
-
-        Rows come without thumbnails, after a check of hashes and ledger; a fault is a `CorruptFileError`.
-        """
+        """All checked rows by rising key, without thumbnails, and all facts, at one moment; errors as in `check`."""
         rows: dict[int, Sequence[Any]] = {}
         with explain_errors(self.path):
             self._writer.execute("BEGIN")  # in one transaction, rows, ledger and facts are from one moment
@@ -164,7 +161,7 @@ class ItemStore:
             self._writer.backup(new)  # one transaction for all pages: with several, each write would restart the copy
 
     def _read_whole(self, kept: dict[int, Sequence[Any]] | None = None) -> tuple[dict[int, str], str]:
-        """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault as text."""
+        """Collect intact rows in `kept`; return the ids of altered rows by key, and the fault, empty without one."""
         altered: dict[int, str] = {}
         count, digest = 0, 0
         for key, row, sha256 in rows_of(self._writer):
@@ -229,7 +226,7 @@ class ItemStore:
     def page(self, *, after: str, limit: int, where: Filter | None = None) -> dict[int, ItemInfo]:
         """At most `limit` items that pass a filter, by key, in the order of ids, from the first id after `after`.
 
-        A page ends early once its metadata reach `MAX_PAGE`. A filter that takes too long is refused as `busy`.
+        A page ends early once its metadata reach `MAX_PAGE`. A slow filter is refused as `busy`.
         """
         items, size = dict[int, ItemInfo](), 0
         text, parameters = ("1", ()) if where is None else (where.sql.text, where.sql.parameters)
@@ -243,9 +240,9 @@ class ItemStore:
         return items
 
     def where(self, where: Filter) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
-        """Keys and labels of the items that pass, by rising key; if none passes, the fields that no item has.
+        """Keys and labels of the items that pass, by rising key; if no item passes, the fields that no item has.
 
-        A filter that takes too long is refused as `busy`.
+        A slow filter is refused as `busy`.
         """
         with self._scan() as lister:
             query = f"SELECT key, label FROM items WHERE {where.sql.text} ORDER BY key"
@@ -258,23 +255,23 @@ class ItemStore:
         return rows, tuple(name for name, is_known in zip(where.fields, known, strict=True) if not is_known)
 
     def has_label(self, label: str) -> bool:
-        """Whether an item has this label; a scan that takes too long is refused as `busy`."""
+        """Whether an item has this label; a slow scan is refused as `busy`."""
         with self._scan() as lister:
             return lister.execute("SELECT 1 FROM items WHERE label = ? LIMIT 1", (label,)).fetchone() is not None
 
     @contextmanager
     def _scan(self) -> Iterator[sqlite3.Connection]:
-        """The connection for listings, which do not delay searches; a long scan is refused as `busy`."""
+        """A connection for listings, apart from searches; a slow scan is refused as `busy`."""
         with self._listing, refuse_locked(), limited_time(self._lister):
             yield self._lister
 
     def version(self) -> int:
-        """A number that differs after a change by another process."""
+        """A number that changes when another process writes."""
         with self._read() as reader:
             return reader.execute("PRAGMA data_version").fetchone()[0]
 
     def fact(self, name: str) -> str | None:
-        """A value stored beside the items, or None."""
+        """The value of a fact, which is stored beside the items, or None."""
         with self._read() as reader:
             row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
@@ -282,20 +279,20 @@ class ItemStore:
     def write(
         self, operations: Iterable[Operation], *, facts: Mapping[str, str] | None = None
     ) -> list[Change | Refusal]:
-        """Apply operations in one transaction: on return it is on disk; after an error nothing has changed.
+        """Apply operations in one transaction: on return the changes are on disk; after an error nothing has changed.
 
-        An item replaces an item with the same id and other content. Deleting a missing id is no error. A refused
-        operation does not stop the others. After a deletion, the log holds the deleted item until `erase_log`.
+        An item replaces an item with the same id and other content. Deleting a missing id has no effect. A refused
+        operation does not stop the others. The log holds deleted items until `erase_log`.
 
         Args:
             operations: operations, applied in this order.
-            facts: values to store beside the items.
+            facts: values to store beside the items, by name.
 
         Returns:
             The effect of each operation, or its refusal.
 
         Raises:
-            Refusal: `full`, if the change could not be stored; `busy`, while another process has the file locked.
+            Refusal: `full`, if the changes could not be stored; `busy`, while another process has the file locked.
         """
         with refuse_unstored(), transaction(self._writer) as changes:
             effects = [changes.apply(operation) for operation in operations]
@@ -305,8 +302,8 @@ class ItemStore:
     def replace(self, items: Iterable[Item], *, facts: Mapping[str, str]) -> None:
         """Replace all items of origin `index`, in one transaction; errors as in `write`.
 
-        Items added or changed while serving stay, and win over a new item with their id. A new item that equals an
-        intact old one keeps its key. The ids of `items` must differ.
+        Items added or changed while serving stay; a new item with one of their ids is dropped. If a new item equals an
+        intact old one, the key stays. The ids of `items` must differ.
         """
         with refuse_unstored(), transaction(self._writer) as changes:
             changes.replace(items)
@@ -316,7 +313,7 @@ class ItemStore:
         self._writer.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def erase_log(self) -> bool:
-        """Move the log into the file, which overwrites deleted content; False if another process prevents it."""
+        """Move the log into the file, to overwrite deleted content; False if another process prevents this."""
         with suppress(sqlite3.Error):
             (is_blocked, *_) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked

@@ -25,8 +25,8 @@ def transaction(writer: sqlite3.Connection) -> Iterator["Transaction"]:
     """Within the context, changes and ledger are written together, or not at all.
 
     IMMEDIATE takes the write lock at once. A deferred transaction would read the ledger first, and could not write if
-    another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so changes acknowledged
-    after it survive a power cut. Any exception rolls back.
+    another process wrote in between. COMMIT returns when the log is on disk (synchronous=FULL), so committed changes
+    survive a power cut. Any exception rolls back.
     """
     writer.execute("BEGIN IMMEDIATE")
     try:
@@ -43,13 +43,13 @@ def transaction(writer: sqlite3.Connection) -> Iterator["Transaction"]:
 
 
 def rows_of(connection: sqlite3.Connection) -> Iterator[tuple[int, Sequence[Any], bytes]]:
-    """Every row by rising key, with its key and its hash."""
+    """Key, values and hash of every row, by rising key."""
     for key, *row, sha256 in connection.execute(f"SELECT key, {COLUMNS}, sha256 FROM items ORDER BY key"):
         yield key, row, sha256
 
 
 class Transaction:
-    """Changes of the items.
+    """Changes the items within one transaction.
 
     Attributes:
         ledger: the number of rows and the XOR of their hashes, after the changes so far.
@@ -60,7 +60,7 @@ class Transaction:
         self.ledger = rows, digest
 
     def apply(self, operation: Operation) -> Change | Refusal:
-        """The effect of an operation, or its refusal."""
+        """Apply an operation; returns its effect or its refusal."""
         if isinstance(operation, str):
             return self._delete(operation)
         if isinstance(operation, Item):
@@ -93,7 +93,7 @@ class Transaction:
         self._update_ledger(len(new), *(row[-1] for row in new.values()))
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Delete altered rows, and compute the ledger of the others anew."""
+        """Delete altered rows, and compute the ledger of the other rows anew."""
         self._writer.executemany(_DELETE, [(key,) for key in keys])
         hashes = [sha256 for (sha256,) in self._writer.execute("SELECT sha256 FROM items")]
         self.ledger = 0, 0
@@ -135,6 +135,6 @@ class Transaction:
         return Change(keys)
 
     def _update_ledger(self, rows: int, *changed: bytes) -> None:
-        """Add the change in rows to the ledger's count, and XOR their hashes into it."""
+        """Add `rows` to the ledger's count, and XOR the `changed` hashes into its digest."""
         count, digest = self.ledger
         self.ledger = count + rows, reduce(xor, (int.from_bytes(sha256, "big") for sha256 in changed), digest)

@@ -1,6 +1,6 @@
-"""Adapters that put lam into other libraries, one module a library; an import error names the extra that is missing.
+"""Adapters for other libraries, one module for each; an import error names the missing extra.
 
-Import an adapter by its module name, such as `lam.integrations.langchain`; importing this package imports none.
+Import an adapter by its module name, such as `lam.integrations.langchain`; importing this package imports no adapter.
 """
 
 __all__ = ["langchain", "llama_index", "sentence_transformers"]

@@ -1,7 +1,7 @@
 """Hugging Face Hub: an encoder and its calibration as a repository, with a model card.
 
-A repository holds the folders `encoder/` and `calibration/` as lam saves them: safetensors and JSON with hashes, which
-are checked before anything is parsed. There is no pickle. A network with other tensors or shapes is an error.
+A repository holds the folders `encoder/` and `calibration/` as lam saves them: safetensors and JSON with hashes, no
+pickle. Loading checks the hashes before it parses a file. A network with other tensors or shapes is an error.
 """
 
 from collections.abc import Iterator, Mapping
@@ -82,7 +82,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
         return cls.of(encoder, calibration, read_json(folder / _CONFIG).get("metrics"))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """A card with the tables of metrics and of scores, the promises and the limits."""
+        """A card with the metrics, the metrics by score, the promised rates and their limits."""
         header = self._hub_mixin_info.model_card_data.to_yaml()
         return ModelCard(f"---\n{header}\n---\n\n" + "\n".join(self._card()))
 
@@ -104,7 +104,7 @@ class HubEncoder(ModelHubMixin, library_name="lam", tags=["uncertainty", "retrie
 
 
 def _promises(calibration: Calibration) -> tuple[str, ...]:
-    """Lines with the rates of a calibration; for a run's calibration, also the output of `lam calibrate`."""
+    """Lines with the promised rates of a calibration; for a run's calibration, also the output of `lam calibrate`."""
     targets = calibration.targets
     rates = [
         f"- At most {targets.far:g} of queries without a match are answered.",
@@ -127,7 +127,7 @@ def _metric_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
 
 
 def _score_table(metrics: Mapping[str, float | int | None]) -> Iterator[str]:
-    """A table with a row for each score and a column for each metric that depends on it, for the first OOD set."""
+    """A table with a row for each score and a column for each metric by score, for the first OOD set."""
     cells: dict[str, dict[str, float | int | None]] = {}
     for key, (metric, score, ood_set) in ((key, Key.parse(key)) for key in metrics):
         by = METRICS[metric].by_score if metric in METRICS else None

@@ -1,4 +1,4 @@
-"""Predictions for texts, and P(right), the probability that a hit is right, for the adapters of text libraries."""
+"""For the adapters of text libraries: predictions for texts, and P(right), the probability that a hit is right."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ OnUnknown = Literal["return", "empty", "raise"]
 
 
 class UnknownQueryError(ValueError):
-    """Raised for a query whose decision is not `match`, if the caller wants an error."""
+    """The decision on a query is not `match`, and the caller asked for an error."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Judgement:
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """Decision, probability and κ for each of the first k hits, to add to its metadata."""
+        """Decision, probability and κ for each of the first k hits, to add to the hit's metadata."""
         same = {"decision": self.decision, "kappa": self.kappa}
         return [{**same, "probability": probability} for probability in self.probabilities]
 
@@ -87,10 +87,10 @@ def judge_each(
 ) -> Judgement:
     """The decision on a query, and P(right) of each of its first k hits.
 
-    All hits of a label have the same P(right). For the label of the first hit, this is the calibrated probability. A
-    later label is right only if the earlier ones are wrong. So its P(right) is the calibrated probability of a search
-    without the hits of earlier labels, times one minus the sum of their P(right). A hit without a label counts as a
-    label of its own.
+    All hits of a label have the same P(right). For the label of the first hit, P(right) is the calibrated probability.
+    A later label is right only if all earlier labels are wrong. So its P(right) is one minus the sum of the earlier
+    P(right), times the calibrated probability of a search without the hits of earlier labels. A hit without a label
+    counts as a label of its own.
 
     Args:
         calibration: calibration of the encoder on the gallery.

@@ -76,7 +76,7 @@ class LamVectorStore(VectorStore):
         return self._embedding
 
     def add_texts(self, texts: Iterable[str], metadatas: Any = None, *, ids: Any = None, **kwargs: Any) -> list[str]:
-        """Add documents, and return their ids. A document replaces one with its id; without an id, it gets a new id."""
+        """Add documents, and return their ids; by default ids are new. A document replaces an older one with its id."""
         texts = list(texts)
         metadatas, ids = metadatas or [{}] * len(texts), ids or [None] * len(texts)
         if not len(texts) == len(metadatas) == len(ids):
@@ -134,9 +134,10 @@ class LamVectorStore(VectorStore):
 
 
 class LamRetriever(BaseRetriever):
-    """The k nearest documents, each with `metadata["lam"]`: decision, probability (its P(right)) and the query's κ.
+    """The k nearest documents, each with `metadata["lam"]`: decision, probability (P(right)) and the query's κ.
 
-    For a decision other than `match`, `on_unknown` chooses between all documents, none, and an `UnknownQueryError`.
+    If the decision is not `match`, `on_unknown` says whether to return the documents, no documents, or to raise an
+    `UnknownQueryError`.
     """
 
     store: LamVectorStore

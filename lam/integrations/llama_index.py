@@ -56,7 +56,7 @@ class LamPostprocessor(BaseNodePostprocessor):
         top_n: greatest number of nodes to return.
         gallery_size: number of nodes in the index; None for the size at the calibration.
         label: the metadata field with a node's label; a node without it counts as a label of its own.
-        on_unknown: what to do if the decision is not `match`: return the nodes, none, or raise an `UnknownQueryError`.
+        on_unknown: if the decision is not `match`: return the nodes, no nodes, or raise an `UnknownQueryError`.
         n_samples: as in `Encoder.embed`.
     """
 

@@ -22,7 +22,7 @@ class VectorMemory(Generic[Record]):
         self._changing = threading.Lock()
 
     def put(self, ids: Sequence[str], records: Sequence[Record], vectors: Float[Tensor, "N D"]) -> None:
-        """Add N records; a record replaces an earlier one with its id. A vector without direction is a `ValueError`."""
+        """Add N records; a record replaces an older one with its id. A vector without direction is a `ValueError`."""
         unit = unit_rows("embeddings", vectors).float()
         with self._changing:
             for _, row in self._rows.values():
@@ -34,7 +34,7 @@ class VectorMemory(Generic[Record]):
             self._rows = self._rows | dict(zip(ids, zip(records, unit, strict=True), strict=True))
 
     def delete(self, ids: Iterable[str] | None) -> None:
-        """Delete records; all of them for None. An unknown id has no effect."""
+        """Delete the records of these ids, or all records for None. An unknown id has no effect."""
         with self._changing:
             gone = set(self._rows if ids is None else ids)
             self._rows = {name: row for name, row in self._rows.items() if name not in gone}
@@ -47,7 +47,7 @@ class VectorMemory(Generic[Record]):
     def ranked(
         self, query: Float[Tensor, " D"], keep: Callable[[Record], bool] | None = None
     ) -> tuple[list[Record], Float[Tensor, " N"], Float[Tensor, "N D"]]:
-        """All records, or those that `keep` accepts, by falling cosine, with their cosines and unit vectors."""
+        """The records that `keep` accepts, by falling cosine, with cosines and unit vectors; by default all records."""
         rows, (of, vectors) = self._rows, self._stacked
         if of is not rows:
             vectors = torch.stack([row[1] for row in rows.values()]) if rows else torch.empty(0, len(query))

@@ -34,7 +34,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
         options: `n_samples`, as in `BayesianEncoder.export`.
 
     Raises:
-        ValueError: as `BayesianEncoder.export`, and for a network that ONNX has no operators for.
+        ValueError: as `BayesianEncoder.export`, and for a network with operators that ONNX lacks.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         encoder.export(program := Path(folder) / "encoder.pt2", example, **options)
@@ -61,7 +61,7 @@ def export(encoder: BayesianEncoder, path: str | Path, example: Tensor | None = 
 
 
 def _name_outputs(graph: Any, names: list[str]) -> None:
-    """Name the outputs; inner values with these names, such as `mean` of an operator, are renamed."""
+    """Name the outputs, and rename inner values that have one of these names, such as `mean`."""
     for node in graph.all_nodes():
         for value in node.outputs:
             if value.name in names:
@@ -71,7 +71,7 @@ def _name_outputs(graph: Any, names: list[str]) -> None:
 
 
 def _hypot(a: Any, b: Any) -> Any:
-    """√(a² + b²); it cannot overflow here, as κ is at most 1e8."""
+    """√(a² + b²), without overflow, as κ is at most 1e8."""
     return _op.Sqrt(_op.Add(_op.Mul(a, a), _op.Mul(b, b)))
 
 

@@ -50,7 +50,7 @@ class QdrantGallery:
         collection: name of an existing collection with distance Cosine.
         label: key of the payload that holds an item's label.
         vector: name of the vector, in a collection of named vectors.
-        exact: whether to search without the graph, which may miss neighbours. The graph needs a recall@50 above 0.95.
+        exact: whether to search exactly; a search by Qdrant's graph may miss hits, and needs a recall@50 above 0.95.
 
     Raises:
         ValueError: for a missing collection or vector, or a distance other than Cosine.

@@ -1,4 +1,4 @@
-"""sentence-transformers: a last module that adds κ to a model's features, and `load` for a model that has it."""
+"""sentence-transformers: a last module that adds κ to a model's features, and `load` for a model with this module."""
 
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -25,8 +25,8 @@ class KappaModule(Module):
     """Add (N,) `features["kappa"]`, the κ of each sentence embedding; everything else stays as it is.
 
     Args:
-        encoder: an encoder from `lam.fit_features` on the embeddings of the preceding modules, or one around this model
-            with `head="identity"` or with a head on its last layer.
+        encoder: an encoder from `lam.fit_features` on the embeddings of the preceding modules; or an encoder of this
+            model with `head="identity"`, or with a head on its last layer.
 
     Raises:
         ValueError: for an encoder without a posterior over one last layer.
@@ -73,9 +73,9 @@ class KappaModule(Module):
 
 
 def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> SentenceTransformer:
-    """A model that also computes κ: `encode` returns the same embeddings, `encode(output_value=None)` also κ.
+    """A new model that also computes κ: `encode` returns the same embeddings, `encode(output_value=None)` also κ.
 
-    The given model is not changed. An encoder for embeddings of another width is a `ValueError`.
+    An encoder for embeddings of another width is a `ValueError`.
     """
     module, width = KappaModule(encoder), model.get_embedding_dimension()
     if module.width != width:
@@ -85,9 +85,7 @@ def with_kappa(model: SentenceTransformer, encoder: BayesianEncoder) -> Sentence
 
 
 def load(folder: str | Path, *, device: str | None = None) -> SentenceTransformer:
-    """A model that `SentenceTransformer.save` wrote, with modules of sentence-transformers and `KappaModule` alone.
-
-    No other code is imported, whatever the folder says, so `trust_remote_code` is not needed.
+    """Load a model that `SentenceTransformer.save` wrote; imports only sentence-transformers and `KappaModule`.
 
     Args:
         folder: folder of the model on this machine.

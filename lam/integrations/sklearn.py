@@ -1,7 +1,7 @@
 """scikit-learn: an outlier detector and transformer over the directions of features, with a promised rate.
 
-Features are embeddings of a network, or its activations: only the direction of a row counts. If columns have different
-units, the direction means nothing; scale them first, or take another detector.
+Features are embeddings or activations of a network: only the direction of a row counts. The direction means nothing if
+columns have different units; then scale the columns first, or take another detector.
 """
 
 import warnings
@@ -30,8 +30,8 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
     """Detect rows whose direction is unlike the training data; at most a promised share of usual rows is flagged.
 
     A part of the rows is held out. `offset_` is the conformal threshold on their scores: a new row from the same source
-    is flagged with a probability of at most `flag_rate`, for any distribution. Labels are optional. Two rows of one
-    label are a pair for the Laplace posterior. With one class, or one row per class, nearest neighbours are the pairs.
+    is flagged with a probability of at most `flag_rate_`, for any distribution. The Laplace posterior needs pairs: two
+    rows of one label; or nearest neighbours, without labels, with one class, or with one row per class.
 
     Args:
         by: `knn`, the cosine distance to the k-th nearest training row; or `kappa`, the concentration of the
@@ -45,8 +45,8 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
 
     Attributes:
         encoder_: the `lam.BayesianEncoder`; `encoder_.embed(torch.from_numpy(X))` has direction and κ of each row.
-        offset_: threshold on `score_samples`; a lower score is an outlier.
-        flag_rate_: the promised rate: `flag_rate`, or the least one that the held-out rows can promise.
+        offset_: threshold on `score_samples`; a row with a lower score is an outlier.
+        flag_rate_: the promised rate: `flag_rate`, or the least rate that the held-out rows can promise, if larger.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(200, 3)) * 0.2 + [1, 1, 0]
@@ -104,19 +104,19 @@ class OutlierDetector(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Outlier
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Directions (N, D) of the rows' embeddings: unit vectors, zero for a row of zeros."""
+        """Directions (N, D) of the rows' embeddings: unit vectors, or zeros for a row of zeros."""
         return self.encoder_.embed(_tensor(self._validated(X))).mean.numpy()
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Scores (N,), higher for usual rows: minus the distance of `knn`, or the logarithm of κ."""
+        """(N,) scores, higher for usual rows: minus the distance of `knn`, or the logarithm of κ."""
         return self._scores(self._validated(X)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """`score_samples` minus `offset_` (N,): negative for outliers."""
+        """(N,) `score_samples` minus `offset_`: negative for outliers."""
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
-        """1 for usual rows and -1 for outliers (N,)."""
+        """(N,) 1 for usual rows and -1 for outliers."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def _validated(self, X: Any) -> Any:
@@ -134,7 +134,7 @@ def _tensor(X: np.ndarray) -> Tensor:
 
 
 def _pairs(rows: Tensor, labels: Tensor | None) -> tuple[list[tuple[Tensor, Tensor]], Relation]:
-    """Batches with targets, and the relation that makes pairs: equal labels, or else directions close together."""
+    """Batches with targets, and the relation that makes pairs: equal labels, or directions close together."""
     counts = torch.zeros(0) if labels is None else labels.unique(return_counts=True)[1]
     if labels is not None and len(counts) > 1 and bool((counts > 1).any()):
         return [(rows, labels)], Relation("dataset")

@@ -1,7 +1,7 @@
 """The HTTP service of a run: answers with promised error rates, and a gallery that changes while it is searched.
 
 server, connections, limits, hangups    uvicorn, its connections, checks before the routes, SIGHUP
-keys, cors                              who may ask: keys with rights, pages of other sites
+keys, cors                              access: keys with rights, pages of other sites
 sites, served_runs                      several runs in one service, and their replacement while it runs
 tracing, request_log, spans             the id, log line and OpenTelemetry spans of a request
 app, routes/, schema, refusals          routes, their OpenAPI schema, errors outside the routes

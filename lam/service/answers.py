@@ -45,12 +45,12 @@ _CAPS = 2000  # concentrations in the grid on which credible cosines are interpo
 
 
 Verdict = tuple[SearchDecisions, PValues]
-"""The decision on one query, and the p-values that its class is new and that the gallery holds it."""
+"""The decision on one query, and the p-values of "its class is new" and of "its class is in the gallery"."""
 
 
 @dataclass(frozen=True)
 class Responder:
-    """Answers searches and comparisons by a calibration; without one, answers have no decision.
+    """Answers searches and comparisons by a calibration; without a calibration, answers have no decision.
 
     Attributes:
         calibration: calibration of the run, if any.
@@ -69,15 +69,15 @@ class Responder:
         return "stale" if self.calibration.is_stale(size) else "current"
 
     def is_uncertain(self, kappa: float) -> bool | None:
-        """Whether the κ of a query, or the least κ of an item, would be flagged; None without a calibration."""
+        """Whether κ is below the flag, for a query's κ or an item's least κ; None without a calibration."""
         return None if self.calibration is None else kappa < self.calibration.kappa_below
 
     def verdicts(
         self, part: Part | None, queries: Sequence[Query], hits: Hits, infos: Mapping[int, ItemInfo]
     ) -> list[Verdict]:
-        """The verdict on each query; empty without a calibration. If `part` is None, queries search the whole gallery.
+        """The verdict on each query, from hits in a part of the gallery, or in all of it; empty without a calibration.
 
-        All queries must have features, or all must lack them. One call takes a tenth of the time of one call per query.
+        All queries must have features, or all must lack them. One call for all is ten times as fast as one for each.
         """
         if (calibration := self._calibration_of(part)) is None:
             return []
@@ -112,7 +112,7 @@ class Responder:
             hits: hits of the query: at least k, and at least as many as a decision needs.
             infos: information on the hits, by key.
             judged: whether to decide; False for a query unlike the calibration queries.
-            verdict: the verdict on the query, if already computed.
+            verdict: the verdict on the query, if it is known.
             vectors: vectors of items by key, for a search with vectors.
         """
         part, is_new = search.part, search.without is None
@@ -152,9 +152,9 @@ class Responder:
         infos: Mapping[int, ItemInfo],
         vectors: Mapping[int, bytes],
     ) -> SearchResponse:
-        """`answer` with groups instead of hits; it must hold the first hit, whose label tells which items are accepted.
+        """`answer` with groups instead of hits; the label of its first hit tells which items are accepted.
 
-        Items that were deleted since the search have no information, and are left out.
+        `answer` must hold its first hit. Items that were deleted since the search are left out.
         """
         first = next(iter(answer.hits), None)
         found = [self._hits(search, group, infos, vectors, answer, first) for group in groups]
@@ -170,7 +170,7 @@ class Responder:
         answer: SearchResponse,
         first: ItemInfo | Hit | None,
     ) -> list[Hit]:
-        """Places as hits, without deleted items and scores below the threshold; `first` is the search's first hit."""
+        """Places as hits, except deleted items and scores below the threshold; `first` is the search's first hit."""
         calibration = None if answer.decision is None else self._calibration_of(search.part)
         depth = None if calibration is None else calibration.depth  # see `Calibration.conformal_set`
         intervals = None if calibration is None or search.part is not None else calibration.intervals
@@ -197,7 +197,7 @@ class Responder:
         return self.calibration if part is None else part.calibration
 
     def about(self, info: ItemInfo) -> dict[str, Any]:
-        """The fields that every answer about an item has."""
+        """The fields of an item that all answers share."""
         return {
             "id": info.id,
             "label": info.label,
@@ -226,9 +226,9 @@ class Responder:
         return VerifyResponse(**verdict, score=float(cosine), kappa=kappa, text_cut=text_cut)
 
     def credible_cosine(self, kappa: float) -> float:
-        """Cosine at the edge of a query's credible cap, to 1e-4; see `lam.vmf.distribution.credible_cosine`.
+        """Cosine at the edge of a query's credible cap; see `lam.vmf.distribution.credible_cosine`.
 
-        It is interpolated on a grid, because computing it takes longer than a search.
+        Interpolation on a grid gives the cosine to 1e-4; computing it exactly takes longer than a search.
         """
         logs, cosines = self._caps
         return float(np.interp(math.log(max(kappa, KAPPA_RANGE[0])), logs, cosines))
@@ -290,7 +290,7 @@ class Responder:
 
 
 def _is_accepted(decision: Decision | None, hit: ItemInfo, first: ItemInfo | Hit | None) -> bool | None:
-    """Whether a query matches, and this is its first hit or has the same label; None without decision or first hit."""
+    """Whether the query is a `match` and `hit` is `first` or has its label; None without decision or first hit."""
     if decision is None or first is None:
         return None
     return decision == "match" and (hit.id == first.id or (first.label != "" and hit.label == first.label))
@@ -302,7 +302,7 @@ def numbers_of(vector: bytes | None) -> list[float] | None:
 
 
 def _thresholds(calibration: Calibration, decisions: SearchDecisions | None = None) -> SearchThresholds:
-    """The thresholds that decided the first query of `decisions`; without decisions, those for images and texts."""
+    """The thresholds that decided the first query of `decisions`; by default the thresholds for images and texts."""
     accept, above = calibration.accept, calibration.accept_above
     flag, flag_above = calibration.flag, calibration.flag_above
     if decisions is not None:
@@ -337,7 +337,7 @@ def _fields(decisions: SearchDecisions, min_probability: float) -> dict[str, Any
 def _accept_points(calibration: Calibration) -> list[float]:
     """At most `_POINTS` rising thresholds for the curve of false-accept rate and recall, with the present threshold.
 
-    Along one half of them, the rate falls from 1/2 by a constant factor; along the other, recall falls in equal steps.
+    Along one half, the rate falls from 1/2 by a constant factor; along the other half, recall falls in equal steps.
     """
     right_hits = calibration.acceptances[0].right_hits
     scores, right = calibration.false_accepts.scores.double(), right_hits
@@ -350,7 +350,7 @@ def _accept_points(calibration: Calibration) -> list[float]:
 
 
 def _points(scores: torch.Tensor, in_force: float) -> list[float]:
-    """At most `_POINTS` rising scores, and `in_force`. Half are evenly spaced by rank, half crowd at the top."""
+    """At most `_POINTS` rising scores, and `in_force`. Half are evenly spaced by rank, half are dense at the top."""
     count = len(scores)
     half = min(_POINTS // 2, count)
     evenly = torch.linspace(0, count - 1, half, dtype=torch.float64)

@@ -27,7 +27,7 @@ PAGE = Path(__file__).parent / "page"
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The schema, completed by the bodies that routes parse themselves and the right that each operation needs."""
+        """The schema, with the bodies that routes parse themselves, and the right that each operation needs."""
         if self.openapi_schema is None:
             described = super().openapi()
             described["components"]["schemas"] |= schema.request_schemas()
@@ -41,10 +41,7 @@ class _App(FastAPI):
 
 
 def site_of(engine: Engine, reload: Callable[[], Awaitable[Engine]], *, name: str, root: str = "") -> Site:
-    """The routes of an engine, below the path `root`.
-
-    `reload` reads the run or its calibration anew, and returns the engine that now answers.
-    """
+    """The routes of an engine, below the path `root`; `reload` reads the run anew, and returns the present engine."""
     metrics = Metrics(engine)
     app = _App(
         title="lam",

@@ -71,9 +71,9 @@ class JsonLimits:
 
     Attributes:
         dimension: dimension of an embedding.
-        max_json: bytes of one query, item or pair beside its images.
+        max_json: bytes of a query or an item without its image; a pair may have twice as many.
         max_batch: queries or items of a batch.
-        max_batch_json: bytes of a batch beside its images.
+        max_batch_json: bytes of a batch without its images.
     """
 
     dimension: int
@@ -115,10 +115,7 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body; `content` is a result of `query_of`.
-
-    `metadata` is JSON for the store, without the item's text. Missing fields are None.
-    """
+    """The item of a body; `content` is a result of `query_of`, `metadata` is JSON without the text, else None."""
 
     content: Query | str | bytes
     id: str | None = None
@@ -169,7 +166,7 @@ def _item(item: Any, limits: JsonLimits) -> ParsedItem:
 
 
 def _named(content: Any, kinds: Mapping[Kind, type[Any]]) -> Any:
-    """Validate JSON as an image, a text or an embedding, whichever it names."""
+    """Validate JSON as an image, a text or an embedding, according to its names."""
     if isinstance(content, dict) and not content.keys() & kinds.keys():
         properties = [schema_of(kind)["properties"] for kind in kinds.values()]
         what = "the body names neither an image, a text nor an embedding"
@@ -190,7 +187,7 @@ def _batch(body: bytes, name: str, limits: JsonLimits) -> list[Any]:
 
 
 def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
-    """Parse the JSON of a body with at most this number of queries or items."""
+    """Parse the JSON of a body with at most `parts` queries or items."""
     if len(body) > limits.max_json:
         _refuse_costly(body, parts * (limits.dimension + _VALUES_BESIDE) + _VALUES)
     try:
@@ -220,7 +217,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _refuse_costly(body: bytes, most: int) -> None:
-    """Refuse a large body with many values unparsed: parsing a list takes 0.5 µs and 20 times its memory as text."""
+    """Refuse a large body with many values before parsing: a list takes 0.5 µs, and 20 times the memory of its text."""
     weights = {",": 1, "[": 4, "{": 4, "\\": 1}
     values = sum(weight * _count(body, sign) for sign, weight in weights.items()) - _escaped_slashes(body)
     if values > most:
@@ -229,7 +226,7 @@ def _refuse_costly(body: bytes, most: int) -> None:
 
 
 def _refuse_large(body: bytes, parts: Sequence[Any], most: int) -> None:
-    """Refuse a body with more than `most` bytes beside the images of its parts."""
+    """Refuse a body with more than `most` bytes without the images of its parts."""
     images = [part["image"] for part in parts if isinstance(part, dict) and isinstance(part.get("image"), str)]
     if len(body) - _escaped_slashes(body) - sum(map(len, images)) > most:
         what = f"the body is larger than {most} bytes beside its images"
@@ -242,7 +239,7 @@ def _count(body: bytes, sign: str) -> int:
 
 
 def _escaped_slashes(body: bytes) -> int:
-    """Number of escaped slashes: some encoders escape the slashes of base64."""
+    """Number of escaped slashes; some encoders escape the slashes of base64."""
     return body.count(b"\\/") if b"\\" in body else 0
 
 

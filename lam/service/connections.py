@@ -1,8 +1,8 @@
 """uvicorn's connection with deadlines and caps.
 
-uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. If a client
-ends its side of the connection before it reads the answer, uvicorn closes the connection. It parses many small chunks
-of a body in one step, however long that takes. `lam.service.limits` has the deadline of a body.
+uvicorn has no deadline for the headers of a request or for reading an answer, and no cap on connections. It closes a
+connection whose client ends its side before reading the answer. It parses many small chunks of a body in one step,
+however long that takes. `lam.service.limits` has the deadline for a body.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _CHUNKS, _CHUNK = 64, 512  # a body may have 64 chunks of any size, and one more
 class OpenConnections:
     """The open connections, with a cap on their number in total, and on the number for each client.
 
-    Above a cap, a new connection closes the one that has waited longest for its client. If none waits for its client,
-    the new connection is refused.
+    A new connection above a cap closes the connection that has waited longest for its client, or is refused if no
+    connection waits for its client.
 
     Args:
         most: greatest number of connections.
@@ -43,7 +43,7 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, new: "Connection") -> bool:
-        """Count a new connection; False if it is refused. It is also closed if many refused ones are open."""
+        """Count a new connection; False if it is refused. If many refused connections are open, it is also closed."""
         room = self._of[new.address] < self._of_client or self._drop_waiting(new.address)
         if room and (len(self._open) < self._most or self._drop_waiting()):
             self._open.add(new)
@@ -65,13 +65,13 @@ class OpenConnections:
                 del self._of[one.address]
 
     def note_activity(self, one: "Connection", *, waits: bool) -> None:
-        """Note activity on a connection, and whether it waits for its client now."""
+        """Note activity on a connection, and whether the connection waits for its client now."""
         self._waiting.pop(one, None)
         if waits and one in self._open:
             self._waiting[one] = None
 
     def drop_unread(self) -> bool:
-        """Close the connection with the longest unread answer; False if none is unread."""
+        """Close the connection whose answer has been unread for longest; False if every answer is read."""
         return self._drop_waiting(reading=True)
 
     def _drop_waiting(self, address: str | None = None, *, reading: bool = False) -> bool:
@@ -114,10 +114,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def eof_received(self) -> Any:
-        """Keep the connection while a request is answered, although the client sends no more.
-
-        The client may be gone, so the connection counts as waiting for its client.
-        """
+        """Keep the connection until its request is answered, as waiting for its client, because that may be gone."""
         self._no_more_comes = True
         self._follow()
         return self._is_answering
@@ -156,7 +153,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _follow(self) -> None:
-        """Set the deadline that applies now; a deadline for reading an answer lasts until the whole answer is sent."""
+        """Set the present deadline; the deadline for reading an answer applies until the whole answer is sent."""
         between = self.cycle is None or self.cycle.response_complete
         if self.flow.write_paused or (self._awaited == "reading" and not between):
             self._await("reading")
@@ -175,7 +172,7 @@ class Connection(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """Requests with a limit on chunks: parsing a chunk takes as long as parsing kilobytes without chunks."""
+    """Requests with a limit on chunks, because a chunk takes as long to parse as kilobytes without chunks."""
 
     def next_event(self) -> Any:
         event = super().next_event()

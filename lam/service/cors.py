@@ -21,7 +21,7 @@ def check_origin(origin: str) -> None:
 
 
 def cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Headers of an answer to a page of one of these origins; names in `headers` are in lower case."""
+    """Headers of an answer to a page of one of these origins; `headers` of the request have names in lower case."""
     if not origins:
         return {}
     origin = headers.get(b"origin", b"").decode("latin1")
@@ -30,6 +30,6 @@ def cors_headers(origins: Iterable[str], headers: Mapping[bytes, bytes]) -> dict
 
 
 def preflight_headers(method: str, headers: Mapping[bytes, bytes], answer: Mapping[str, str]) -> dict[str, str] | None:
-    """Headers of the answer to a preflight request, None for another; `answer` has the headers of `cors_headers`."""
+    """Headers of the answer to a preflight request, or None for another request; `answer` is from `cors_headers`."""
     asks = method == "OPTIONS" and b"access-control-request-method" in headers
     return _PREFLIGHT if asks and "Access-Control-Allow-Origin" in answer else None

@@ -36,7 +36,7 @@ class Embedder:
 
     Attributes:
         encoder: the encoder.
-        device: the present device; after a GPU fails, the CPU.
+        device: present device of the network; after a GPU has failed, the CPU.
 
     Raises:
         ValueError: for a missing device.
@@ -53,7 +53,7 @@ class Embedder:
 
     @property
     def blank(self) -> Tensor | None:
-        """An input of zeros; None if the run does not know the shape of its inputs."""
+        """An input of zeros; None if the shape of inputs is unknown."""
         preprocessing = self.encoder.preprocessing
         if preprocessing is None or preprocessing.shape is None:
             return None

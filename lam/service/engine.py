@@ -1,6 +1,6 @@
 """The service without HTTP: `Engine` answers images, texts and embeddings through batching workers.
 
-Each kind of work has a thread, so it does not wait for another kind: listing the gallery, reading JSON and items,
+Each kind of work has its own thread, so no kind waits for another: listing the gallery, reading JSON and items,
 decoding, the network, filters, searches, writes, feedback and backups.
 """
 
@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """An opened run: its encoder, its gallery and its calibration, if any.
 
-    If too many requests wait, or no answer comes in time, its coroutines raise a `Refusal` of kind `busy`.
+    If too many requests wait, or an answer takes too long, its coroutines raise a `Refusal` of kind `busy`.
 
     Args:
         run: the run's folder.
@@ -53,11 +53,12 @@ class Engine:
         device: device of the network.
         drop_corrupt, index: see `lam.gallery.gallery.Gallery`.
         replica: whether another process serves the run, and this one only reads it; see `lam.gallery.replica.Replica`.
-        threads: threads of torch for the network, and of FAISS for a search. Other work gets one. None changes nothing.
+        threads: threads of torch for the network, and of FAISS for a search; other work gets one thread. None keeps
+            the defaults.
 
     Raises:
-        CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: if the folder is no finished run, another process serves it, or the device is missing.
+        CorruptFileError: for a file that is missing, truncated or altered.
+        ValueError: if the folder is no finished run, another process serves the run, or the device is missing.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Engine:
             raise
 
     def _start(self, threads: int | None) -> None:
-        """Start the workers. OpenMP has a number of threads for each calling thread, so each worker sets its own."""
+        """Start the workers. OpenMP keeps the number of threads for each calling thread, so each worker sets it."""
         settings = self.settings
         one, several, searching = None, None, None
         if threads:
@@ -159,7 +160,7 @@ class Engine:
 
     @property
     def responder(self) -> Responder:
-        """The responder with the present calibration."""
+        """The responder, with the present calibration."""
         return self.searches.responder
 
     def _responder(self) -> Responder:
@@ -183,13 +184,13 @@ class Engine:
         return [complaint for complaint in complaints if complaint is not None]
 
     def admit(self, *workers: Worker[Any, Any]) -> None:
-        """Refuse a change of a replica. Refuse a request as `busy` if it would wait too long for these workers."""
+        """Refuse a change by a replica as `read_only`, and a request as `busy` if these workers have too much work."""
         if self.replica and self.writer in workers:
             raise read_only()
         require_room(workers, self.settings.patience)
 
     async def list_items(self, job: Callable[[], Value]) -> Value:
-        """Do a job over many items in the listing thread, where it delays no searches."""
+        """Do a job on many items in the listing thread, which delays no searches."""
         return await self._done(self.lister, job)
 
     async def read(self, job: Callable[[], Value]) -> Value:
@@ -214,7 +215,7 @@ class Engine:
     async def embed_all(
         self, bodies: Sequence[Query | bytes | str | ServiceError], *, with_thumbnail: bool = False
     ) -> list[Query | ServiceError | BaseException]:
-        """The query for each image and text in a batch, or its error. Other requests are embedded in between."""
+        """The query for each image, text or query of a batch, or its error. Other requests are embedded in between."""
         seconds = self.decoder.seconds_a_job + self.network.seconds_a_job
         most = self.settings.patience / 2 / seconds if seconds else 1
         room = asyncio.Semaphore(max(1, min(self.settings.batch, int(most))))
@@ -257,7 +258,7 @@ class Engine:
         return await self._done(self.filterer, filter)
 
     async def write(self, operation: Operation) -> Change:
-        """Change items; on return the change is durable. If it cannot be stored, it is refused as `full`."""
+        """Change items; on return the change is on disk. A change that cannot be stored is refused as `full`."""
         # shielded: a client that goes away must not cancel a batch with changes of others
         return await asyncio.shield(self._done(self.writer, operation))
 
@@ -266,7 +267,7 @@ class Engine:
 
         Raises:
             Refusal: `full`, if the copy cannot be written; `busy`, if another backup waits; `conflict`, if the run is
-                being calibrated or indexed, or a file of it was altered.
+                being calibrated or indexed, or one of its files was altered.
         """
         folder, moment = self.run.folder.absolute(), datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         name = f"{folder.name}-backup-{moment}-{secrets.token_hex(3)}"
@@ -281,12 +282,7 @@ class Engine:
             return [Refusal("conflict", str(error), allowed="another try once this is resolved")]
 
     async def judge(self, feedback: Feedback) -> FeedbackResponse:
-        """Count feedback on an answer; on return it is durable.
-
-        Raises:
-            ServiceError: for an unknown answer, or one that was judged before.
-            Refusal: `full`, if it could not be stored.
-        """
+        """Count feedback on an answer; on return the feedback is on disk. Errors as in `Watch.judge`."""
         job = partial(self.watch.judge, feedback, self.gallery.store.has_label)
         counted, promise = await asyncio.shield(self._done(self.watcher, job))
         return FeedbackResponse(counted=counted, promise=promise)
@@ -313,7 +309,7 @@ class Engine:
 
 
 def _set_threads(faiss_threads: int = 1) -> None:
-    """Limit the work of this thread to one thread in torch, and to `faiss_threads` in FAISS."""
+    """Limit the calling thread to one thread in torch, and to `faiss_threads` in FAISS."""
     import faiss
 
     torch.set_num_threads(1)

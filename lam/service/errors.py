@@ -36,7 +36,7 @@ class ServiceError(Exception):
 
 
 def attempt(job: Callable[[], Value]) -> Value | ServiceError:
-    """The result of a job for one part of a batch, or its refusal."""
+    """The result of a job for one part of a batch, or the job's refusal."""
     try:
         return job()
     except (ServiceError, Refusal) as error:

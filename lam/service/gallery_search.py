@@ -1,4 +1,4 @@
-"""Searches of the gallery, and of the parts that filters leave. No HTTP, no threads."""
+"""Searches of the gallery, and of the parts that pass filters. No HTTP, no threads."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +30,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class GallerySearch:
-    """Searches of a gallery, which a responder answers.
+    """Searches a gallery; a responder makes the answers.
 
     Args:
         gallery: the gallery.
-        responder: answers by the present calibration; another may replace it.
+        responder: makes answers by the present calibration; a new calibration replaces the responder.
         watch: counts the queries.
         live: the sample of queries to store, if any.
         judges_items: whether a search by an item has a decision.
@@ -150,7 +150,7 @@ class GallerySearch:
     def _counted(
         self, job: Search, answer: SearchResponse | Exception, first: Hits, infos: Mapping[int, ItemInfo]
     ) -> SearchResponse | Exception:
-        """The answer with its id and the state of the promises, if it is about a new query and has a decision."""
+        """The answer, with its id and the state of the promises if it is a decision on a new, counted query."""
         if isinstance(answer, Exception) or job.without is not None or answer.decision is None or not job.counted:
             return answer
         labels = [infos[key].label for key in first.ids.flatten().tolist()]
@@ -173,7 +173,7 @@ def results_of(jobs: Iterable[Callable[[], Value]]) -> list[Value | Exception]:
 
 
 def logging_failure(keep: Callable[[], None]) -> None:
-    """Call `keep`, which stores live queries; a failure is only logged."""
+    """Call `keep`, which stores live queries, and log a failure."""
     try:
         keep()
     except OSError as error:
@@ -181,7 +181,7 @@ def logging_failure(keep: Callable[[], None]) -> None:
 
 
 def _kind(query: Query) -> tuple[object, ...]:
-    """The kind of a query: queries of one kind can be decided together."""
+    """The kind of a query; decisions on queries of one kind can be made together."""
     return query.features is None, query.embedding.has_parts, query.embedding.mean_samples
 
 

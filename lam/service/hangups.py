@@ -1,4 +1,4 @@
-"""Blocks SIGHUP while a service starts or ends; at other times, SIGHUP makes it reload its runs."""
+"""Blocks SIGHUP while a service starts or ends; at other times, SIGHUP makes the service reload its runs."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _HANGUP = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals](
 
 @contextmanager
 def block_hangups() -> Iterator[None]:
-    """Within the context, this thread and the threads that it starts block SIGHUP; a waiting signal is dropped."""
+    """Within the context, this thread and threads started here block SIGHUP; the end drops signals that wait."""
     before = _change_mask(signal.SIG_BLOCK)
     try:
         yield
@@ -22,7 +22,7 @@ def block_hangups() -> Iterator[None]:
 
 @contextmanager
 def unblock_hangups() -> Iterator[None]:
-    """Within the context, SIGHUP is not blocked, and a waiting signal arrives; its handler must be set before."""
+    """Within the context, SIGHUP arrives, also if it was sent before; set its handler first."""
     _change_mask(signal.SIG_UNBLOCK)
     try:
         yield

@@ -20,8 +20,8 @@ _ALWAYS = 2 * MEBIBYTE  # bytes that decoding any image takes
 def read_image(body: bytes, settings: ServiceSettings, *, least: int | None = None) -> Image.Image:
     """The first frame of an image file, turned upright (EXIF); `least` as in `decode`.
 
-    The header is checked against the limits on pixels and bytes before decoding. A `ServiceError` has the status 400
-    for an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
+    The limits on pixels and bytes are checked by the header, before decoding. A `ServiceError` has the status 400 for
+    an empty or damaged file, 413 for a file that is too large or has too many parts, 415 for another format.
     """
     if not body:
         raise ServiceError(400, "the body is empty: there is no image", allowed=list(CONTENT_TYPES))
@@ -47,7 +47,7 @@ def _too_many_pixels(most: int) -> ServiceError:
 
 
 def _refuse_large(image: Image.Image, settings: ServiceSettings, least: int | None) -> None:
-    """Refuse an image whose header states too many pixels, or that needs too much memory for decoding."""
+    """Refuse an image if its header states too many pixels, or if decoding needs too much memory."""
     if image.width * image.height > settings.max_pixels:
         raise _too_many_pixels(settings.max_pixels)
     if max(image.size) > settings.max_side:

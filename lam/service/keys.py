@@ -10,7 +10,7 @@ from typing import Literal
 
 Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
-"""Rights from the least to the greatest; each includes those before it."""
+"""Rights from the least to the greatest; each right includes the rights before it."""
 
 VARIABLE = "LAM_API_KEY"
 _MAX_KEY = 4096  # characters; all headers of a request may have 16 KiB
@@ -35,7 +35,7 @@ def right_for(method: str, path: str) -> Right:
 
 
 class Keys:
-    """Keys and their rights, stored as hashes. A key unfit for a header raises a `ValueError` that does not show it."""
+    """Keys, as hashes, and their rights. A key unfit for a header is a `ValueError`, which does not show the key."""
 
     def __init__(self, rights: Mapping[str, Right]) -> None:
         for key in rights:
@@ -44,13 +44,13 @@ class Keys:
 
     @classmethod
     def read(cls, file: str | None = None) -> "Keys | None":
-        """The key in $LAM_API_KEY, with the right `admin`, and the keys of a file; None without any.
+        """The key in $LAM_API_KEY, with the right `admin`, and the keys of a file; None without a key.
 
         Args:
             file: lines such as `write KEY`. Empty lines and lines that start with # are skipped.
 
         Raises:
-            ValueError: for an empty variable or file, another right, a key given twice, or a file that others may read.
+            ValueError: for an empty variable or file, another right, a repeated key, or a file that others may read.
             OSError: for a file that cannot be read.
         """
         rights: dict[str, Right] = {}

@@ -1,4 +1,4 @@
-"""Checks the host, key, size and deadline of every request before its route; completes and logs every answer.
+"""Checks host, key, size and deadline of every request before its route runs; adds headers to answers; logs them.
 
 The whole body is read here, so routes never wait for a client. FastAPI limits neither the size nor the time of a body.
 `lam.service.connections` has the deadlines for sending headers and for reading an answer.
@@ -60,8 +60,8 @@ class Limits:
     Args:
         sites: the runs.
         settings: the limits.
-        keys: a request needs one of them, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and
-            the two health checks. Without keys, the host in a request must be this machine.
+        keys: a request needs a key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`, except for the page and the two
+            health checks. Without keys, the host in a request must be this machine.
         log: the log of requests, if any.
         spans: opens spans of OpenTelemetry, if given.
     """
@@ -83,7 +83,7 @@ class Limits:
         self._second, self._cheap = 0, Counter[object]()
 
     def on_full_memory(self, give_up: Callable[[], object]) -> None:
-        """Set the function to call when memory is full: it drops a client that does not read its answer."""
+        """Set the function to call when memory is full; it drops a client that does not read its answer."""
         self._make_room = give_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,7 +178,7 @@ class Limits:
                 self._log.note(seconds, **trace.facts)
 
     def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
-        """Seconds to delay a request that causes no work, if its connection or address sent too many this second."""
+        """Seconds to delay a request that needs no worker; 0 unless its connection or address sent too many of them."""
         if not is_cheap and scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:
@@ -194,7 +194,7 @@ class Limits:
         return _NEW_PAUSE if self._cheap[address] > _NEW_A_SECOND else 0.0
 
     def _require_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Without keys, reject foreign host names: by DNS rebinding, a page of another site could use the service."""
+        """Without keys, reject foreign host names, which a page of another site can use by DNS rebinding."""
         host = headers.get(b"host", b"").decode("latin1")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._keys is None and name.lower().removesuffix(".") not in LOCAL_HOSTS:
@@ -229,13 +229,13 @@ class Limits:
             self._make_room()
 
     def _limit(self, site: Site, scope: Scope, headers: Mapping[bytes, bytes]) -> int:
-        """Maximum bytes of the body. `lam.service.bodies` limits the rest of a JSON body with images."""
+        """Maximum bytes of the body. If JSON may hold images, `lam.service.bodies` limits the bytes beside them."""
         is_json = headers.get(b"content-type", b"").strip().lower().startswith(b"application/json")
         holds_images = scope["method"] in ("POST", "PUT") and scope["path"].startswith(_WITH_IMAGES)
         return site.max_json if is_json and not holds_images else self._settings.max_body
 
     async def _body(self, limit: int, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Read the whole body; its bytes count as memory in use until the answer."""
+        """Read the whole body; its bytes count as memory in use until the request is answered."""
         too_large = ServiceError(413, f"the body is larger than {limit} bytes", allowed={"max_bytes": limit})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > limit:
@@ -274,9 +274,9 @@ class _GoneError(Exception):
 
 
 class _Sender:
-    """Sends the answer to one request, with the headers in `HEADERS` and `added`. No error replaces a begun answer.
+    """Sends the answer to one request, with the headers in `HEADERS` and `added`; no error replaces a begun answer.
 
-    `hold(n)` adds n bytes to the memory in use; n is negative once the client has read them.
+    `hold(n)` adds n bytes to the memory in use; n is negative once the bytes are sent.
     """
 
     def __init__(self, send: Send, hold: Callable[[int], None], added: Mapping[str, str]) -> None:
@@ -306,7 +306,7 @@ class _Sender:
             self._hold(-len(body))
 
     async def refuse(self, error: ServiceError) -> None:
-        """Send an error but not its end, so the client can read it before `end` closes the connection."""
+        """Send an error without its end, so the client can read it before `end` closes the connection."""
         if self.begun:
             return
         content = json.dumps(error.to_json()).encode()
@@ -329,7 +329,7 @@ class _Sender:
 
 
 def _in_origin_form(scope: Scope) -> Scope:
-    """Split the URL of a request into path and `Host`, if it has the form for proxies (RFC 9112, section 3.2.2)."""
+    """The scope, with a URL in the form for proxies (RFC 9112, section 3.2.2) split into path and `Host`."""
     if (address := _ADDRESS.fullmatch(scope.get("raw_path", b""))) is None:
         return scope
     host, path = address["host"], address["path"] or b"/"

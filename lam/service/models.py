@@ -27,7 +27,7 @@ Accept = Annotated[str, Field(description="the deciding statistic: `probability`
 
 
 def _set_aside(text: str, info: Any) -> int:
-    """Collect stored metadata, and return a zero that `Answer.to_json` replaces by the metadata."""
+    """Collect stored metadata, and return a zero in their place; `Answer.to_json` puts them back."""
     info.context.append(text)
     return 0
 
@@ -52,8 +52,8 @@ class Answer(BaseModel):
     def to_json(self) -> bytes:
         """The answer as JSON.
 
-        Stored metadata is inserted as text, because it was checked when it was stored. 100 hits may have 1.6 MB of it.
-        Parsing and serializing that would hold Python's lock for longer than a search takes.
+        Stored metadata are JSON already, and are inserted as text. 100 hits may have 1.6 MB of metadata; parsing and
+        serializing these would hold Python's lock for longer than a search takes.
         """
         stored: list[str] = []
         first, *others = self.model_dump_json(context=stored).encode().split(_PLACE)

@@ -42,9 +42,9 @@ class Query:
         return bool(self.embedding.capped[0])
 
     def to_item(self, item_id: str | None, *, label: str, metadata: str, file: bytes | None = None) -> Item:
-        """An item from the query; its text is added to the metadata.
+        """An item from the query, with its text in the metadata.
 
-        Without an id, `content_id` of the image file, the text or the vector is the id.
+        By default the id is the `content_id` of the image file, the text or the vector.
 
         Raises:
             Refusal: if metadata and text together are too long.
@@ -64,9 +64,9 @@ class Part:
     """The part of the gallery that passes a filter.
 
     Attributes:
-        matching: its items.
+        matching: items of the part.
         base: calibration of the whole gallery, if any.
-        calibration: calibration of the part; None if false accepts cannot be bounded there.
+        calibration: calibration of the part; None if it cannot bound false accepts.
     """
 
     matching: Matching
@@ -75,7 +75,7 @@ class Part:
 
     @property
     def fields(self) -> FilterFields:
-        """What an answer says about the filter."""
+        """The fields of an answer about the filter."""
         calibration = self.calibration
         return FilterFields(
             items=len(self.matching),
@@ -90,14 +90,14 @@ class Search:
     """A search of the gallery.
 
     Attributes:
-        query: a query, or a function that returns it. The search thread calls it, which saves a thread switch.
+        query: a query, or a function that returns it; the search thread calls the function, to save a thread switch.
         k: number of hits.
         min_probability: a match with a lower probability becomes `unknown`.
         without: id of an item to leave out of the hits, if the query is this item.
-        part: the only items to search; None for all.
-        score_threshold: hits of a lower cosine are left out.
+        part: the part of the gallery to search; None for the whole gallery.
+        score_threshold: hits with a lower cosine are left out.
         with_vector: whether hits have their vectors.
-        counted: whether the watch and the live queries count it.
+        counted: whether the watch and the sample of live queries count the search.
     """
 
     query: Query | Callable[[], Query]

@@ -1,6 +1,6 @@
 """Errors outside the routes: unknown or invalid parameters, paths and methods.
 
-Names and ranges of parameters come from the OpenAPI schema: the service allows exactly what it publishes.
+Names and ranges of parameters come from the OpenAPI schema, so the service allows exactly the published ones.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The log of requests, as JSON lines; they hold no content of requests, no keys, no item ids and no labels."""
+"""The log of requests, as JSON lines without content of requests, keys, item ids or labels."""
 
 import json
 import logging
@@ -21,8 +21,8 @@ class RequestLog:
     be written raises an `OSError` at once.
 
     Args:
-        target: file of all requests, `-` for standard error, or None for no line.
-        slow: seconds from which a request is `slow`; without a target, only slow ones are logged, on standard error.
+        target: file for all requests, or `-` for standard error; None logs only slow requests, on standard error.
+        slow: seconds from which a request is marked as slow; None marks no request.
     """
 
     def __init__(self, target: str | Path | None, slow: float | None = None) -> None:

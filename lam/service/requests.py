@@ -140,7 +140,7 @@ adapter_of = cache(TypeAdapter)
 
 
 def validate(content: Any, kind: type[Any]) -> Any:
-    """Validate JSON as a kind of request; a 422 quotes pydantic's first message and the schema."""
+    """Validate JSON as a kind of request; an error (422) quotes pydantic's first message and the schema."""
     try:
         return adapter_of(kind).validate_python(content)
     except ValidationError as error:

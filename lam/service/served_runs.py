@@ -18,12 +18,12 @@ _LOG = logging.getLogger(__name__)
 class ServedRuns:
     """Opened runs by name; the first is also served at the root.
 
-    A folder may be a symbolic link. Once it leads elsewhere, a reload opens the new run, sends new requests to it, and
+    A folder may be a symbolic link. If the link has changed, a reload opens the new run, sends new requests to it, and
     closes the old run after its last answer. The new run has its own gallery.
 
     Attributes:
         engines: the present runs.
-        sites: their routes.
+        sites: routes of the runs.
     """
 
     def __init__(self, folders: Mapping[str, Path], open_run: Callable[[Path], Engine]) -> None:
@@ -40,7 +40,7 @@ class ServedRuns:
             raise
 
     async def reload(self, name: str) -> Engine:
-        """Read a run's calibration again, or open the other run to which the folder now leads; returns the run in use.
+        """Open the run to which the folder now leads, or read the same run's calibration again; returns the engine.
 
         If reading fails, a `ValueError` or an `OSError` says why, and the old run or calibration stays.
         """
@@ -74,5 +74,5 @@ class ServedRuns:
 
 
 def _leads_to(folder: Path) -> Path:
-    """The folder behind links. For a link to itself, it returns the link, where `Path.resolve` may raise."""
+    """The folder behind links. A link to itself is returned unchanged, where `Path.resolve` may raise."""
     return Path(os.path.realpath(folder))

@@ -55,7 +55,7 @@ def serve(
     """Serve runs until SIGTERM or SIGINT, then finish open requests; on SIGHUP, reload them (see `ServedRuns`).
 
     Args:
-        runs: the run's folder, or folders by name. Each is served under `/runs/NAME/`, and the first at the root, too.
+        runs: a run's folder, or folders by name. Each run is served under `/runs/NAME/`, the first also at the root.
         host: the address; an address other than this machine needs a key.
         port: the port; 0 for a free port.
         device: device of the network.
@@ -150,7 +150,7 @@ def _open_files() -> int:
 
 @contextmanager
 def _sparing_log() -> Iterator[None]:
-    """Within the context, limit the rate of log lines that clients can cause; dropped lines are counted."""
+    """Within the context, limit the rate of log lines that clients can cause, and count dropped lines."""
     sparing = _Sparing()
     for name in _NOISY:
         logging.getLogger(name).addFilter(sparing)
@@ -196,7 +196,7 @@ def _spans() -> Any:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket at the address. It is bound before anything is loaded, so that an address in use fails at once."""
+    """A socket bound to the address; it is made before a run is loaded, so an address in use fails at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # connections inherit it; the default is megabytes each

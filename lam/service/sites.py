@@ -16,7 +16,7 @@ class Site:
     """A run that is served.
 
     Attributes:
-        max_json: greatest bytes of a JSON body.
+        max_json: greatest number of bytes of a JSON body.
         count: called for every answer with its route, method, status and seconds.
         describe: builds the schema of its routes, which takes a tenth of a second.
         requests: number of requests that are being answered.
@@ -55,7 +55,7 @@ class Sites:
         return (self._sites.get(name) if slash else None), f"/{rest}"
 
     def exchange(self, new: Site) -> None:
-        """Send new requests to another site of this name; the old one is closed once its requests are answered."""
+        """Send new requests to `new`, and close the old site of this name once its requests are answered."""
         old, self._sites[new.name] = self._sites[new.name], new
         self._going[old] = asyncio.create_task(self._retire(old))
 

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry: one for each request, and one for each of its stages.
 
-To export them, run `opentelemetry-instrument lam serve RUN --traces`, which sets up an SDK. Without one, they are lost.
+`opentelemetry-instrument lam serve RUN --traces` sets up an SDK, which exports spans; without an SDK, they are lost.
 Only this module imports OpenTelemetry.
 """
 
@@ -22,7 +22,7 @@ class Spans:
 
     @contextmanager
     def request(self, headers: Mapping[bytes, bytes], facts: Mapping[str, Any]) -> Iterator[None]:
-        """Within the context, open the span of a request below the client's span; at the end, `facts` describe it."""
+        """Within the context, open a span for a request below the client's span; `facts` describe it at the end."""
         carried = {name.decode(): headers[name].decode("latin1") for name in _CARRIED if name in headers}
         kind = trace.SpanKind.SERVER
         with self._tracer.start_as_current_span("request", context=extract(carried), kind=kind) as span:

@@ -21,8 +21,8 @@ class Trace:
     """The trace of a request.
 
     Attributes:
-        id: the client's id, or a new one.
-        stages: seconds of waiting and work at each worker, by its name.
+        id: the client's id for the request, or a new one.
+        stages: seconds of waiting and work at each worker, by the worker's name.
         facts: fields for the log and the span; empty until the request is answered.
     """
 
@@ -37,7 +37,7 @@ _NOW: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 @contextmanager
 def traced(headers: Mapping[bytes, bytes], spans: "Spans | None" = None) -> Iterator[Trace]:
-    """Trace a request within the context. A short and plain id in `headers` (names in lower case) becomes its id."""
+    """Trace a request within the context; a short, plain id in its `headers` (names in lower case) becomes its id."""
     sent = headers.get(HEADER.lower().encode(), b"")
     trace = Trace(sent.decode() if _SANE.fullmatch(sent) else secrets.token_hex(16), spans)
     token = _NOW.set(trace)

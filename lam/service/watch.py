@@ -1,9 +1,9 @@
 """`Watch` tests on queries and feedback whether the promised error rates hold, and gives each answer an id.
 
 The run's folder `watch/` holds one SQLite file: the tests of the promise, with a hash, and the ids of judged answers.
-Answers are not stored: the id of an answer holds what feedback needs, signed by HMAC. The tests are written with each
-feedback, and every few seconds while queries arrive. A killed service forgets the queries of the last seconds, but no
-acknowledged feedback.
+Answers are not stored: the id of an answer holds its time, its decision and the first hit's label, signed by HMAC. The
+tests are written with each feedback, and every few seconds while queries arrive. A killed service forgets the queries
+of the last seconds, but no acknowledged feedback.
 """
 
 import base64
@@ -55,7 +55,7 @@ class Feedback:
     """Feedback on one answer, whose signed id is `answer`.
 
     Attributes:
-        label: the true label, empty if nothing in the gallery is right; None if only `correct` is known.
+        label: the true label, empty if every item in the gallery is wrong; None if only `correct` is known.
         correct: whether a match is right; None if the label is known.
     """
 
@@ -69,7 +69,7 @@ class Watch:
 
     Args:
         folder: created if it is missing; None keeps the watch in memory, for a replica.
-        calibration: the calibration; a run without one (None) promises nothing.
+        calibration: calibration of the run; without a calibration (None), there is no promise.
 
     Raises:
         CorruptFileError: for a file that was altered or that SQLite cannot read.
@@ -97,7 +97,7 @@ class Watch:
             opened.pop_all()  # from here on, `close` closes the file
 
     def _opened(self, calibration: Calibration | None) -> Promise | None:
-        """The promise of a calibration: restored from the file, or new if the file belongs to another calibration."""
+        """The promise of a calibration: restored from the file, or new if the file is of another calibration."""
         promise = None if calibration is None else Promise(calibration)
         if promise is None or promise.key != self._key:
             self._begin(promise)
@@ -117,7 +117,7 @@ class Watch:
             self._write(promise)
 
     def renew(self, calibration: Calibration | None) -> None:
-        """Begin the promise of a calibration, unless it is the present one; refused if it cannot be stored."""
+        """Begin the promise of a calibration, if it is a new one; refused if the promise cannot be stored."""
         promise = None if calibration is None else Promise(calibration)
         if promise is not None and promise.key == self._key:
             return
@@ -142,7 +142,7 @@ class Watch:
     def count(self, decision: Decision, kappa: float, cosine: float, label: str) -> tuple[str, State, bool]:
         """Count a query, and return the answer's id, the state of the promises, and whether to call `write` now.
 
-        Only a search of the whole gallery counts. `cosine` and `label` are from its first hit; else −1 and empty.
+        Call it only for searches of the whole gallery. `cosine` and `label` are of the first hit, or −1 and empty.
         """
         promise = self._promise
         if promise is None:
@@ -166,7 +166,7 @@ class Watch:
 
         Raises:
             ServiceError: for an answer that is unknown, too old or judged before, or feedback that does not fit it.
-            Refusal: `full`, if it could not be stored.
+            Refusal: `full`, if the feedback could not be stored.
         """
         answer, matched, hit = self._read(feedback.answer)
         if (promise := self._promise) is None:
@@ -197,7 +197,7 @@ class Watch:
         return counted, promise.state
 
     def _read(self, answer: str) -> tuple[bytes, bool, int]:
-        """The random number of an answer, whether it was a match, and its first hit's `label_key` (−1 for none)."""
+        """From the id of an answer: its random number, whether it is a match, and its first hit's `label_key` or −1."""
         try:
             content = base64.b64decode(answer, b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -216,7 +216,7 @@ class Watch:
         return hmac.digest(self._secret, body, "sha256")[:_SEAL]
 
     def write(self) -> None:
-        """Write the tests; a failure is only logged, as more queries follow."""
+        """Write the tests, and log a failure."""
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")

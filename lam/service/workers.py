@@ -1,7 +1,7 @@
-"""`Worker`, a thread that does jobs in batches, collected for a few milliseconds.
+"""`Worker`, a thread that collects jobs for a few milliseconds, and does them as a batch.
 
-At each worker, a request waits for the work before it. `require_room` bounds the sum of these times, because they set
-the latency of the slowest answers.
+At each worker, a request waits for earlier jobs. `require_room` bounds the sum of these waits, which sets the latency
+of the slowest answers.
 """
 
 import logging
@@ -82,11 +82,11 @@ class Worker(Generic[Job, Result]):
         return len(self._jobs) + len(self._in_hand)
 
     def submit(self, job: Job) -> "Future[Result]":
-        """Put a job into the queue; refused as `busy` if it is full."""
+        """Put a job into the queue; refused as `busy` if the queue is full."""
         return self.submit_all([job])[0]
 
     def submit_all(self, jobs: Sequence[Job]) -> "list[Future[Result]]":
-        """Put jobs into the queue together, so that they share batches; if not all fit, all are refused as `busy`."""
+        """Put jobs into the queue together, to share batches; if some do not fit, all are refused as `busy`."""
         entries: list[tuple[Job, Future[Result]]] = [(job, Future()) for job in jobs]
         with self._changed:
             if self._closing:
@@ -158,7 +158,7 @@ class Worker(Generic[Job, Result]):
         self._in_hand, self._busy_since = [], None
 
     def _results(self, jobs: list[Job]) -> Sequence[Any]:
-        """The results of a batch; if it fails as a whole, each job is done alone, so one bad job fails no others."""
+        """The results of a batch. If the batch fails, each job is done alone, so one bad job fails no other jobs."""
         try:
             return self._work(jobs)
         except (ServiceError, Refusal) as error:
@@ -170,14 +170,14 @@ class Worker(Generic[Job, Result]):
 
 
 def _mean_without_longest(seconds: Collection[float]) -> float:
-    """Mean without the longest time. One slow batch after a pause of the thread must not cause refusals."""
+    """Mean without the longest time, so that one slow batch, after a pause of the thread, causes no refusals."""
     return (sum(seconds) - max(seconds)) / max(1, len(seconds) - 1)
 
 
 def require_room(workers: Sequence[Worker[Any, Any]], patience: float) -> None:
-    """Refuse a request as `busy` if over `patience` seconds of work are before it. It passes if no job waits.
+    """Refuse a request as `busy` if jobs wait, and more than `patience` seconds of work are before the request.
 
-    The request visits the workers in this order. Jobs before it at one worker are before it at the next ones, too.
+    The request visits the workers in this order. Jobs before it at one worker are before it at later workers, too.
     """
     before, seconds = 0, 0.0
     for worker in workers:

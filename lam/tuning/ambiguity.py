@@ -1,11 +1,11 @@
-"""`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that its kind is known.
+"""`Ambiguity`: κ_a, the concentration of an item's matches, and p_known, the probability that the item's kind is known.
 
-The posterior's κ_e says how well the data determine the weights for an item. κ_a says how closely an item's matches lie
-around the item; it comes from known items nearby, or from a trained head. One κ combines the three. With probability
-q, a match lies around a direction with κ_a, and this direction around the retrieved one with κ_e; else the match is
-uniform on the sphere. Mean resultant lengths multiply, so R = q A_D(κ_a) A_D(κ_e), and κ = A_D⁻¹(R). A_D maps the
-concentration of a von Mises-Fisher distribution to its mean resultant length. q is p_known at prior odds of 100 to 1
-instead of 1 to 1: q/(1 − q) = 100 p_known/(1 − p_known), so that it lowers κ only far from all known items.
+κ_e, from the posterior, says how well the data determine the weights for an item. κ_a says how closely the matches of
+an item lie around it; known items nearby, or a trained head, determine κ_a. One κ combines κ_e, κ_a and p_known by a
+model. With probability q, the true direction lies around the retrieved one with κ_e, and a match around the true one
+with κ_a; else the match is uniform on the sphere. A_D maps the concentration of a von Mises-Fisher distribution to its
+mean resultant length. These lengths multiply, so R = q A_D(κ_a) A_D(κ_e), and κ = A_D⁻¹(R). q is p_known at prior odds
+of 100 to 1 instead of 1 to 1, q/(1 − q) = 100 p_known/(1 − p_known), so q lowers κ only far from all known items.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ SEVERAL: Doubt = "this could be several things"
 
 FORMS: tuple[Form, ...] = get_args(Form)
 ODDS = 100.0
-"""Prior odds that an item is known, for its part in κ; p_known itself has even odds."""
+"""Prior odds that an item is known, as p_known enters κ; p_known itself has even odds."""
 
 SHARPNESS = tuple(2.0**exponent for exponent in range(1, 10))
 """Candidates for s in the neighbour weights exp(s cos)."""
@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () threshold: an item with a smaller κ_a could be several things. It is the 0.1 quantile of κ_a
-            over held-out items, or 0 if first hits are not wrong more often below that quantile.
+        ambiguous_below: () an item with a smaller κ_a could be several things: the 0.1 quantile of κ_a over held-out
+            items, or 0 if first hits are not wrong more often below that quantile.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -135,7 +135,7 @@ class Ambiguity:
 
     @without_autocast()
     def __call__(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """The embeddings with κ combined from κ_e, κ_a and p_known; the old κ becomes `kappa_epistemic`, κ_e."""
+        """The embeddings with a κ combined from κ_e, κ_a and p_known; κ_e, the old κ, becomes `kappa_epistemic`."""
         least, most = KAPPA_RANGE
         dimension, dtype = embeddings.dimension, embeddings.kappa.dtype
         aleatoric = self.head(features, embeddings.mean)
@@ -157,7 +157,7 @@ class Ambiguity:
         )
 
     def doubts(self, embeddings: Embeddings) -> list[Doubt]:
-        """Doubt about each item, in words; empty for a known, unambiguous item.
+        """Why each item is uncertain, in words; empty for a known, unambiguous item.
 
         Raises:
             ValueError: for embeddings without `p_known` and `kappa_aleatoric`.
@@ -192,9 +192,9 @@ class Ambiguity:
 def match_loss(
     kappa: Float[Tensor, "*B N"], cosine: Float[Tensor, "*B N"], count: Float[Tensor, "*B N"], dimension: int
 ) -> Float[Tensor, "*B"]:
-    """−mean over pairs of an item a and its match p of [log C_D(κ_a) + κ_a n_a·n_p]: a proper score of κ_a.
+    """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
 
-    C_D normalises the von Mises-Fisher density. Each item contributes by the number and the mean cosine of its pairs.
+    This is minus the mean log density of matches, a proper score of κ_a; C_D normalises the von Mises-Fisher density.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.
@@ -214,7 +214,7 @@ def match_loss(
 
 
 def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
-    """(Q,) mean cosines of queries with their matches, 0 without a match, and (Q,) numbers of matches; float64."""
+    """Mean cosine of each query to its matches, 0 without a match, and number of its matches; float64."""
     unit = F.normalize(mean.double())
     gallery = unit[relevance.candidates.to(unit.device)]
     cosines, counts = [], []
@@ -231,7 +231,7 @@ def match_cosines(mean: Float[Tensor, "N D"], relevance: Relevance) -> tuple[Flo
 
 
 def check_enough(relevance: Relevance) -> None:
-    """Reject data with fewer than 20 items that have a match."""
+    """Raise a `ValueError` for data with fewer than 20 items that have a match."""
     n_matched = int((relevance.count() > 0).sum())
     if n_matched < LEAST_ITEMS:
         raise ValueError(
@@ -257,10 +257,10 @@ def learn(
 
     Args:
         features, mean: (N, P) features and (N, D) retrieved directions.
-        relevance: which items match; learning uses its queries.
-        reference: features and directions of O further known items, to be neighbours too.
+        relevance: which items match; κ_a and p_known are fitted to the queries in it.
+        reference: features and directions of O further known items, which are neighbours, too.
         kappa_head: a trained head that computes κ_a; by default κ_a is learnt from neighbours.
-        seed: of the folds, the principal components and the bootstrap.
+        seed: seed of the folds, the principal components and the bootstrap.
 
     Raises:
         ValueError: for features or directions that are not finite, fewer than 20 items with a match, D below 2, or a
@@ -311,8 +311,7 @@ def _widest(
 ) -> int:
     """Index of the widest p_known whose AUSC is within one standard error of the best, by a paired bootstrap.
 
-    A wide p_known drops under more kinds of corruption. A narrow p_known is near 1 for ordinary items, so that κ_a
-    orders them.
+    A wide p_known drops under more kinds of corruption. A narrow one is near 1 for ordinary items, so κ_a orders them.
     """
     doubts = [-(p_known(scores, each.thresholds, each.widths) * resultant).cpu() for each in typicalities]
     correct = correct.cpu()
@@ -339,10 +338,9 @@ def _neighbour_cosine(cosines: Float[Tensor, "N O"], sharpness: Tensor | float) 
 def _learn_concentration(
     mean: Tensor, queries: Tensor, cosine: Tensor, count: Tensor, reference: Tensor | None
 ) -> tuple[NeighbourConcentration, Tensor]:
-    """The fitted function, and κ_a of each query without itself among the neighbours.
+    """The fitted function, and κ_a of each query from its neighbours, without the query itself.
 
-    For each sharpness, weighted least squares fit a and b ≥ 0 to the mean cosine of the matches. The sharpness of least
-    `match_loss` is chosen.
+    For each sharpness, weighted least squares fit a and b ≥ 0 to the matches' mean cosines; least `match_loss` decides.
     """
     known = mean if reference is None else torch.cat([mean, reference.to(mean)])
     found = torch.empty(len(SHARPNESS), len(queries), dtype=torch.float64, device=mean.device)
@@ -364,7 +362,7 @@ def _learn_concentration(
 
 
 def _ambiguous_below(kappa: Tensor, correct: Tensor) -> Tensor:
-    """The 0.1 quantile of κ_a; 0 unless first hits are wrong more often below it (hypergeometric test at 0.05)."""
+    """The 0.1 quantile of κ_a, if first hits are wrong more often below it (hypergeometric test at 0.05), else 0."""
     from scipy.stats import hypergeom
 
     limit = kappa.quantile(_AMBIGUOUS)

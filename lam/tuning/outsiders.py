@@ -1,4 +1,4 @@
-"""Outsiders made by altering images, and the score that best separates them from the original images."""
+"""Outsiders, made by altering images, and the score that best separates outsiders from the original images."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -20,16 +20,16 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import KAPPA_RANGE
 
 CLIPPED_LIMIT = 0.5
-"""κ says little if clipped weights (weights of negative curvature) make up more than this share of the variance."""
+"""κ says little if more than this share of the variance comes from clipped weights (weights of negative curvature)."""
 
 COSINE_LIMIT = 0.9
-"""Tuning warns if the mean cosine between the network's and the samples' mean direction is lower."""
+"""Tuning warns if the mean cosine between the network's direction and the mean direction of the samples is lower."""
 
 FLAT_DECADES = 3
 """If scales this many powers of ten apart score alike, held-out data do not determine the posterior's width."""
 
 NEAR_COSINE = 0.99
-"""Least mean cosine of samples and network for a narrow posterior. On easy queries wide posteriors score as well."""
+"""In a tie, tuning prefers scales with at least this mean cosine of samples and network; easy queries cause ties."""
 
 _DEPTH = 10
 
@@ -57,7 +57,7 @@ class Trial:
 
     Attributes:
         scale: s.
-        score: log score of the votes for the first hits, averaged over queries; lower is better.
+        score: mean log score of sampled networks' votes for the first hits (`calibrate_scale`); lower is better.
         ece: retrieval ECE; lower is better.
         behind: the score minus the score of the best trial.
         error: standard error of `behind` over queries.
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def within_error(self) -> bool:
-        """Whether this scale's score is within one standard error of the best score."""
+        """Whether the score is within one standard error of the best score."""
         return self.behind <= self.error
 
 
@@ -81,7 +81,7 @@ class ReplacedCurvature:
 
     Attributes:
         curvature: its name and settings.
-        clipped_share: the share of the predictive variance that comes from clipped weights, at the best scale.
+        clipped_share: the share of the predictive variance from clipped weights, at the scale chosen for it.
         score: log score at that scale.
     """
 
@@ -98,7 +98,7 @@ class Tuning:
         likelihood_scale: the chosen scale s.
         trials: every tried s, in rising order.
         direction_cosine: at that s, the mean cosine between the network's direction and the samples' mean direction.
-        clipped_share: at that s, the share of the predictive variance that weights with a negative curvature cause.
+        clipped_share: at that s, the share of the predictive variance from clipped weights.
         n_queries: number of held-out queries.
         replaced: the posterior's earlier curvature, if it was replaced.
     """
@@ -123,13 +123,13 @@ class Tuning:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the held-out data do not determine the posterior's width."""
+        """Whether held-out data leave the posterior's width undetermined."""
         low, high = self.interval
         return math.log10(high / low) >= FLAT_DECADES or self.likelihood_scale == self.trials[-1].scale
 
     @property
     def remark(self) -> str | None:
-        """One line about a replaced curvature or an undetermined width; None without either."""
+        """One line about a replaced curvature and an undetermined width; None without either."""
         remarks: list[str] = []
         if self.replaced is not None:
             share = f"{self.replaced.clipped_share:.0%}"
@@ -176,31 +176,31 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    The share of S sampled networks that agree with a first hit counts as the probability that it is right. The log
-    score of these votes is proper. (The ECE is no substitute: with few queries, an uninformative posterior has a low
-    ECE.) The curvature h stays the same, so another s costs only sampling. Hits do not depend on s.
+    The share of S sampled networks that agree with a first hit gives the probability that the hit is right, and the log
+    score judges this probability. The log score is proper; the ECE is low for an uninformative posterior with few
+    queries. Curvature and hits are the same for every s, so another s costs only sampling.
 
-    The s of best score is chosen; in a tie, the smallest whose samples stay near the network's direction. With a fixed
-    `prior_precision`, the posterior's shape changes with s. Then the largest s within one standard error of the best
-    score is chosen, because it changes the network least.
+    The s with the best score is chosen; in a tie, the smallest s whose samples stay near the network's direction. With
+    a fixed `prior_precision`, the posterior's shape changes with s; then the largest s within one standard error of the
+    best score is chosen, because it changes the network least.
 
-    The search tries all powers of ten. It then halves the step around the best s and around both ends of the range with
-    scores within one standard error. All draws share their noise. A scale is excluded if κ of a held-out item reaches
-    the upper end of `KAPPA_RANGE`.
+    The search tries powers of ten. Then it halves the step, around the best s and around both ends of the range of s
+    within one standard error. All draws share their noise. An s at which κ of a held-out item reaches the upper end of
+    `KAPPA_RANGE` is excluded.
 
     Source: Breiman, Friedman, Olshen and Stone (1984), for the rule of one standard error.
 
     Args:
-        posterior: to tune.
+        posterior: the posterior to tune.
         batches: inputs of the posterior, such as features, for N held-out items.
         relevance: which items match.
-        n_samples: number S of sampled networks, as in the evaluation, because the ECE depends on S.
+        n_samples: number S of sampled networks; use the evaluation's, because the ECE depends on S.
         least: the smallest s tried.
         greatest: the largest s tried.
         refinements: number of times the step is halved.
 
     Raises:
-        ValueError: if no query has a match, for an empty range, or if κ is at its upper end at every s.
+        ValueError: if no query has a match, for an empty range, or if every s is excluded.
     """
     if not relevance.count().any():
         raise ValueError(f"all {len(relevance.queries)} queries lack a match: give held-out items that match others")
@@ -227,9 +227,9 @@ def calibrate_scale(
 def best_posterior(old: Tuned, others: Iterable[Tuned]) -> Tuned:
     """The best of other posteriors tuned on the same data, by log score; `replaced` then records the old curvature.
 
-    Candidates are left out if most of their variance comes from clipped weights. `old` is returned if no candidate is
-    left, or if the best one scores worse by more than the standard error. If `old` has no positive curvature, it is the
-    prior alone, and any candidate replaces it.
+    A candidate is left out if most of its variance comes from clipped weights. `old` is returned if no candidate is
+    left, or if the best candidate scores worse than `old` by more than the standard error. Any candidate replaces an
+    `old` without positive curvature, which is the prior alone.
     """
     sound = (other for other in others if other.tuning.clipped_share <= CLIPPED_LIMIT)
     new = min(sound, key=lambda other: other.tuning.chosen.score, default=old)
@@ -253,7 +253,7 @@ class _Tuner:
         self.evaluated: dict[float, tuple[Tensor, float]] = {}
 
     def search(self, low: float, high: float, refinements: int) -> list[float]:
-        """The exponents evaluated: powers of ten, then around the best and both ends of the range within its error."""
+        """The exponents that the search evaluates; `calibrate_scale` describes the search."""
         steps = max(1, round(high - low))
         step = (high - low) / steps
         grid = [low + number * step for number in range(steps + 1)]
@@ -290,7 +290,7 @@ class _Tuner:
         return Trial(10.0**exponent, float(scores.mean()), ece, *_behind(scores, self.evaluated[best][0]))
 
     def direction_cosine(self, exponent: float) -> float:
-        """Mean cosine between an item's direction by the network and the mean direction of its samples."""
+        """Mean cosine between the network's direction and the mean direction of the samples, over items."""
         predict = self._posterior(exponent).predictor(n_samples=self.n_samples, mean="sampled")
         sampled = torch.cat([predict(batch).mean for batch in self.batches])
         return float((self.own.double() * sampled.double()).sum(1).mean())
@@ -304,16 +304,13 @@ class _Tuner:
 
 
 def _behind(scores: Tensor, best: Tensor) -> tuple[float, float]:
-    """Mean over Q queries of the scores minus `best`, and its standard error."""
+    """Mean over queries of `scores` minus `best`, and the standard error of this mean."""
     behind = scores - best
     return float(behind.mean()), float(behind.var(correction=0) / max(1, len(behind) - 1)) ** 0.5
 
 
 def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> str | None:
-    """Warning with the main reason why κ is of little use; None for a useful κ.
-
-    `others`: whether posteriors with other curvatures were tried.
-    """
+    """A warning with the main reason why κ is of little use, or None; `others`: whether other curvatures were tried."""
     if tuning.clipped_share > CLIPPED_LIMIT:
         clipped = f"{tuning.clipped_share:.0%} of the posterior's variance comes from weights of negative curvature"
         if others:
@@ -337,7 +334,7 @@ def complaint(posterior: Posterior, tuning: Tuning, *, others: bool = False) -> 
 
 
 def _without_negative(posterior: Posterior) -> str:
-    """Advice to use the form of the curvature that is never negative; empty unless the curvature is contrastive."""
+    """Advice to use a form of a contrastive curvature that is never negative; empty for other curvatures."""
     curvature = posterior.curvature.curvature
     if not isinstance(curvature, ContrastiveCurvature):
         return ""

@@ -1,4 +1,4 @@
-"""Records of tensors that are moved between devices, saved and loaded as a whole."""
+"""Records of tensors, which are moved between devices, saved and loaded as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
-A single one-sided score would rate some corrupted inputs above known inputs. Noise lengthens features, blur and low
-contrast shorten them, and some corruption moves features towards the training data. So p_known combines two scores,
-learnt from known items. The first is the distance to the nearest known features. The second is two-sided: how far the
-length and evenness of the features are from their means over known items.
+p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. The
+second is two-sided: how far the shape of the features is from its mean over known items. A single one-sided score would
+rate some corrupted inputs above known inputs: noise lengthens features, blur and low contrast shorten them, and some
+corruption moves features towards the training data.
 """
 
 import math
@@ -20,11 +20,11 @@ COMPONENTS = 64
 """Greatest number of principal components for distances; ten or more items are needed for each component."""
 
 QUANTILES = 0.98, 0.99
-"""Quantiles of the distance and the shape score over known items; each, alone, gives p_known = ½."""
+"""Quantiles of the two scores, distance and shape, over known items: there one score alone gives p_known = ½."""
 
 DISTANCE_WIDTH = 1 / 20
 SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
-"""Widths of the fall of p_known, in interquartile ranges of the score; three candidates for shape, narrowest first."""
+"""Widths over which p_known falls, in interquartile ranges of the score; for shape, candidates, narrowest first."""
 
 _PCA_ITEMS = 2000
 _LEAST, _ALIKE = 1e-12, 1e-9
@@ -44,7 +44,7 @@ class Components(TensorRecord):
     axes: Float[Tensor, "q P"]
 
     def __call__(self, rows: Float[Tensor, "N P"]) -> tuple[Float[Tensor, "N q"], Float[Tensor, " N"]]:
-        """Coordinates of rows scaled to length one, and the squared length of their rest off the components."""
+        """Coordinates of rows scaled to length one, and the squared length of their rest outside the components."""
         centred = F.normalize(rows.to(self.axes)) - self.centre
         coordinates = centred @ self.axes.T
         return coordinates, (centred.square().sum(1) - coordinates.square().sum(1)).clamp(min=0)
@@ -72,7 +72,7 @@ class Typicality(TensorRecord):
 
     Attributes:
         centre, axes: `Components` of unit features.
-        reference: (O, q) coordinates of known features, for the distance to the nearest.
+        reference: (O, q) coordinates of known features.
         rest: (O,) squared length of each known feature vector outside the components.
         shape_mean: (3,) mean of `shape_of` over known items.
         shape_whitening: (3, 3) matrix that whitens deviations from `shape_mean`.
@@ -118,7 +118,7 @@ def p_known(
 def nearest_distance(
     items: tuple[Float[Tensor, "N q"], Float[Tensor, " N"]], reference: tuple[Float[Tensor, "O q"], Float[Tensor, " O"]]
 ) -> Float[Tensor, " N"]:
-    """log ½‖u − v‖² of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
+    """log ½‖u − v‖² from each of N unit rows u to the nearest of O unit rows v, both as results of `Components`.
 
     The parts outside the components count as orthogonal, which nearly holds in many dimensions.
     """
@@ -130,7 +130,7 @@ def nearest_distance(
 
 
 def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
-    """Shape of features φ, float64: log ‖φ‖; log ‖φ‖₁/‖φ‖, greatest for equal features; share of features ≤ 0.
+    """Shape of features φ: log ‖φ‖; their evenness, log(‖φ‖₁/‖φ‖); and the share of features ≤ 0. float64.
 
     Example:
         >>> shape_of(torch.tensor([[3.0, 0.0, 4.0, 0.0]]))
@@ -144,7 +144,7 @@ def shape_of(features: Float[Tensor, "N P"]) -> Float[Tensor, "N 3"]:
 def unusual(
     shape: Float[Tensor, "N 3"], mean: Float[Tensor, "3"], whitening: Float[Tensor, "3 3"]
 ) -> Float[Tensor, " N"]:
-    """Mahalanobis distance of shapes from the mean shape of known items."""
+    """Mahalanobis distance of each shape from the mean shape of known items."""
     return ((shape - mean) @ whitening).norm(dim=1)
 
 
@@ -153,7 +153,7 @@ def learn_typicality(
 ) -> tuple[list[Typicality], Float[Tensor, "N 2"]]:
     """Learn p_known from features of N known items that the network was not trained on.
 
-    Returns a `Typicality` for each of `SHAPE_WIDTHS`, and the scores of each item by a model of the other folds.
+    Returns a `Typicality` for each of `SHAPE_WIDTHS`, and the scores of each item by a model learnt on the other folds.
     `reference` (O, P) holds further known features for the distance.
     """
 

@@ -191,7 +191,7 @@ def _checked(parsed: ParsedItem, *, fuse: bool) -> ParsedItem:
 def _operation(
     parsed: ParsedItem, query: queries.Query, responder: Responder, *, uncertain: Uncertain, fuse: bool
 ) -> Item | Replace | Fuse:
-    """The operation that adds an item. Too long metadata is refused, and an uncertain item if `uncertain` says so."""
+    """The operation that adds an item; refused for metadata that are too long, or for a κ that `uncertain` refuses."""
     file = parsed.content if isinstance(parsed.content, bytes) else None
     item = query.to_item(parsed.id, label=parsed.label or "", metadata=parsed.metadata or "{}", file=file)
     if uncertain == "refuse":

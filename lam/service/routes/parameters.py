@@ -56,14 +56,14 @@ def part_answer(result: object) -> Any:
 async def read_json(
     engine: Engine, request: Request, parse: Callable[[bytes, JsonLimits], Value], *workers: Worker[Any, Any]
 ) -> Value:
-    """Parse a JSON body by `parse`. It is refused unparsed, as `busy`, if the reader or a later worker has no room."""
+    """Parse a JSON body by `parse`. If the reader or a later worker has no room, the body is refused as `busy`."""
     content_type(request.headers, JSON)
     engine.admit(engine.reader, *workers)
     return await engine.read(partial(parse, await request.body(), json_limits_of(engine)))
 
 
 async def part_of(engine: Engine, filter: str | None) -> queries.Part | None:
-    """The part of the gallery that a filter leaves; None without a filter."""
+    """The part of the gallery that passes a filter; None without a filter."""
     if filter is None:
         return None
     engine.admit(engine.filterer)

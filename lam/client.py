@@ -133,7 +133,7 @@ class Client:
         self, content: Query, *, id: str | None = None, label: str | None = None, metadata: Json | None = None,
         uncertain: str = "keep", fuse: bool = False,
     ) -> Item:  # fmt: skip
-        """Add an item, replace the item with this id, or `fuse` content into it; without an id, one is computed."""
+        """Add an item, replace the item with this id, or fuse into this item; by default the content gives the id."""
         body = content if metadata is None else {**_part(content), "metadata": metadata}
         method, path = ("POST", "/v1/items") if id is None else ("PUT", _path(id))
         return _of(Item, self._ask(method, path, body, label=label, uncertain=uncertain, fuse=str(fuse).lower()))

@@ -23,7 +23,7 @@ STOPPED, READER_GONE = 130, 141  # the shell's exit statuses for SIGINT and SIGP
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0, 1 for an error, 130 for Ctrl-C, 141 for a broken pipe. Wrong usage exits (2)."""
+    """Run the command line; returns 0, 1 (error), 130 (Ctrl-C) or 141 (broken pipe). Wrong usage exits with 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a terminal may lack letters of a file name
     try:

@@ -18,7 +18,7 @@ DEMOS = {
     "text": ("docstrings", "laplace_posthoc"),
     "images": ("spots", "laplace_posthoc"),
 }
-_DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # three, as in the paper, know drawn digits less well
+_DEMO_OPTIONS = {"digits": ["--network.dimension=8"]}  # with the paper's 3, drawn digits are recognised less well
 _DEMO_TARGETS = {"far": 0.01, "ood": 0.05}  # the demo's 289 held-out digits are enough for these
 HEADLINES = {
     "retrieval": ("recall@1", "map@5"),

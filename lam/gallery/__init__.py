@@ -5,7 +5,7 @@ filters, groups     conditions on items; hits by label
 embed, shards       embedding images and texts; files of embeddings
 image_list, enrolment   lists of images; items from embedded images
 store, transaction, database   the items in SQLite, their transactions, and SQLite's errors
-snapshot, replica   items that another process may change: as of one moment, or always the present ones
+snapshot, replica   items that another process writes: as they were at one moment, or as they are now
 local_index, remote_index, gallery   the index in this process or in Milvus; the store with its index
 decide              decisions from hits
 damaged, refusal    damaged image files; refused operations

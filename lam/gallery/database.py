@@ -57,7 +57,7 @@ def explain_errors(path: Path, *, remedy: str = "restore it from a copy") -> Ite
 
 @contextmanager
 def refuse_locked() -> Iterator[None]:
-    """Within the context, an error because another process has the lock becomes a refusal, `busy`."""
+    """Within the context, another process's lock becomes a refusal, `busy`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -68,7 +68,7 @@ def refuse_locked() -> Iterator[None]:
 
 @contextmanager
 def refuse_unstored() -> Iterator[None]:
-    """Within the context, an error of SQLite becomes a refusal: `busy` if another process has the lock, else `full`."""
+    """Within the context, an error of SQLite becomes a refusal: `busy` for another process's lock, else `full`."""
     try:
         with refuse_locked():
             yield

@@ -4,7 +4,7 @@ A filter is an object with lists of conditions: all of `must` hold, at least one
 condition is another filter, or one of
 
     {"key": FIELD, "match": {"value": V}}       equal to V: a text, a number or a boolean
-    {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of them
+    {"key": FIELD, "match": {"any": [V, ...]}}    equal to one of these
     {"key": FIELD, "match": {"except": [V, ...]}}   a value other than these
     {"key": FIELD, "range": {"gte": A, "lt": B}}  a number in the range: gt, gte, lt, lte
     {"is_empty": {"key": FIELD}}                missing, null or []

@@ -32,7 +32,7 @@ _TYPES = (
 _HEAD = struct.Struct("<dqdd???9q")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # terminals obey these; tabs and line breaks pass
 _PART = re.compile(r"(?!\.{1,2}$)(?! )[\w .:@+=-]+(?<! )")
-_ENDS = ("search", "thumbnail")  # of addresses below an item's
+_ENDS = ("search", "thumbnail")  # last parts of the addresses below an item's address
 
 
 @dataclass(frozen=True)

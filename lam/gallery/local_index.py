@@ -62,7 +62,7 @@ class LocalIndex:
         return len(self.index)
 
     def search(self, queries: Embeddings, k: int, among: Int64[np.ndarray, " G"] | None = None) -> Hits:
-        """Hits of the k nearest items of each query, by key of the store; `among` limits the search to these keys."""
+        """The k nearest items of each query, as hits whose ids are keys of the store; `among`: the keys to search."""
         with self._lock:
             return self.index.search(queries, k, among=among)
 
@@ -79,7 +79,7 @@ class LocalIndex:
         self.index.sweep(self._lock)
 
     def close(self) -> None:
-        """Write the cache, unless the index is flat."""
+        """Write the cache, unless the index is flat or still holds removed vectors."""
         with self._lock:
             self._save()
 

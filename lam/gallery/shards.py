@@ -2,7 +2,7 @@
 
 paths, labels (N,) text      ids, positions (N,) int64: hash of the content; position in the unsharded list
 mean (N, D)                  kappa, variance, resultant (N,)
-shard (2,) i and n           total (): items of the folder    listing (): hash of its names
+shard (2,) i and n           total (): number of all items    listing (): hash of their names
 encoder (): fingerprint      mean_samples (): samples averaged in each mean; 0 if the means are not averages
 facts (bytes,) uint8         JSON, a list of N objects with id and metadata, if there are any
 skipped (M,) int64           positions of damaged images, if there are any

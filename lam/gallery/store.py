@@ -25,7 +25,7 @@ from lam.utils.files import CorruptFileError, check_format, write_text
 
 FORMAT = 1
 FILE, MARK, CACHE = "items.sqlite", "items.made", "index"
-FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # facts
+FACTORY, MEAN_SAMPLES = "factory", "mean_samples"  # names of facts: values that are stored beside the items
 MISSING = "{} is missing or empty: restore it from a copy, or create it with `lam index`"
 _MARK_TEXT = f"{FILE} was created here. If it is missing or empty, its items were lost.\n"
 _PAGE = 2**14  # bytes: several vectors share a page
@@ -271,7 +271,7 @@ class ItemStore:
             return reader.execute("PRAGMA data_version").fetchone()[0]
 
     def fact(self, name: str) -> str | None:
-        """The value of a fact, which is stored beside the items, or None."""
+        """The value of a fact, or None."""
         with self._read() as reader:
             row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
@@ -286,7 +286,7 @@ class ItemStore:
 
         Args:
             operations: operations, applied in this order.
-            facts: values to store beside the items, by name.
+            facts: facts to store, by name.
 
         Returns:
             The effect of each operation, or its refusal.

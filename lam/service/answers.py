@@ -82,7 +82,7 @@ class Responder:
         if (calibration := self._calibration_of(part)) is None:
             return []
         features = [query.features for query in queries if query.features is not None]
-        # a query that is an item is not among its hits, so their number may be one below the size of the gallery
+        # the number of hits stands for the gallery's size: hits leave the query out if it is an item
         decisions, unseen = decide(
             calibration,
             Embeddings.concatenate([query.embedding for query in queries]),

@@ -115,7 +115,7 @@ def pair_of(body: bytes, limits: JsonLimits) -> list[Query | bytes | str]:
 
 @dataclass(frozen=True)
 class ParsedItem:
-    """The item of a body; `content` is a result of `query_of`, `metadata` is JSON without the text, else None."""
+    """The item of a body; `content` is a result of `query_of`, `metadata` JSON without the text. Missing: None."""
 
     content: Query | str | bytes
     id: str | None = None

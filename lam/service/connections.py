@@ -36,7 +36,7 @@ class OpenConnections:
         self._most, self._of_client = most, most if of_client is None else of_client
         self._open: set[Connection] = set()
         self._of: Counter[str] = Counter()
-        self._waiting: dict[Connection, None] = {}  # the longest idle one first
+        self._waiting: dict[Connection, None] = {}  # idle for longest first
         self._refused: set[Connection] = set()
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def eof_received(self) -> Any:
-        """Keep the connection until its request is answered, as waiting for its client, because that may be gone."""
+        """Keep the connection until its request is answered, and count it as waiting: its client may be gone."""
         self._no_more_comes = True
         self._follow()
         return self._is_answering

@@ -1,4 +1,4 @@
-"""The service without HTTP: `Engine` answers images, texts and embeddings through batching workers.
+"""The service without HTTP: `Engine` answers images, texts and embeddings, by workers that do jobs in batches.
 
 Each kind of work has its own thread, so no kind waits for another: listing the gallery, reading JSON and items,
 decoding, the network, filters, searches, writes, feedback and backups.

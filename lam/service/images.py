@@ -1,6 +1,6 @@
 """Reads the image in the body of a request: the first frame of a JPEG, PNG or WebP file, upright.
 
-Errors do not quote decoders. `lam.inputs` turns images into inputs and thumbnails.
+Error messages do not quote decoders. `lam.inputs` turns images into inputs and thumbnails.
 """
 
 import io

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 _PIECE = 2**16
 _ADDRESS = re.compile(rb"https?://(?P<host>[^/]*)(?P<path>.*)", re.IGNORECASE | re.DOTALL)
-_CHEAP_A_SECOND = 30  # undelayed requests of one connection that need no worker
-_PAUSE = 0.05  # delay of further ones in seconds: workers run meanwhile
-_NEW_A_SECOND = 100  # undelayed connections of one address that begin with such a request
-_NEW_PAUSE = 0.02  # delay of further ones in seconds: short, as a health check may come from the same address
+_CHEAP_A_SECOND = 30  # requests without a worker that one connection may send undelayed
+_PAUSE = 0.05  # delay of further requests in seconds: workers run meanwhile
+_NEW_A_SECOND = 100  # connections of one address that may begin with a request without a worker undelayed
+_NEW_PAUSE = 0.02  # delay on further connections in seconds: short, as a health check may come from the same address
 _PAUSED = (401, 403, 503)  # statuses after which clients try again at once
 _METHOD = 16  # characters of a method in the log
 _LOG = logging.getLogger(__name__)

@@ -125,8 +125,8 @@ class Ambiguity:
     Attributes:
         head: computes κ_a.
         typicality: computes p_known.
-        ambiguous_below: () an item with a smaller κ_a could be several things: the 0.1 quantile of κ_a over held-out
-            items, or 0 if first hits are not wrong more often below that quantile.
+        ambiguous_below: () least κ_a of an unambiguous item: the 0.1 quantile of κ_a over held-out items, or 0 if first
+            hits are not wrong more often below that quantile.
     """
 
     head: NeighbourConcentration | TrainedHead
@@ -194,7 +194,7 @@ def match_loss(
 ) -> Float[Tensor, "*B"]:
     """−mean of [log C_D(κ_a) + κ_a n·m] over pairs of an item with direction n and a match with direction m.
 
-    This is minus the mean log density of matches, a proper score of κ_a; C_D normalises the von Mises-Fisher density.
+    C_D normalises the von Mises-Fisher density, so this is minus the mean log density of matches, a proper score.
 
     Source: Li et al. (2021), "Spherical confidence learning for face recognition", equation 8, with matches instead of
     class centres.

@@ -176,9 +176,9 @@ def calibrate_scale(
 ) -> Tuned:
     """Choose the likelihood scale s by the log score of votes on held-out in-distribution data.
 
-    The share of S sampled networks that agree with a first hit gives the probability that the hit is right, and the log
-    score judges this probability. The log score is proper; the ECE is low for an uninformative posterior with few
-    queries. Curvature and hits are the same for every s, so another s costs only sampling.
+    The share of S sampled networks that agree with a first hit gives the probability that the hit is right. The log
+    score of this probability is proper; with few queries, the ECE can prefer an uninformative posterior. Curvature and
+    hits are the same for every s, so another s costs only sampling.
 
     The s with the best score is chosen; in a tie, the smallest s whose samples stay near the network's direction. With
     a fixed `prior_precision`, the posterior's shape changes with s; then the largest s within one standard error of the

@@ -1,9 +1,9 @@
 """`Typicality`: the probability p_known that an input is of a known kind, from its features.
 
 p_known combines two scores, learnt from known items. The first is the distance to the nearest known features. The
-second is two-sided: how far the shape of the features is from its mean over known items. A single one-sided score would
-rate some corrupted inputs above known inputs: noise lengthens features, blur and low contrast shorten them, and some
-corruption moves features towards the training data.
+second is two-sided: how far the shape of the features (`shape_of`) is from its mean over known items. A single
+one-sided score would rate some corrupted inputs above known inputs: noise lengthens features, blur and low contrast
+shorten them, and some corruption moves features towards the training data.
 """
 
 import math
@@ -20,11 +20,11 @@ COMPONENTS = 64
 """Greatest number of principal components for distances; ten or more items are needed for each component."""
 
 QUANTILES = 0.98, 0.99
-"""Quantiles of the two scores, distance and shape, over known items: there one score alone gives p_known = ½."""
+"""Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
 
 DISTANCE_WIDTH = 1 / 20
 SHAPE_WIDTHS = 1 / 5, 1 / 2, 1.0
-"""Widths over which p_known falls, in interquartile ranges of the score; for shape, candidates, narrowest first."""
+"""The widths w_j of `Typicality`, in interquartile ranges of the score; three candidates for shape, narrowest first."""
 
 _PCA_ITEMS = 2000
 _LEAST, _ALIKE = 1e-12, 1e-9

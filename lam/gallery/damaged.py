@@ -55,7 +55,7 @@ def read_images(
 
 @dataclass
 class DamagedFiles:
-    """The damaged files found so far, and what to do about them.
+    """The damaged files so far, and how to treat them.
 
     Attributes:
         listed: CSV file for the list, with columns path and reason; None for no list.

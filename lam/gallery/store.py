@@ -200,7 +200,7 @@ class ItemStore:
             return [row[0] for row in reader.execute("SELECT key FROM items").fetchall()]
 
     def items_of(self, keys: Iterable[int]) -> dict[int, Item]:
-        """Items by key, for up to about a thousand keys; missing keys are left out."""
+        """Items by key; missing keys are left out."""
         return {key: Item.of_row(row) for key, *row in self._of_keys(COLUMNS, keys)}
 
     def get(self, item_id: str) -> Item | None:

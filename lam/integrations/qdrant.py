@@ -1,7 +1,7 @@
 """Qdrant: calibrate on an existing collection, and decide on its hits.
 
 The collection must search by cosine, and have a label in each payload. A calibration does not hold for a part of the
-collection, so `QdrantGallery` does not filter. `lam.retrieval.decisions.judge` says what hits must satisfy.
+collection, so `QdrantGallery` does not filter. `lam.retrieval.decisions.judge` has the requirements on hits.
 """
 
 import warnings

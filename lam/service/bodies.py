@@ -136,7 +136,7 @@ def items_of(body: bytes, limits: JsonLimits) -> list[ParsedItem | ServiceError]
 
 
 def patch_of(body: bytes, limits: JsonLimits) -> tuple[str | None, dict[str, Any]]:
-    """The new label (None keeps the old one) and the new metadata in a JSON body, which must have one of them."""
+    """The new label (None keeps the old one) and the new metadata in a JSON body, which must have label or metadata."""
     patch = validate(_content(body, limits), PatchRequest)
     if not patch:
         raise ServiceError(422, "the body changes nothing", allowed=schema_of(PatchRequest)["properties"])
@@ -200,7 +200,7 @@ def _content(body: bytes, limits: JsonLimits, parts: int = 1) -> Any:
 
 
 def _colons_in(content: Any) -> int:
-    """Number of colons that JSON with this content must have: one after each name, and those within texts."""
+    """Number of colons that JSON with this content must have: one after each name, and the colons within texts."""
     if isinstance(content, str):
         return content.count(":")
     if isinstance(content, dict):

@@ -178,7 +178,7 @@ class Limits:
                 self._log.note(seconds, **trace.facts)
 
     def _pause(self, scope: Scope, *, is_cheap: bool) -> float:
-        """Seconds to delay a request that needs no worker; 0 unless its connection or address sent too many of them."""
+        """Seconds to delay a request that needs no worker; 0 unless its connection or address has sent many of them."""
         if not is_cheap and scope["path"].startswith(GUARDED) and scope["path"] not in OPEN_PATHS:
             return 0.0
         if (second := int(time.monotonic())) != self._second:

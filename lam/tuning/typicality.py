@@ -17,7 +17,7 @@ from torch import Tensor
 from lam.tuning.tensors import TensorRecord
 
 COMPONENTS = 64
-"""Greatest number of principal components for distances; ten or more items are needed for each component."""
+"""Greatest number of principal components for distances; there is one for every ten items, and at least one."""
 
 QUANTILES = 0.98, 0.99
 """Quantiles of the two scores, distance and shape, over known items: the thresholds t_j of `Typicality`."""
@@ -51,7 +51,7 @@ class Components(TensorRecord):
 
     @staticmethod
     def of(rows: Float[Tensor, "N P"], most: int, *, seed: int) -> "Components":
-        """Fit up to `most` components to at most 2,000 random rows; ten or more rows are needed for each component."""
+        """Fit up to `most` components to at most 2,000 random rows: one for every ten rows, and at least one."""
         from sklearn.decomposition import PCA
 
         chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:_PCA_ITEMS]

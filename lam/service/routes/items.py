@@ -219,7 +219,7 @@ async def _enrol(
 async def _enrol_batch(
     engine: Engine, parsed: Sequence[ParsedItem | ServiceError], *, on_error: OnError, uncertain: Uncertain, fuse: bool
 ) -> Response:
-    """Add or fuse the items of a batch; `on_error` says what a bad item prevents."""
+    """Add or fuse the items of a batch; `on_error` says whether a bad item prevents the others."""
     entries = [attempt(partial(_checked, part, fuse=fuse)) if isinstance(part, ParsedItem) else part for part in parsed]
     contents = [entry.content if isinstance(entry, ParsedItem) else entry for entry in entries]
     embedded = await engine.embed_all(contents, with_thumbnail=True)

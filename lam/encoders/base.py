@@ -1,4 +1,4 @@
-"""`Encoder`: the result of every method, and its interface to index, metrics, report and service."""
+"""`Encoder`: the result of every method, and the input of index, metrics, report and service."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -37,10 +37,10 @@ class Prediction:
     """Features, embeddings and samples of N inputs, from one pass.
 
     Attributes:
-        features: (N, P) inputs of the head, from which the OOD scores `knn` and `norm` are computed.
+        features: (N, P) inputs of the head.
         embeddings: embeddings of the N inputs.
-        samples: (S, N, D) unit vectors. Those of one s are comparable across items: all come from one sampled network,
-            or each is a draw from its item's distribution. None if not requested, or if the method has no samples.
+        samples: (S, N, D) unit vectors. In each samples[s], all items share one sampled network, or each item has a
+            draw from its own distribution. None if not requested, or if the method has no samples.
     """
 
     features: Float[Tensor, "N P"]
@@ -59,7 +59,7 @@ class Prediction:
 
 
 Predictor = Callable[[Any, int], Prediction]
-"""Maps a batch of inputs, and the position of its first item in the pass, to its prediction."""
+"""Function from a batch of inputs, and the position of the first input in the pass, to a prediction."""
 
 Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject typing.Self
 
@@ -67,23 +67,23 @@ Same = TypeVar("Same", bound="Encoder")  # the type checks of test runs reject t
 class Encoder(ABC):
     """Map inputs to embeddings, each with a concentration κ.
 
-    Threads may share encoders. Within a process, lam runs one network at a time, because it adds hooks and changes
-    modes. It is not safe to train a network in another thread at the same time.
+    Threads may share encoders: a process runs one network at a time, because each pass adds hooks and changes modes.
+    Do not train a network while another thread uses it.
 
     Attributes:
         kind: name of the class for `lam.load`.
-        has_kappa: whether κ has a meaning; for encoders without uncertainty, only after `learn_ambiguity`.
-        keeps: names of constructor arguments that are also attributes, and that `save` writes as JSON or tensors.
-        ambiguity: the learnt model of κ_a and p_known; None before `learn_ambiguity`.
+        has_kappa: whether κ is informative; for an encoder without uncertainty, only after `learn_ambiguity`.
+        keeps: names of the constructor arguments that are attributes and that `save` writes.
+        ambiguity: model of κ_a and p_known (see `learn_ambiguity`); None until it is learnt.
 
     Args:
         network: any module; None if inputs are features.
         head: path of the network's last linear layer, or `lam.models.head.ADDED` for a layer after the network.
         relation: what makes two items match.
         preprocessing: turns an image file into an input, if known.
-        ood_score: score that marks an input as out of distribution: `kappa`, or `knn` if κ cannot tell.
-        n_samples: default number S ≥ 2 of samples behind each κ. It is saved, because a threshold on κ is valid only
-            for the S it was set with.
+        ood_score: score for OOD detection: `kappa`, or `knn`, the distance to training features.
+        n_samples: default number S ≥ 2 of samples behind each κ. `save` keeps S, because a threshold on κ is valid
+            for one S only.
         trained_on: hashes of some training items; see `lam.encoders.seen`.
 
     Raises:
@@ -131,16 +131,16 @@ class Encoder(ABC):
 
     @abstractmethod
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """Return a function that predicts a batch. Noise that all batches share is drawn only once, in this call.
+        """A function that predicts batches. This call draws the noise that all batches share.
 
         Args:
             n_samples: S ≥ 2 samples behind each κ, for methods that draw.
-            joint: also draw samples that are comparable across items.
+            joint: also return `Prediction.samples`.
         """
 
     @classmethod
     def restored(cls: type[Same], saved: SavedEncoder) -> Same:
-        """A saved encoder; its settings and tensors are arguments of the constructor."""
+        """An encoder from the contents of its folder."""
         own: dict[str, Any] = {**saved.settings, **saved.tensors}
         return cls(saved.network, saved.head, **own, **base_arguments(saved))
 
@@ -148,7 +148,7 @@ class Encoder(ABC):
         """Move the encoder's network and tensors to a device, in place.
 
         Raises:
-            ValueError: for a dtype: a posterior in half precision would lose its curvature.
+            ValueError: for a dtype; half precision would destroy the curvature of a posterior.
         """
         if isinstance(device, torch.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
@@ -168,12 +168,12 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Prediction:
-        """Features, embeddings and, with `joint`, samples of inputs, from one pass.
+        """Features and embeddings of inputs, from one pass.
 
         Args:
             inputs: a batch, or a loader of batches, with or without targets.
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
-            joint: also draw samples that are comparable across items.
+            joint: also return `Prediction.samples`.
             progress: show a progress bar on standard error.
 
         Raises:
@@ -195,11 +195,11 @@ class Encoder(ABC):
 
         Args:
             loader: batches, each with labels or positions.
-            purpose: what needs the targets; the error for a batch without them says it.
+            purpose: the work that needs targets, for the error message about a batch without targets.
             n_samples, joint, progress: as in `predict`.
 
         Raises:
-            ValueError: as `predict`, and for a batch without a target for each item.
+            ValueError: as `predict`; also for items without a target.
         """
         targets: list[Any] = []
 
@@ -222,20 +222,20 @@ class Encoder(ABC):
         return Embeddings.concatenate([part.embeddings for part in parts])
 
     def n_samples_or_default(self, n_samples: int | None) -> int:
-        """The number of samples that a call uses: `n_samples`, checked to be at least 2, or the encoder's own."""
+        """`n_samples`, or by default the encoder's own number; a `ValueError` below 2."""
         check_at_least("n_samples", n_samples, 2)
         return self.n_samples if n_samples is None else n_samples
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of the method itself, for a run's `metrics.json`."""
+        """Metrics that only this kind of encoder has, by their key in a run's `metrics.json`."""
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Further constructor arguments that `save` writes as JSON."""
+        """Constructor arguments that `save` writes as JSON; by default the arguments in `keeps` except tensors."""
         return {name: value for name in self.keeps if not isinstance(value := getattr(self, name), Tensor)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that `save` writes in addition to the network."""
+        """Tensors that `save` writes beside the network; by default the tensors in `keeps`."""
         return {name: value for name in self.keeps if isinstance(value := getattr(self, name), Tensor)}
 
     def predict_batches(
@@ -246,7 +246,7 @@ class Encoder(ABC):
         joint: bool = False,
         progress: bool = False,
     ) -> Iterator[Prediction]:
-        """Prediction of each batch, for inputs too large for memory; arguments and errors as in `predict`."""
+        """The prediction of each batch, one at a time to save memory; arguments and errors as in `predict`."""
         predict, n_items = self.predictor(n_samples=self.n_samples_or_default(n_samples), joint=joint), 0
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             prediction = predict(split_batch(batch)[0], n_items)
@@ -257,7 +257,7 @@ class Encoder(ABC):
             raise ValueError(NO_INPUTS)
 
     def with_ambiguity(self, features: Float[Tensor, "N P"], embeddings: Embeddings) -> Embeddings:
-        """Embeddings with κ from its three parts; unchanged if the encoder has not learnt its ambiguity."""
+        """Embeddings with κ from κ_e, κ_a and p_known; unchanged before `learn_ambiguity`."""
         return embeddings if self.ambiguity is None else self.ambiguity(features, embeddings)
 
     @torch.inference_mode(False)
@@ -273,20 +273,20 @@ class Encoder(ABC):
     ) -> None:
         """Learn from held-out items how close an item lies to its matches (κ_a), and whether it is known (p_known).
 
-        The κ of every embedding then joins three parts, and is small if any part is small. Embeddings store the parts:
-        `kappa_epistemic` (κ_e, the κ so far), `kappa_aleatoric` (κ_a) and `p_known`. Directions, posterior and samples
-        stay the same. `lam.tuning.ambiguity` has the formula.
+        From then on, the κ of an embedding combines three parts: κ_e (the κ before this call), κ_a and p_known. If one
+        part is small, κ is small. Embeddings store the parts as `kappa_epistemic`, `kappa_aleatoric` and `p_known`.
+        Directions, posterior and samples stay the same. `lam.tuning.ambiguity` has the formula.
 
         Args:
-            held_out: items that the network was not trained on, because training items lie closer to their matches.
-            reference: further batches of known items, such as training items, from which neighbours may come.
-            kappa_head: a κ head trained on features of the same network. It computes κ_a, and only p_known is learnt.
+            held_out: items that the network was not trained on; training items lie closer to their matches.
+            reference: further known items, such as training items; an item's neighbours may come from them.
+            kappa_head: a trained κ head of the same network. The head computes κ_a, and only p_known is learnt.
             seed: seed of all draws.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or the
-                κ head of another network.
+            ValueError: for data without labels, features that are not finite, fewer than 20 items with a match, or a
+                κ head for another number of features.
         """
         held_out = HeldOut.of(held_out)
         remembered = HashedBatches(as_batches(held_out.batches, labelled=True))
@@ -309,7 +309,7 @@ class Encoder(ABC):
         self.has_kappa = True
 
     def save(self, folder: str | Path) -> None:
-        """Write the encoder to a folder as safetensors and JSON with a manifest; an encoder there is replaced.
+        """Write the encoder to a folder as safetensors, JSON and a manifest; this replaces an encoder in the folder.
 
         Raises:
             ValueError: if the folder holds other files, such as a run or an index.
@@ -333,7 +333,7 @@ class Encoder(ABC):
 
 
 def base_arguments(saved: SavedEncoder) -> dict[str, Any]:
-    """Arguments of `Encoder` from a saved encoder."""
+    """The arguments that every `Encoder` takes, from a saved encoder."""
     return {
         "relation": Relation(**saved.relation),
         "preprocessing": None if saved.preprocessing is None else preprocessing_from_json(saved.preprocessing),
@@ -349,5 +349,5 @@ def directions_of(rows: Float[Tensor, "*B P"]) -> Float[Tensor, "*B P"]:
 
 
 def at_least_float32(output: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
-    """A network's output in float32 or wider, because sums and quotients in half precision lose digits."""
+    """A network's output in float32 or wider; sums and quotients in half precision lose digits."""
     return output.to(torch.promote_types(output.dtype, torch.float32))

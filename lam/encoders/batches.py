@@ -1,4 +1,4 @@
-"""Batches of a loader, with or without targets, and `HeldOut`: batches for evaluation, tuning and learning."""
+"""Batches of a loader, and `HeldOut`: batches for evaluation, tuning and learning."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,15 +50,15 @@ def labelled_batches(loader: Iterable[Batch], purpose: str) -> Iterator[tuple[An
 
 
 def as_batches(inputs: Batch | Iterable[Batch], *, labelled: bool = False) -> Iterable[Batch]:
-    """The batches of a loader; a single batch becomes the only one.
+    """The batches of a loader, or a list of one batch.
 
     Args:
         inputs: a loader, or one batch. Two tensors of equal length are inputs and targets if the second has fewer
             axes; otherwise they are two batches.
-        labelled: whether every batch has targets; two tensors are then one batch.
+        labelled: whether every batch has targets; two tensors of equal length are then one batch.
 
     Raises:
-        ValueError: for a data set, because its items are not batches, or for an object that is not iterable.
+        ValueError: for a data set (its items are not batches), a string, or an object that is not iterable.
     """
     if isinstance(inputs, Tensor | Mapping) or hasattr(inputs, "__array_interface__"):  # or an array or PIL image
         return [inputs]
@@ -87,8 +87,8 @@ class HeldOut:
     Attributes:
         batches: (inputs, labels) or, for places, (inputs, positions).
         is_query: (N,) True for queries, False for the gallery. By default every item is both.
-        relevant_within: for places, the greatest distance of a match in metres; by default as in training.
-        soft_labels: (N, C) the shares of people who chose each class for an item.
+        relevant_within: for places, the greatest distance of a match in metres; by default the training's.
+        soft_labels: (N, C) the share of people who chose each class for an item.
 
     Example:
         >>> items, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])

@@ -61,11 +61,10 @@ class BayesianEncoder(Encoder):
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
         relation: what makes two items a positive or a negative pair.
-        mean: `network` for the direction of the network's output, which no posterior changes; `sampled` for the mean
-            direction of the samples, as in the paper.
-        common: `preprocessing`, `ood_score` and `n_samples` of `Encoder`.
+        mean: directions of embeddings: `network` for the network's output, which no posterior changes; `sampled` for
+            the mean direction of the samples, as in the paper.
         tuning: the trials of the last `tune`, if any.
-        recommendation: the result of the last `recommend` since the last tuning, if any.
+        recommendation: the result of the last `recommend`; None after `tune`.
     """
 
     kind = "laplace"
@@ -98,11 +97,11 @@ class BayesianEncoder(Encoder):
         """Inputs of the head (N, P), on the network's device, float32 or wider.
 
         Args:
-            inputs: a batch, or a loader of batches, with or without targets; features if there is no network.
+            inputs: as in `predict`; features if there is no network.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for features that are not finite; it names the first row.
+            ValueError: naming the first row of features that are not finite.
         """
         parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
@@ -110,7 +109,7 @@ class BayesianEncoder(Encoder):
         return torch.cat(parts)
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches, with κ from marginal samples and joint samples from sampled last layers."""
+        """A function that predicts batches; κ comes from marginal samples, joint samples from sampled last layers."""
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
 
@@ -122,7 +121,7 @@ class BayesianEncoder(Encoder):
         return predict
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
-        """Metrics of curvature, tuning and recommendation, and the share of the variance from clipped curvature."""
+        """Metrics of tuning, recommendation and curvature, and the share of the variance from clipped curvature."""
         return {
             **({} if self.tuning is None else self.tuning.metrics()),
             **({} if self.recommendation is None else self.recommendation.metrics()),
@@ -138,24 +137,24 @@ class BayesianEncoder(Encoder):
         alternatives: Iterable[Posterior] = (),
         **options: Any,
     ) -> None:
-        """Choose the likelihood scale or the prior precision; the curvature h stays the same.
+        """Choose the likelihood scale s or the prior precision α; the curvature stays the same.
 
-        `calibration` chooses the likelihood scale s with the best score on held-out in-distribution data; see
+        `calibration` chooses the s with the best score on held-out in-distribution data; see
         `lam.tuning.scale.calibrate_scale`.
-        `marginal_likelihood` keeps s, and maximises the Laplace evidence over the prior precision α without data. It
-        cannot choose s, because that would need the normalisers of the loss's densities.
+        `marginal_likelihood` maximises the Laplace evidence over α. It uses no held-out data and keeps s: a choice of s
+        would need the normalisers of the loss's densities.
 
         Args:
-            held_out: items with labels; never the test data.
+            held_out: items with labels, outside the test data.
             by: the criterion.
-            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. They are tuned
-                too if most of the predictive variance comes from clipped weights; the best posterior is taken.
-            options: `calibration` takes the options of `lam.tuning.scale.calibrate_scale`: `n_samples`, by default the
-                encoder's own number, `least`, `greatest` and `refinements`. `marginal_likelihood` takes `step`, the
-                size of a single move of log α towards higher evidence; by default α moves to the maximum.
+            alternatives: for `calibration`, posteriors over the same layer with non-negative curvatures. If most of the
+                predictive variance comes from clipped weights, these are tuned too, and the best posterior is kept.
+            options: `calibration` takes `n_samples` (by default the encoder's own), `least`, `greatest` and
+                `refinements` of `lam.tuning.scale.calibrate_scale`. `marginal_likelihood` takes `step`, the size of one
+                move of log α towards higher evidence; by default α moves to the maximum.
 
         Raises:
-            ValueError: for an unknown `by`, an option that the criterion does not have, or data without labels.
+            ValueError: for an unknown `by`, an option of the other criterion, or data without labels.
         """
         check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
@@ -189,17 +188,17 @@ class BayesianEncoder(Encoder):
             warnings.warn(remark, Note, stacklevel=2)
 
     def recommend(self, loader: Iterable[Batch], *, progress: bool = False) -> Recommendation:
-        """Recommend κ or variance as OOD score: the one that better separates images from outsiders made of them.
+        """Recommend κ or variance as OOD score, whichever better separates images from altered copies of them.
 
-        κ measures spread on the sphere, which is an output's variance divided by its squared length. Whether this
-        division helps depends on network and structure. `save` keeps the recommendation; `ood_score` does not change.
+        κ measures an output's variance divided by its squared length. Whether this division helps depends on the
+        network and the structure of the posterior. `ood_score` does not change.
 
         Args:
             loader: batches of held-out images (N, C, H, W), with or without targets.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for inputs other than images, or no inputs.
+            ValueError: for no inputs, or inputs that are not images.
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)
         predict, n_items = self.predictor(n_samples=self.n_samples), 0
@@ -228,12 +227,12 @@ class BayesianEncoder(Encoder):
         """Subtract the curvature of batches from the posterior, which was fitted on them.
 
         Args:
-            loader: the batches to forget, the same as in fitting. The posterior keeps sums only, so it cannot notice
-                batches that it was not fitted on.
+            loader: the batches to forget, the same as in fitting. The posterior keeps only sums, so other batches
+                raise no error.
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: for a posterior that was not fitted in batches, or if no item would remain in it.
+            ValueError: for a posterior that was not fitted in batches, for no items, or for all of its items.
         """
         old = self.posterior
         if not (old.curvature.adds_up and self.relation.in_batches):
@@ -253,7 +252,7 @@ class BayesianEncoder(Encoder):
         """An encoder of the same network, as if fitted on the batches of both encoders.
 
         Raises:
-            ValueError: if networks or settings differ, or a posterior was not fitted in batches.
+            ValueError: if networks, relations or posteriors differ, or a posterior was not fitted in batches.
         """
         if not isinstance(other, BayesianEncoder):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
@@ -282,7 +281,7 @@ class BayesianEncoder(Encoder):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weight and bias, and the sums of the curvature."""
+        """Tensors of the posterior: weight, bias and the sums of the curvature."""
         return self.posterior.tensors()
 
     @classmethod
@@ -301,13 +300,13 @@ class BayesianEncoder(Encoder):
         return encoder
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
-        """Write one `torch.export` program that maps inputs to (features, mean, κ, variance), for any batch size.
+        """Write one `torch.export` program from inputs to (features, mean, κ, variance), for any batch size.
 
-        After `learn_ambiguity`, κ combines its parts, and κ_e, κ_a and p_known follow the variance.
+        After `learn_ambiguity`, the program also returns κ_e, κ_a and p_known, after the variance.
 
         Args:
             path: the file, usually with the suffix .pt2.
-            example: (N, ...) a batch of at least 2 inputs; by default blank images of the shape of `preprocessing`.
+            example: (N, ...) a batch of at least 2 inputs; by default zeros of the shape of `preprocessing`.
             n_samples: S ≥ 2 samples behind each κ; by default the encoder's own number.
 
         Raises:
@@ -336,7 +335,7 @@ class BayesianEncoder(Encoder):
         return {"variance_clipped": self.posterior.clipped_variance_share(features)}
 
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
-        """Curvature of batches (inputs, targets), summed as in fitting, and their number of items."""
+        """The summed curvature of batches (inputs, targets), as in fitting, and the number of items."""
         posterior = self.posterior
 
         def features_and_targets() -> Iterator[tuple[Tensor, Any]]:
@@ -359,7 +358,7 @@ class BayesianEncoder(Encoder):
         return kind.restored(saved.tensors, saved.settings["posterior"])
 
     def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Inputs of the head, and the network's output if the head computes it."""
+        """Inputs of the head, and the output of the network's own head, if it has one."""
         output = None
         if self.network is None:
             features = inputs

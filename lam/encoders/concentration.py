@@ -1,4 +1,4 @@
-"""Encoders that compute κ from the features: by the output's length, a κ head, or distance to training items."""
+"""Encoders with κ from the length of the output, from a κ head, or from the distance to training items."""
 
 from abc import abstractmethod
 from typing import Any
@@ -18,16 +18,15 @@ from lam.vmf.bessel import bessel_ratio_complement, check_all, kappa_from_result
 
 
 class ConcentrationEncoder(SeededEncoder):
-    """Embed by the network's own direction, with κ as a function of the features.
+    """Embed by the direction of the network's output, with κ as a function of the features.
 
-    An item's samples come from its von Mises-Fisher distribution, with the mean resultant length A_D(κ). They depend on
-    the seed and the item's position in the pass. `variance` is 1 − A_D(κ)², because there is no distribution before
-    normalisation.
+    An item's samples come from its von Mises-Fisher distribution, whose mean resultant length is A_D(κ). They depend on
+    the seed and the item's position in the pass. `variance` is 1 − A_D(κ)², the spread of these samples.
     """
 
     @abstractmethod
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """κ ≥ 0 in float64, from inputs of the head, before it is clamped to `KAPPA_RANGE`."""
+        """κ ≥ 0 in float64 from inputs of the head; the caller clamps κ to `KAPPA_RANGE`."""
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches; it draws `n_samples` only with `joint`."""
@@ -55,8 +54,8 @@ class ConcentrationEncoder(SeededEncoder):
 class NormEncoder(ConcentrationEncoder):
     """Embed with κ = ‖f‖, the length of the head's output f = Wφ + b before normalisation.
 
-    f is read as κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of normalised
-    embeddings do not train ‖f‖, so its scale is arbitrary, and only the order of κ counts.
+    f takes the place of κμ, the natural parameter of the von Mises-Fisher density C_D(κ) exp(κ μ·x). Losses of
+    normalised embeddings do not train ‖f‖, so the scale of κ is arbitrary, and only its order counts.
 
     Source: Scott, Gallagher and Mozer (2021), "von Mises-Fisher loss". Their loss trains ‖f‖ as κ; no loss of lam does.
     """
@@ -68,7 +67,7 @@ class NormEncoder(ConcentrationEncoder):
 
 
 class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
-    """Embed with the κ of a second head on the features, trained by a loss between distributions."""
+    """Embed with the κ that a second, trained head computes from the features."""
 
     kind = "kappa_head"
     own_head = "kappa_head", KappaHead
@@ -85,13 +84,13 @@ class HeadEncoder(TwoHeadedEncoder, ConcentrationEncoder):
 class NeighbourEncoder(ConcentrationEncoder):
     """Embed with the κ that solves A_D(κ) = max(0, c), with c the cosine to the k-th nearest reference feature.
 
-    So samples of the von Mises-Fisher distribution have the mean cosine max(0, c) to its mean direction. A reference
+    Samples of the von Mises-Fisher distribution then have the mean cosine max(0, c) to its mean direction. A reference
     item is its own first neighbour.
 
-    Source: Sun, Ming, Zhu and Li (2022), for the distance; κ as a function of it is lam's choice.
+    Source: Sun, Ming, Zhu and Li (2022), for the distance; the map from distance to κ is lam's choice.
 
     Args:
-        reference: (O, P) features of training items as unit vectors, O ≥ k; zeros stay zeros.
+        reference: (O, P) features of training items as unit vectors (or zeros), O ≥ k.
         k: rank of the neighbour, from 1.
     """
 
@@ -109,7 +108,7 @@ class NeighbourEncoder(ConcentrationEncoder):
         self.reference = reference
 
     def concentration(self, features: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-        """κ in float64, computed from 1 − c, which keeps its digits for c near 1."""
+        """κ in float64, computed from 1 − c to keep its digits for c near 1."""
         distance = unit_knn_distance(directions_of(features).to(self.reference), self.reference, k=self.k)
         cosine = (1 - distance).clamp(min=0)
         return kappa_from_resultant(

@@ -1,4 +1,4 @@
-"""Encoders that need only a network, and base classes of encoders that draw from a seed or have a second head."""
+"""An encoder without uncertainty, and base classes of encoders with a seed or with a second head."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,9 +20,9 @@ Same = TypeVar("Same", bound="TwoHeadedEncoder")
 
 
 class DeterministicEncoder(Encoder):
-    """Embed without uncertainty: for every input, κ is the upper end of its range, and the variance is 0.
+    """Embed without uncertainty: for every input, κ is the upper end of `KAPPA_RANGE`, and the variance is 0.
 
-    The network maps (N, ...) inputs to (N, D); it ends in the linear layer `head`, with or without normalisation.
+    The network maps inputs (N, ...) to (N, D) and ends in the linear layer `head`, with or without normalisation.
     """
 
     kind = "deterministic"
@@ -45,7 +45,7 @@ class DeterministicEncoder(Encoder):
 
 
 class SeededEncoder(DeterministicEncoder):
-    """An encoder that draws samples from a seed of its own; torch's global generator is not used."""
+    """An encoder that draws samples from its own seed, not from torch's global generator."""
 
     has_kappa = True
     keeps = ("seed",)
@@ -64,7 +64,7 @@ class SeededEncoder(DeterministicEncoder):
     def draw_each(
         self, positions: Iterable[int], draw: Callable[[int, torch.Generator], Float[Tensor, "S D"]]
     ) -> Float[Tensor, "S N D"]:
-        """Draws for N items, each from its own generator on the CPU, so that batches and devices do not matter.
+        """Samples of N items. Each item has its own CPU generator, so batches and devices do not change the samples.
 
         `positions` are the items' positions in the pass, from 0; `draw` takes an item's index among the N.
         """

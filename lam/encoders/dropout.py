@@ -23,12 +23,12 @@ Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 
 class DropoutEncoder(SeededEncoder):
-    """Embed by S thinned networks, with the mean direction of their embeddings, and κ from their spread.
+    """Embed by S thinned networks: the mean direction of their embeddings, and κ from their spread.
 
-    Sample s is one thinned network. Its masks depend on the seed and s only, and all items share them. So samples are
-    comparable across items, and κ of an item is the same in any batch. torch would draw a mask for each item; the paper
-    does not say which variant it uses. `variance` is the variance of the outputs before normalisation, summed over D;
-    `features` are computed without dropout.
+    Sample s is one thinned network. Its masks depend on the seed and s only, and all items share the masks. So samples
+    are comparable across items, and the κ of an item is the same in any batch. torch would draw a mask for each item;
+    the paper does not name its variant. `variance` is the variance of the outputs before normalisation, summed over D.
+    `features` come from a pass without dropout.
 
     Embedding takes S + 1 passes through the network, or one if the only dropout is right before the head.
     """
@@ -72,7 +72,7 @@ class DropoutEncoder(SeededEncoder):
 def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
     """Within the context, each dropout layer of a network in evaluation mode applies one mask to all items.
 
-    A layer that runs twice in one pass applies the same mask. torch's global generator is not used.
+    A layer that runs twice in one pass applies the same mask twice. The masks follow from seed and sample.
     """
 
     def masked(path: str) -> Callable[..., Tensor]:
@@ -86,7 +86,7 @@ def thinned(network: nn.Module, *, seed: int, sample: int) -> Iterator[None]:
 def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float[Tensor, "1 ..."]:
     """Mask of a dropout layer: 0 or 1/(1 − rate) for each value, or for each channel if the layer drops channels.
 
-    The mask is drawn on the CPU, so that it is the same for every device.
+    The CPU draws the mask, so that every device has the same one.
     """
     shape = values.shape[1:] if isinstance(module, nn.Dropout) else (values.shape[1], *[1] * (values.ndim - 2))
     keep = torch.rand(1, *shape, generator=torch.Generator().manual_seed(seed)) >= module.p
@@ -94,7 +94,7 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers of a network with a rate in (0, 1), by their path without wrappers."""
+    """The dropout layers of a network with a rate in (0, 1), by their paths without the names of wrappers."""
     layers = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }

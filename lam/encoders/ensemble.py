@@ -20,27 +20,27 @@ from lam.vmf import Embeddings, mean_resultant_length
 Combine = Literal["concatenate", "mean"]
 
 ROUNDS = 10
-"""Greatest number of rounds of an alignment; usually two or three reach `SETTLED`."""
+"""Greatest number of rounds of an alignment; two or three usually suffice."""
 
 SETTLED = 1e-6
-"""An alignment ends when a round raises the mean squared resultant length by no more than this."""
+"""An alignment ends with a round that raises the mean squared resultant length by at most this."""
 
 
 class EnsembleEncoder(Encoder):
     """Embed by M networks.
 
-    Rotating a member does not change its loss, so directions of different members are not comparable. `concatenate`
-    joins the M unit vectors, divided by √M, so cosines are means of the members' cosines. `mean`, as in the paper,
-    takes the mean direction of the members without rotation, which loses recall.
+    A rotation of a member does not change its loss, so directions of different members are not comparable.
+    `concatenate` joins the M unit vectors and divides by √M, so cosines are means of the members' cosines. `mean`, as
+    in the paper, takes the mean direction of the unaligned members; this loses recall.
 
-    κ comes from the mean resultant length R̄ of the M vectors in R^D, corrected for chance, after `rotations` align
-    them. `variance` is 1 − R̄², because there is no distribution before normalisation. Joint samples are the aligned
-    vectors; `features` come from the first member.
+    After `rotations` align the M vectors in R^D, they have the mean resultant length R̄. κ comes from R̄ corrected for
+    chance, and `variance` is 1 − R̄², the spread of the unit vectors. Joint samples are the aligned vectors; `features`
+    come from the first member.
 
     Args:
         members: M ≥ 2 networks that map (N, ...) inputs to (N, D); each ends in a linear layer, with or without
             normalisation.
-        head: path of that layer, the same in each member.
+        head: path of this last layer, the same in each member.
         rotations: (M, D, D) orthogonal matrices that align the members; see `align`. None for no alignment.
     """
 
@@ -78,7 +78,7 @@ class EnsembleEncoder(Encoder):
         return self._member_dimension if self.ambiguity is None else self.dimension
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
-        """A function that predicts batches; its samples are the M members, for any `n_samples`."""
+        """A function that predicts batches; the samples are the M members, whatever `n_samples`."""
 
         def predict(inputs: Any, offset: int) -> Prediction:
             features, units = features_and_units(self.members, self.head, inputs)
@@ -94,16 +94,16 @@ class EnsembleEncoder(Encoder):
 
 
 def concatenated(units: Float[Tensor, "M N D"]) -> Float[Tensor, "N MD"]:
-    """Each item's M unit vectors, concatenated and divided by √M, so cosines are means of the members' cosines."""
+    """Each item's M unit vectors, concatenated and divided by √M."""
     return units.transpose(0, 1).flatten(1) / len(units) ** 0.5
 
 
 def align(units: Float[Tensor, "M N D"]) -> Float[Tensor, "M D D"]:
     """Rotations (or reflections) that align M embeddings of the same items.
 
-    argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, with X̄ the mean of all X_m Q_m. This is generalised Procrustes
-    analysis, which favours no member. X̄ starts as X_1. Each round takes the best Q_m for the present X̄, U Vᵀ from
-    X_mᵀ X̄ = U S Vᵀ. If the embeddings span fewer than D dimensions, the rest of a rotation is arbitrary.
+    Generalised Procrustes analysis: argmin Σ_m ‖X_m Q_m − X̄‖² over orthogonal Q_m, where X_m are the embeddings of
+    member m and X̄ is the mean of all X_m Q_m. X̄ starts as X_1. Each round takes the best Q_m for the present X̄: U Vᵀ
+    from X_mᵀ X̄ = U S Vᵀ. If the embeddings span fewer than D dimensions, the rest of a rotation is arbitrary.
 
     Source: Schönemann (1966) for one pair, Gower (1975) for the rounds.
 

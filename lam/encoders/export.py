@@ -15,7 +15,7 @@ from lam.utils.files import write_atomically
 
 
 class _Program(nn.Module):
-    """Map inputs to features, mean, κ, variance and any parts of κ, from the posterior's marginal samples."""
+    """Map inputs to features, mean, κ, variance and, if learnt, the parts of κ."""
 
     def __init__(self, network: nn.Module, head: str, predict: Predictor) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ def export_encoder(
 ) -> None:
     """Write the program of a network and its head; see `BayesianEncoder.export`.
 
-    `predict` maps features to embeddings; it also gets the network's output if the head computes it. The example has
-    N ≥ 2 items, so that the batch size stays free.
+    `predict` maps features, and the network's output (None for an added head), to embeddings. With N ≥ 2 items in the
+    example, the program takes batches of any size.
     """
     if len(example) < 2:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
 posterior.safetensors    tensors outside the network, such as weight, bias, sums of the curvature, eigenvectors
-network.safetensors      state of the network, if any, by names without wrappers
+network.safetensors      state of the network, if any, by names without the names of wrappers
 ambiguity.safetensors    tensors of `learn_ambiguity`, if it was called
 """
 
@@ -29,7 +29,7 @@ from lam.utils.files import (
 
 FORMAT = FolderFormat(6, "encoder.json", ("posterior.safetensors",), optional=("ambiguity.safetensors",))
 NETWORK = "network.safetensors"
-"""State of the network; its shapes are compared with the network's before it is read."""
+"""State of the network; shapes are compared with the network's before tensors are read."""
 
 MOST_SAMPLES = 1_000_000
 _TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "settings": dict, "trained_on": list}
@@ -37,7 +37,7 @@ _TYPES = {"kind": str, "head": str, "relation": dict, "n_samples": int, "setting
 
 @dataclass(frozen=True)
 class SavedEncoder:
-    """The contents of an encoder's folder: its arguments, as JSON, its network with the weights, and its tensors.
+    """The contents of an encoder's folder: constructor arguments as JSON, network with weights, and tensors.
 
     Attributes:
         kind: name of the class for `lam.load`.
@@ -59,9 +59,9 @@ class SavedEncoder:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """SHA-256 over the hashes of an encoder's files: it identifies network, posterior and preprocessing.
+    """SHA-256 over the hashes of an encoder's files; identifies network, posterior and preprocessing.
 
-    It does not depend on the name of the files' sub-folder, which is new each time the encoder is written.
+    The name of the files' sub-folder, which is new each time the encoder is written, has no effect.
     """
     folder = Path(folder)
     read_generation(folder)
@@ -89,7 +89,7 @@ def save(folder: str | Path, encoder: SavedEncoder) -> None:
 
 
 def load(folder: str | Path, network: nn.Module | None) -> SavedEncoder:
-    """Read an encoder; hashes are checked before anything is parsed. See `lam.load`."""
+    """Check the hashes of an encoder's files, then read them; see `lam.load`."""
     generation = read_generation(folder, FORMAT.required)
     metadata, tensors, ambiguity = FORMAT.read_files(generation)
     has_network, recipe = metadata.pop("has_network"), metadata.pop("recipe")

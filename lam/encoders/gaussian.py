@@ -22,12 +22,12 @@ class GaussianEncoder(TwoHeadedEncoder):
     """Embed by N(μ, diag(σ²)), with μ from the network's head and σ² from an uncertainty head on the same features.
 
     Retrieval compares the directions of μ. Samples μ + σ ε are projected to the sphere, and κ follows from their
-    unbiased mean resultant length (Sra 2012). All inputs share ε, so κ is the same in any batch. The variance is
-    Σ_d σ_d². Joint samples are independent between items; they depend on the seed and the item's position in the pass.
+    unbiased mean resultant length (Sra 2012). All inputs share the noise ε, so κ is the same in any batch. `variance`
+    is Σ_d σ_d². Joint samples have noise of their own for each item, from the seed and the item's position in the pass.
 
     Args:
         uncertainty: maps the inputs of the network's head to log variances (N, D).
-        unit_mean: whether μ is the head's output projected to the sphere, instead of the output itself.
+        unit_mean: whether μ is the head's output after normalisation, instead of the output itself.
     """
 
     kind = "gaussian"

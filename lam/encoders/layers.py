@@ -21,7 +21,7 @@ class LayersEncoder(BayesianEncoder):
     posterior: LayersPosterior
 
     def export(self, path: str | Path, example: Tensor | None = None, *, n_samples: int | None = None) -> None:
-        """Raise a `ValueError`; only a posterior over the last layer can be exported."""
+        """Raise a `ValueError`: only a posterior over the last layer can be exported."""
         raise ValueError(
             f"a {type(self.posterior).__name__} cannot be exported: the program would hold every sampled network, or "
             'the derivatives of one; fit with layers="last" for an encoder that can'

@@ -26,28 +26,28 @@ ENCODERS: dict[str, type[Encoder]] = {
 }
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
-"""Errors of settings with wrong types: a folder is untrusted input."""
+"""Errors that settings of wrong types may raise; a folder is untrusted input."""
 
 
 def register(kind: str, encoder: type[Encoder]) -> None:
-    """Add a class of encoders under a new kind, the name that saved encoders hold."""
+    """Add a class of encoders under a new kind; saved encoders name their kind."""
     check_class("encoder", encoder, Encoder)
     enter(ENCODERS, "kind", kind, encoder)
     encoder.kind = kind
 
 
 def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
-    """Read an encoder that `Encoder.save` wrote; its tensors are equal to the bit.
+    """Read an encoder that `Encoder.save` wrote; tensors are equal to the bit.
 
     Args:
         folder: folder of the encoder.
-        network: a network of the same architecture, if lam cannot rebuild it by name; its weights and their types
-            are replaced.
+        network: a network of the same architecture, if lam cannot rebuild it by name; gets the saved weights and their
+            types.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.
-        ValueError: for a missing network, an unknown kind, or a folder that lam did not write; also naming the tensors
-            or shapes that differ in `network`.
+        ValueError: for a missing network, an unknown kind, a folder that lam did not write, or a `network` with other
+            tensors or shapes.
     """
     try:
         return _restored(encoder_files.load(folder, network), folder)

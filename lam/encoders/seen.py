@@ -1,4 +1,4 @@
-"""Hashes of some training items, so that an encoder recognises these items later."""
+"""Hashes of some training items, by which an encoder recognises them later."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ REMEMBERED = 64
 def item_hashes(inputs: Any) -> list[int]:
     """A 63-bit hash of each item's values, for a batch that is a tensor or a dictionary of tensors.
 
-    Zeros in a dictionary are skipped, because texts are padded to the length of the longest text in their batch.
+    Zeros in a dictionary are skipped: they pad texts to the longest text of their batch.
 
     Example:
         >>> batch = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
@@ -31,7 +31,7 @@ def item_hashes(inputs: Any) -> list[int]:
 
 
 class HashedBatches:
-    """Batches that store the hashes of their items while they are read. Read them only once."""
+    """Batches that hash their items while they are read; read them only once."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
@@ -46,7 +46,7 @@ class HashedBatches:
         return len(self._batches)  # type: ignore[arg-type]  # raises TypeError for a generator, as it should
 
     def among(self, hashes: Iterable[int], rows: Iterable[int] | None = None) -> int:
-        """Number of these hashes that belong to items read so far, or to those in `rows`."""
+        """How many of these hashes belong to items read so far; with `rows`, to the items in these rows."""
         seen = set(self._hashes if rows is None else (self._hashes[row] for row in rows))
         return sum(number in seen for number in hashes)
 

@@ -1,4 +1,4 @@
-"""Whether an encoder can be trusted: retrieval, calibration and out-of-distribution detection on held-out data."""
+"""Evaluation of an encoder on held-out data: retrieval, calibration and out-of-distribution detection."""
 
 from lam.evaluation.evaluate import Evaluation, evaluate
 

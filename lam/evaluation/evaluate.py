@@ -27,16 +27,16 @@ from lam.utils.checks import check_at_least
 from lam.vmf.embeddings import Embeddings
 
 DEPTH = 10
-"""Number of hits in `Evaluation.hits`; scores use `lam.retrieval.metrics.hit_scores.N_HITS`."""
+"""Number K of hits in `Evaluation.hits`; scores use `lam.retrieval.metrics.hit_scores.N_HITS` hits."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of an encoder, and the arrays behind them.
+    """The metrics of an encoder, and the data behind them.
 
     Attributes:
         metrics: values by flat key, see `lam.retrieval.metrics.registry`; None if undefined.
-        embeddings: of the Q in-distribution queries.
+        embeddings: embeddings of the Q in-distribution queries.
         queries: (Q,) positions of the queries in the evaluated set.
         gallery: embeddings of the G searched items.
         candidates: (G,) positions of the gallery items in the evaluated set.
@@ -45,9 +45,9 @@ class Evaluation:
         answerable: (Q,) whether any gallery item matches; retrieval metrics leave out the other queries.
         relevance: which items match each query.
         reliability: confidence against accuracy; None for a method without samples.
-        primary: the score that OOD metrics without a suffix use: the encoder's own, or `kappa` if that lacks evidence.
-        scores: (Q,) values of the queries, by score; higher means more doubt.
-        ood_scores: values of OOD items, by OOD set and score.
+        primary: score of the OOD metrics without a suffix: the encoder's own, or `kappa` if `knn` has no reference.
+        scores: (Q,) values of each score for the queries; higher means more doubt.
+        ood_scores: values of each score for OOD items, by OOD set.
         ood_embeddings: embeddings of OOD items, by OOD set.
     """
 
@@ -79,26 +79,26 @@ def evaluate(
 ) -> Evaluation:
     """Measure retrieval, calibration and OOD detection.
 
-    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. Metrics that judge a
-    score are computed for every available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix
-    use the encoder's own score, κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the
-    first add `@name`. OOD items search the same gallery, so cosine and margin of their first hits are scores too. If
-    some queries have no match, `no_match_auprc` says how well a score finds these.
+    A query searches all other items, unless `HeldOut.is_query` separates queries and gallery. OOD items search the same
+    gallery, so the cosine and margin of their first hits are scores too. Each metric of scores is computed for every
+    available score of `lam.retrieval.metrics.scores`. `auroc` and `auprc` without a suffix use the encoder's own score,
+    κ by default. Other scores add a suffix, as in `auroc_variance`. OOD sets after the first add `@name`. If some
+    queries have no match, `no_match_auprc` measures how well a score finds these queries.
 
     Source: Warburg et al. (2023), section 4; docs/reference/definitions.md lists where their code differs.
 
     Args:
         encoder: the encoder to evaluate.
-        id: held-out in-distribution items, never used for tuning; doubt is compared with their soft labels, if any.
+        id: in-distribution items outside training and tuning; scores are compared with their soft labels, if any.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, for scores by distance to them.
-        n_samples: number S of samples for κ and of sampled networks for the calibration; by default the encoder's own.
+        n_samples: number S of samples for κ and for the calibration; by default the encoder's own.
         costly: also measure clusters and, with a labelled reference, the accuracy of neighbours and a linear probe.
         progress: show progress bars on standard error.
 
     Raises:
-        ValueError: for fewer than two items, missing labels, an empty OOD set, OOD sets without the reference that the
-            encoder's own score needs, or soft labels of another number of items.
+        ValueError: for fewer than two items, missing labels, an empty OOD set, a wrong number of soft labels, or OOD
+            sets without the reference that the encoder's own score needs.
     """
     if not isinstance(encoder, Encoder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"encoder must be a lam.Encoder, got {type(encoder).__name__}: lam.fit makes one of a network")
@@ -196,7 +196,7 @@ def evaluate(
 def _nearest(
     queries: Float[Tensor, "Q D"], gallery: Float[Tensor, "G D"]
 ) -> tuple[Int[Tensor, "Q K"], Float[Tensor, "Q K"]]:
-    """First hits and their cosines; both are 0 for a query of length 0, which occurs in OOD sets only."""
+    """First hits and their cosines; both are 0 for a query of length 0, which only OOD sets contain."""
     shape, directed = (len(queries), min(N_HITS, len(gallery))), queries.any(1)
     hits, cosines = torch.zeros(shape, dtype=torch.int64, device=queries.device), queries.new_zeros(shape)
     hits[directed], cosines[directed] = rank(queries[directed], gallery, k=N_HITS)

@@ -11,7 +11,7 @@ AnyPreprocessing = Preprocessing | TextPreprocessing
 
 
 def preprocessing_from_json(fields: Mapping[str, Any]) -> AnyPreprocessing:
-    """The preprocessing of images or texts from the fields of its `to_json`.
+    """The preprocessing of images or texts whose `to_json` gave these fields.
 
     Raises:
         ValueError: for an unknown field or value.

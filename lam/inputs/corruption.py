@@ -1,8 +1,8 @@
-"""Corruptions of images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C.
+"""Corruptions of images: four kinds of lam, and 17 of the 19 kinds of CIFAR-10-C (the published kinds).
 
 Strengths of lam's kinds are relative to the size of the image. Published kinds have the severities of CIFAR-10-C, with
-lengths in pixels of a 32-pixel image; lengths grow with the shorter side of a larger image. `saturate` needs colours.
-Two kinds are left out: `frost` needs photographs of ice, `spatter` needs OpenCV's edge detector.
+lengths in pixels of a 32-pixel image; lengths grow with the shorter side of a larger image. Two kinds are left out:
+`frost` needs photographs of ice, `spatter` needs OpenCV's edge detector.
 """
 
 import io
@@ -20,7 +20,7 @@ from lam.inputs import filters
 from lam.utils.checks import check_choice
 
 STRENGTHS: dict[str, tuple[float, ...]] = {}
-"""lam's kinds, with their strengths at severities 1 to 5; the function of a kind explains its strengths."""
+"""lam's kinds, with their strengths at severities 1 to 5; the function of a kind explains the strengths."""
 
 PUBLISHED_STRENGTHS: dict[str, tuple[Any, ...]] = {}
 """Published kinds, with their strengths at severities 1 to 5."""
@@ -48,12 +48,14 @@ def corrupt(
 ) -> Float[Tensor, "N C H W"]:
     """Corrupt images.
 
-    Differences from the published code: `glass-blur` takes each pixel from a random position nearby, and does not swap
-    pixels one after the other. Movements are interpolated, not rounded. `brightness` adds to the lightest channel and
-    keeps the ratios of the others, like the value of HSV. `jpeg` compresses each channel separately unless there are 1
-    or 3 channels. Grey pixels have the hue of red, so severities 4 and 5 of `saturate` make them redder. As published,
-    strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with every
-    severity; `saturate` removes colours at severities 1 and 2.
+    Differences from the published code: `glass-blur` takes each pixel from a random position nearby; the published code
+    swaps pixels one after the other. Movements by parts of a pixel are interpolated, not rounded. `jpeg` compresses
+    each channel separately unless there are 1 or 3 channels.
+
+    As published, `brightness` adds to the lightest channel and keeps the ratios of the others (the value of HSV). Grey
+    pixels have the hue of red, so severities 4 and 5 of `saturate` make them redder; severities 1 and 2 weaken colours.
+    Strengths of `defocus-blur`, `glass-blur`, `snow`, `elastic`, `pixelate` and `saturate` do not rise with every
+    severity.
 
     Source: Hendrycks and Dietterich (2019), "Benchmarking neural network robustness to common corruptions and
     perturbations", and their published code for CIFAR-10-C.
@@ -62,7 +64,7 @@ def corrupt(
         images: values in [0, 1].
         kind: one of `KINDS` or `PUBLISHED_KINDS`.
         severity: from 0 (unchanged images) to 5.
-        generator: draws random numbers.
+        generator: source of random numbers.
 
     Returns:
         Images of the same shape, within [0, 1].
@@ -148,7 +150,7 @@ def _shot_noise(images: Tensor, photons: int, generator: torch.Generator) -> Ten
 
 @_published("impulse-noise", 0.01, 0.02, 0.03, 0.05, 0.07)
 def _impulse_noise(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """This share of values becomes black or white."""
+    """Turns this share of values black or white."""
     hit = filters.uniform(images.shape, images, generator) < share
     return torch.where(hit, (filters.uniform(images.shape, images, generator) < 0.5).to(images), images)
 
@@ -167,7 +169,7 @@ def _gaussian_blur(images: Tensor, sigma: float, _: torch.Generator) -> Tensor:
 
 @_published("defocus-blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
 def _defocus_blur(images: Tensor, strength: tuple[float, float], _: torch.Generator) -> Tensor:
-    """A blur by a disk of this radius, with a border softened by this standard deviation."""
+    """A blur by a disk of this radius; its border is softened by this standard deviation."""
     radius, softness = (length * filters.pixel(images) for length in strength)
     ring = max(1, round(filters.pixel(images)))
     reach = math.floor(radius) + ring
@@ -202,7 +204,7 @@ def _motion_blur(images: Tensor, strength: tuple[int, float], generator: torch.G
 
 @_published("zoom-blur", 0.06, 0.11, 0.16, 0.21, 0.26)
 def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
-    """Mean of the image and its enlargements, by factors from 1 to 1 plus this share."""
+    """Mean of the image and its enlargements by factors between 1 and 1 plus this share."""
     enlargements = [1 + step / 100 for step in range(round(100 * largest))]
     return (images + sum(filters.zoom(images, enlargement) for enlargement in enlargements)) / (len(enlargements) + 1)
 
@@ -216,7 +218,7 @@ def _zoom_blur(images: Tensor, largest: float, _: torch.Generator) -> Tensor:
     (0.3, 0.3, 1.25, 0.65, 14.0, 12.0, 0.8),
 )
 def _snow(images: Tensor, strength: tuple[float, ...], generator: torch.Generator) -> Tensor:
-    """Adds flakes. `strength` is their mean, deviation, zoom, least value, reach and blur, then the image's share."""
+    """Adds flakes. `strength`: mean, deviation, zoom, least value, reach and blur of flakes; share of the image."""
     mean, deviation, enlargement, least, radius, sigma, left = strength
     flakes = mean + deviation * filters.normal((len(images), 1, *images.shape[-2:]), images, generator)
     flakes = filters.zoom(flakes, enlargement)
@@ -256,7 +258,7 @@ def _low_contrast(images: Tensor, left: float, _: torch.Generator) -> Tensor:
 
 @_published("elastic", (0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
 def _elastic(images: Tensor, strength: tuple[float, float, float], generator: torch.Generator) -> Tensor:
-    """Moves three corners, then shifts pixels; shift, its smoothness and movement are relative to the shorter side."""
+    """Moves three corners, then shifts pixels. `strength` is the shift, the shift's smoothness and the movement."""
     shift, smoothness, movement = strength
     n, side = len(images), min(images.shape[-2:])
     scale = images.new_tensor([side / images.shape[-1], side / images.shape[-2]])

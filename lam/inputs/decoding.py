@@ -48,9 +48,9 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
         See `decode`.
 
     Raises:
-        ValueError: if the file is missing, damaged or no image, or needs an extra; the error names it. Also for a side
-            over `MAX_SIDE`, too many parts (`check_parts`), or more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, and if
-            decoding needs more bytes than 8 times that number.
+        ValueError: if the file is missing, damaged or no image, or needs an extra that is not installed. Also for a
+            side over `MAX_SIDE`, too many parts (`check_parts`), more than `PIL.Image.MAX_IMAGE_PIXELS` pixels, or
+            more bytes for decoding than 8 times this number.
     """
     try:
         if Path(path).stat().st_size:
@@ -74,7 +74,7 @@ def open_image(path: str | Path, least: int | None = None) -> Image.Image:
 
 
 def _formats(path: str | Path) -> tuple[str, ...]:
-    """Formats to try; for a file that starts like HEIC, only HEIC."""
+    """Formats to try: only HEIC if the file starts like HEIC."""
     with Path(path).open("rb") as file:
         head = file.read(12)
     if head[4:8] != b"ftyp" or head[8:] not in _HEIC_BRANDS:
@@ -88,7 +88,7 @@ def _formats(path: str | Path) -> tuple[str, ...]:
 
 
 def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
-    """Bytes that the decoder and Pillow need in `decode`, before an image is reduced."""
+    """Bytes that `decode` needs before it reduces the image."""
     pixels, decoder = image.width * image.height, _DECODER.get(image.format or "", 0)
     if isinstance(image, JpegImageFile) and image.info.get("progressive"):
         shares = [across * down for _, across, down, _ in image.layer]
@@ -100,7 +100,7 @@ def decoding_bytes(image: Image.Image, least: int | None = None) -> int:
 
 
 def _scale_ppm(image: Image.Image) -> Image.Image:
-    """Scale a PPM image by its white value, in strips: Pillow's loop over pixels is slow. Others are unchanged."""
+    """A PPM image, scaled by its white value in strips (Pillow's loop over pixels is slow); others unchanged."""
     if not isinstance(image, PpmImageFile) or image.tile[0].codec_name != "ppm":
         return image
     _, _, offset, (_, white) = cast(Any, image.tile[0])
@@ -127,11 +127,11 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
     Args:
         image: an image that Pillow opened.
-        least: least pixels of a reduced image's shorter side. An image with at least twice as many is reduced by a
-            whole factor; None for no reduction.
+        least: least pixels of a reduced image's shorter side. An image with twice as many, or more, is reduced by a
+            whole factor. None for no reduction.
 
     Returns:
-        The image in its own mode; if reduced, in grey or RGB, with white instead of transparency.
+        The image in its own mode; a reduced image in grey or RGB, with white instead of transparency.
 
     Raises:
         ValueError: if a large image cannot be converted. Errors of Pillow are raised unchanged.
@@ -150,7 +150,7 @@ def decode(image: Image.Image, least: int | None = None) -> Image.Image:
 
 
 def reduction(image: Image.Image, least: int | None) -> int:
-    """Factor of the reduction in `decode`; as a side effect, an opened JPEG will reduce itself during decoding."""
+    """Factor of the reduction in `decode`. Side effect: an opened JPEG is set to decode at a reduced size."""
     if least is None:
         return 1
     image.draft(None, (least, least))
@@ -158,7 +158,7 @@ def reduction(image: Image.Image, least: int | None) -> int:
 
 
 def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
-    """The image in another mode, reduced by a factor; it works in strips, because a whole copy doubles the memory."""
+    """The image in another mode, reduced by a factor; converted in strips, because a whole copy doubles the memory."""
     if 0 in image.size:
         raise ValueError(f"the image has no pixels: {image.height} x {image.width}")
     if factor == 1 and image.mode == mode and not image.has_transparency_data:
@@ -174,7 +174,7 @@ def to_mode(image: Image.Image, mode: str, factor: int = 1) -> Image.Image:
 
 
 def _white(image: Image.Image) -> int:
-    """Value of white: 2**b − 1 for the fewest bits b that hold all pixels, because files do not say how many."""
+    """Value of white: 2**b − 1 for the fewest bits b that hold all pixels; files do not state b."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError(f"grey values must be within 0 and 65535, got {values.min()} to {values.max()}")

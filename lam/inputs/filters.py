@@ -1,4 +1,4 @@
-"""Operations on images (N, C, H, W) that corruptions are made of: noise, blurs, shifts and clouds."""
+"""Operations on images (N, C, H, W) for corruptions: noise, blurs, shifts and clouds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 PUBLISHED_SIDE = 32
-"""Pixels of a side of the images for which published corruptions are defined."""
+"""Side, in pixels, of the images for which published corruptions are defined."""
 
 
 def pixel(images: Tensor) -> float:
-    """Number of pixels here for one of a 32-pixel image; at least 1, because a smaller blur has no effect."""
+    """Number of pixels that replace one pixel of a 32-pixel image; at least 1: a smaller blur has no effect."""
     return max(1.0, min(images.shape[-2:]) / PUBLISHED_SIDE)
 
 
@@ -57,7 +57,7 @@ def convolve(images: Tensor, weights: Float[Tensor, "K L"]) -> Tensor:
 
 
 def identity_grid(images: Tensor) -> Float[Tensor, "N H W 2"]:
-    """The identity grid: `sample` with it returns the images unchanged."""
+    """The grid with which `sample` returns the images unchanged."""
     same = torch.eye(2, 3, device=images.device, dtype=images.dtype).expand(len(images), 2, 3)
     return F.affine_grid(same, list(images.shape), align_corners=False)
 
@@ -75,7 +75,7 @@ def zoom(images: Tensor, enlargement: float) -> Tensor:
 def smear(
     images: Tensor, radius: int, sigma: float, degrees: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """Smear each image in a random direction within `degrees`, by one half of a Gaussian cut at `radius`."""
+    """Smear each image in a random direction within `degrees`, with weights of half a Gaussian cut at `radius`."""
     length = pixel(images)
     steps = 2 * max(1, round(radius * length)) + 1
     weights = bell(steps - 1, sigma * length)[steps - 1 :]
@@ -90,7 +90,7 @@ def smear(
 
 
 def plasma(n: int, side: int, decay: float, generator: torch.Generator) -> Float[Tensor, "N S S"]:
-    """Clouds in [0, 1] by the diamond-square algorithm: each step halves the length, and divides noise by `decay`."""
+    """Clouds in [0, 1] by the diamond-square algorithm; each step halves the length and divides noise by `decay`."""
     cloud, step, noise = torch.zeros(n, side, side), side, 100.0
 
     def disturbed(total: Tensor) -> Tensor:

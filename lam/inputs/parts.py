@@ -35,14 +35,14 @@ _STRIPS = (273, 324)  # the tags of the offsets of strips and tiles
 
 
 class TooManyPartsError(ValueError):
-    """An image file costs far more to read than its size suggests."""
+    """An image file has so many parts that reading it would take very long."""
 
 
 def check_parts(file: _Bytes) -> None:
     """Reject an image file with too many scans, segments, chunks, blocks, strips, EXIF entries, runs or comments.
 
     Args:
-        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; other formats pass, as they have no such parts.
+        file: bytes of a JPEG, PNG, WebP, GIF, TIFF, BMP or PPM file; other formats pass.
 
     Raises:
         TooManyPartsError: naming the part and its limit.
@@ -171,7 +171,7 @@ def _check_ppm(file: _Bytes) -> None:
 
 
 def _check_tiff(file: _Bytes) -> None:
-    """Check the entries of the first directory; the decoder copies each value, so overlapping values count, too."""
+    """Check the entries of the first directory; overlapping values count, because the decoder copies each value."""
     order = "<" if file[:2] == b"II" else ">"
     big = 43 in file[2:4]
     head, number, entry = ("Q", "Q", "HHQ") if big else ("L", "H", "HHL")

@@ -1,7 +1,6 @@
-"""`Preprocessing` turns an image or its path into a network's input; it is a record that is saved beside the network.
+"""`Preprocessing`: from an image or its path to a network's input; encoders save this record.
 
 It uses only Pillow, NumPy and torch, so a saved encoder reads images the same way on every machine.
-`lam.inputs.decoding` reads the files.
 """
 
 import dataclasses
@@ -31,17 +30,17 @@ _LEAST_SIDE = 256  # least pixels of the shorter side of a reduced image
 class Preprocessing:
     """Resize, centre crop, scale to [0, 1] and normalise, in this order.
 
-    Resizing is antialiased. Before it, the image is turned upright (EXIF), transparency becomes white, and palettes,
-    CMYK and 16 bits are converted to `mode`. In grey images of 16 bits, white is 2**b − 1 for the fewest bits b (8, 10,
-    12, 14 or 16) that hold all pixels. An image with a shorter side of at least twice `reduced_to` is first reduced
-    by a whole factor; a JPEG is reduced during decoding.
+    First, the image is turned upright (EXIF), transparency becomes white, and palettes, CMYK and 16 bits are converted
+    to `mode`. In grey images of 16 bits, white is 2**b − 1 for the fewest bits b (8, 10, 12, 14 or 16) that hold all
+    pixels. An image with a shorter side of at least twice `reduced_to` is reduced by a whole factor; a JPEG is reduced
+    during decoding. Then antialiased resizing follows.
 
     Args:
         mode: "L" for one grey channel, "RGB" for three.
         size: pixels of the shorter side after resizing, or the exact (height, width), or None to keep the size.
         crop: (height, width) of the centre crop, one number for a square, or None for no crop.
         mean: a number for each channel, which is subtracted after scaling to [0, 1]; or None.
-        std: a positive divisor of the difference for each channel, or None.
+        std: a positive number for each channel, which divides the difference; or None.
         resampling: "bilinear" or "bicubic".
 
     Raises:
@@ -76,29 +75,23 @@ class Preprocessing:
 
     @classmethod
     def imagenet(cls, size: int = 224) -> "Preprocessing":
-        """Preprocessing for ImageNet weights: the shorter side is resized to 8/7 of `size`, then the centre cropped."""
+        """Preprocessing for ImageNet weights: resize the shorter side to 8/7 of `size`, then crop the centre."""
         mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
         return cls(mode="RGB", size=round(size * 256 / 224), crop=size, mean=mean, std=std)
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """(C, H, W) of every result, or None if it depends on the image."""
+        """(C, H, W) of every result; None if the shape depends on the image."""
         extent = self.crop if self.crop is not None else self.size if isinstance(self.size, tuple) else None
         return None if extent is None else (_CHANNELS[self.mode], *_pair(extent))
 
     @property
     def reduced_to(self) -> int | None:
-        """Least length in pixels of the shorter side after the first reduction; None for no reduction."""
+        """Least pixels of the shorter side after the reduction by a whole factor; None for no reduction."""
         return None if self.size is None else max(_OVERSAMPLING * max(_pair(self.size)), _LEAST_SIDE)
 
     def __call__(self, image: Image.Image | str | Path) -> Float[Tensor, "C H W"]:
-        """The tensor of one image.
-
-        Args:
-            image: a Pillow image, or the path of an image file.
-
-        Returns:
-            (C, H, W), float32.
+        """The float32 tensor of a Pillow image, or of an image file.
 
         Raises:
             ValueError: as `open_image`; also if the image cannot be converted, would become too large, or is smaller
@@ -113,11 +106,11 @@ class Preprocessing:
             raise ValueError(f"{image}: {error}") from error
 
     def normalize(self, pixels: UInt8[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Scale 8-bit pixels to [0, 1] and normalise them, in float32: the last step of a call."""
+        """Scale 8-bit pixels to [0, 1] and normalise them, in float32."""
         return self.standardize(pixels.to(torch.float32).div_(255))
 
     def standardize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Subtract the mean from values in [0, 1] and divide by the standard deviation; see `denormalize`."""
+        """Subtract `mean` from values in [0, 1] and divide by `std`."""
         values = values.clone()
         for operation, numbers in ((values.sub_, self.mean), (values.div_, self.std)):
             if numbers is not None:
@@ -125,7 +118,7 @@ class Preprocessing:
         return values
 
     def denormalize(self, values: Float[Tensor, "*N C H W"]) -> Float[Tensor, "*N C H W"]:
-        """Undo `standardize` to show an input; values are clamped to [0, 1]."""
+        """The inverse of `standardize`, clamped to [0, 1]."""
         values = values.clone()
         for operation, numbers in ((values.mul_, self.std), (values.add_, self.mean)):
             if numbers is not None:
@@ -138,7 +131,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, fields: object) -> "Preprocessing":
-        """The record of `to_json`; missing fields have their defaults.
+        """The preprocessing from the fields of `to_json`; missing fields have their defaults.
 
         Raises:
             ValueError: for an unknown field or value.
@@ -153,7 +146,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, preprocessing: "Preprocessing | Mapping[str, Any] | None", size: int = 224) -> "Preprocessing":
-        """A `Preprocessing` as it is; else one from options (`from_options`), or `imagenet(size)` for None."""
+        """The same `Preprocessing`, or one from options by `from_options`, or `imagenet(size)` for None."""
         if isinstance(preprocessing, Preprocessing):
             return preprocessing
         return cls.imagenet(size) if preprocessing is None else cls.from_options(preprocessing)
@@ -162,9 +155,9 @@ class Preprocessing:
     def from_options(cls, fields: object) -> "Preprocessing":
         """ImageNet's preprocessing with some fields replaced, for the options of a data set.
 
-        A single number for `size` without `crop` means a square: the shorter side is resized to it and the centre
-        cropped. `crop` without `size` crops an image resized to 8/7 of the crop's longer side; with `"size": None`, the
-        image itself. Grey images have no mean and no standard deviation unless `fields` has them.
+        A single number for `size` without `crop` gives a square: the shorter side is resized to `size`, and the centre
+        is cropped. `crop` without `size` first resizes the shorter side to 8/7 of the crop's longer side; `"size": None`
+        skips this. Grey images have no `mean` and no `std` unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.

@@ -16,7 +16,7 @@ MAX_BYTES = 4096
 class TextPreprocessing:
     """Map a text to its UTF-8 bytes, cut between characters or padded with zeros to a fixed length.
 
-    Surrounding spaces and zero bytes are removed; lone surrogates become question marks.
+    Zero bytes and surrounding spaces are removed; lone surrogates become question marks.
 
     Args:
         max_bytes: length L, at least 4.
@@ -53,7 +53,7 @@ class TextPreprocessing:
         return torch.from_numpy(np.frombuffer(content.ljust(self.max_bytes, b"\0"), np.uint8).copy())
 
     def kept(self, text: str) -> str:
-        """The part of a text that fits: the beginning of a long one."""
+        """The text, or the beginning that fits."""
         return _content(text)[: self.max_bytes].decode(errors="ignore").rstrip()
 
     def is_cut(self, text: str) -> bool:
@@ -61,12 +61,12 @@ class TextPreprocessing:
         return len(_content(text)) > self.max_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The fields for JSON; `max_bytes` tells them from the fields of images."""
+        """The fields for JSON; `max_bytes` distinguishes them from the fields for images."""
         return {"max_bytes": self.max_bytes}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "TextPreprocessing":
-        """The record of `to_json`.
+        """The preprocessing from the fields of `to_json`.
 
         Raises:
             ValueError: for an unknown field or value.

@@ -34,7 +34,7 @@ def media_type(picture: bytes) -> str:
 
 
 def thumbnail_of_file(path: str | Path, side: int = SIZE) -> bytes | None:
-    """The thumbnail of an image file; None if the file is missing or no image."""
+    """The thumbnail of an image file; None without a readable image."""
     if not Path(path).is_file():
         return None
     try:

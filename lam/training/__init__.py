@@ -1,6 +1,6 @@
 """Training: one function for every method, with devices and precision by Lightning Fabric.
 
-A method with its own gradient passes a `Step`. `lam.training.loop` holds the loop, `lam.training.settings` the options.
+A method with its own gradient passes a `Step`. `lam.training.loop` has the loop, `lam.training.settings` the options.
 """
 
 import os
@@ -23,27 +23,27 @@ def train(
 ) -> History:
     """Train a network in place; the same seed gives the same weights, interrupted or not.
 
-    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may be raised. On the
-    CPU the result equals an uninterrupted run to the bit. torch's global random state is restored.
+    Another call with the same folder and settings resumes from the last good checkpoint; `epochs` may rise. On the CPU
+    the result equals an uninterrupted run to the bit. torch's global random state is restored.
 
-    Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes split
-    each batch, and form pairs over the whole batch. With fewer than two items for each process, every process takes the
-    whole batch. The first process validates and writes checkpoints.
+    Under torchrun, every process calls `train` with the same arguments and gets the same weights. The processes share
+    the items of a batch, and form pairs over the whole batch. A batch with fewer than two items for each process goes
+    to every process whole. The first process validates and writes checkpoints.
 
     Args:
-        network: maps (N, ...) inputs to unit rows (N, D); left in evaluation mode, with the weights of the best epoch.
-        dataset: data set of (input, label), with a length; it may have `__getitems__` and `labels`.
+        network: maps inputs (N, ...) to unit rows (N, D); ends in evaluation mode, with the weights of the best epoch.
+        dataset: data set of (input, label), with a length, and optionally `__getitems__` and `labels`.
         training: the settings; `pretrained`, `another` and `stage` are for methods and have no effect here.
-        step: computes the gradient of a batch; by default at the network's current weights.
+        step: gradient of a batch; by default the gradient of the loss at the network's current weights.
         method: name of the method; checkpoints of another method are rejected.
 
     Returns:
-        The history of the run, with the epochs before an interruption.
+        The history of the training, including the epochs before an interruption.
 
     Raises:
-        ValueError: for data without a positive or without a negative pair, an epoch of batches without positive pairs,
-            missing devices, or a folder with checkpoints of other settings.
-        DivergenceError: if the loss, the weights or the validation is not finite; the last checkpoint is kept.
+        ValueError: for data without a positive or without a negative pair, an epoch whose batches have no positive
+            pair, missing devices, or a folder with checkpoints of other settings.
+        DivergenceError: if the loss, a weight or the validation is not finite; the last checkpoint stays.
         CorruptFileError: if every checkpoint of the folder is damaged.
 
     Example:
@@ -75,7 +75,7 @@ def train(
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """The device of `train` in this process; `ValueError` for an unknown or missing accelerator."""
+    """The device that `train` uses in this process; a `ValueError` for an unknown or missing accelerator."""
     return _fabric(accelerator, 1, "32-true").device
 
 
@@ -117,7 +117,7 @@ def _of_torchrun(accelerator: str) -> dict[str, Any]:
 
 
 def check_items(dataset: Any) -> None:
-    """Require a length and items."""
+    """Reject a data set without a length or without items."""
     has_items = hasattr(type(dataset), "__getitem__") or hasattr(type(dataset), "__getitems__")
     if not (has_items and hasattr(type(dataset), "__len__")):
         raise ValueError(

@@ -1,7 +1,7 @@
 """The batches of an epoch, each with its own random state.
 
-The state depends only on the run's seed, the epoch and the batch. So any number of worker processes, from any batch on,
-read the same batches.
+The state depends only on the run's seed, the epoch and the batch. So neither the number of worker processes nor an
+interruption changes the batches.
 """
 
 import math
@@ -15,20 +15,20 @@ from lam.utils.random import derive_seed, derive_seed_of_part, seeded
 
 
 class Batches(Dataset):
-    """One epoch of a data set in random order, batch by batch, read through `__getitems__` if the data have it.
+    """The batches of one epoch of a data set in random order, read by the data's `__getitems__` if there is one.
 
     Args:
         dataset: data set of (input, label), with a length.
         batch_size: items in a batch; the last one may be smaller.
         seed: seed of the run.
         epoch: counted from 0.
-        process: rank of the process and number of processes. Each process reads its part of every batch; the parts in
-            order are the batch of a single process. Random numbers of the data set equal a single process's only in the
-            first part.
+        process: rank of the process and number of processes. Each process reads its part of every batch; joined in
+            order, the parts are the batch of a single process. Only in the first part does the data set draw the same
+            random numbers as in a single process.
         per_class: items of each class in a batch; the classes are the data set's `groups`, or else its `labels`. Each
-            batch draws classes, and items of them, without replacement. A smaller class gives all its items, a class of
-            one item none. The last class of a full batch is cut. For large classes this is pytorch-metric-learning's
-            `MPerClassSampler`, with other random numbers.
+            batch draws classes, and items of these classes, without replacement. A smaller class gives all its items;
+            a class of one item is never drawn. The last class is cut at the batch size. For large classes this is
+            pytorch-metric-learning's `MPerClassSampler`, with other random numbers.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Batches(Dataset):
     def sizes(self, batch: int) -> tuple[int, ...]:
         """Number of items of a batch that each process reads, larger parts first.
 
-        Empty if each process reads all items: for one process, or with fewer than two items for each process.
+        Empty if each process reads all items: with one process, or fewer than two items for each process.
         """
         n, processes = len(self.indices(batch)), self.process[1]
         if processes == 1 or n < 2 * processes:
@@ -63,7 +63,7 @@ class Batches(Dataset):
         return tuple(n // processes + (number < n % processes) for number in range(processes))
 
     def indices(self, batch: int) -> list[int]:
-        """The items of a batch."""
+        """Positions of a batch's items in the data set."""
         if self.per_class is None:
             return self.order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
         generator = torch.Generator().manual_seed(derive_seed(*self.place, batch, "classes"))
@@ -90,7 +90,7 @@ class Batches(Dataset):
 
 
 def classes_of(dataset: Any) -> list[Tensor]:
-    """The items of each class with at least two; the classes are the data set's `groups`, or else its `labels`."""
+    """Positions of the items of each class with two or more; classes are the data's `groups`, or else `labels`."""
     groups = getattr(dataset, "groups", None)
     groups = torch.as_tensor(dataset.labels if groups is None else groups)
     sizes = groups.unique(return_counts=True)[1].tolist()

@@ -1,7 +1,7 @@
-"""Checkpoints: numbered folders of tensors and JSON; the last good one can always be read.
+"""Checkpoints: numbered folders of tensors and JSON. After a crash at any moment, the last good one is readable.
 
-A checkpoint is written under a hidden name and renamed after its manifest is written, so a process may die at any
-moment. The checkpoint before the newest is kept, in case the disk damages the newest.
+A checkpoint is written under a hidden name and then renamed. The one before the newest is kept, in case the newest is
+damaged.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The folder of a checkpoint, its tensors on the CPU by name, and its other state as JSON."""
+    """The folder of a checkpoint, its tensors on the CPU, and its other state as JSON."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -34,7 +34,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
     Args:
         folder: folder of the checkpoints; created if missing.
         number: ≥ 0, rising with time; other checkpoints with this or a larger number are removed.
-        tensors: tensors by name; two may share memory.
+        tensors: tensors by name, which may share memory.
         state: the other state as JSON, without NaN or infinities.
     """
     folder = Path(folder)
@@ -59,7 +59,7 @@ def save(folder: str | Path, number: int, tensors: dict[str, Tensor], state: dic
 
 
 def load(folder: str | Path) -> Checkpoint | None:
-    """The undamaged checkpoint with the largest number; None without checkpoints. A warning names each damaged one.
+    """The last undamaged checkpoint; None without checkpoints. A warning names each damaged one.
 
     Raises:
         CorruptFileError: if every checkpoint is damaged.

@@ -1,4 +1,4 @@
-"""A data set's items as features of a frozen network, computed once instead of every epoch."""
+"""Features of a data set's items from the frozen part of a network, computed once instead of every epoch."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _BATCH = 64
 
 
 class FeatureItems:
-    """A data set of features (N, P) and targets, with all other attributes of the original data set."""
+    """A data set of features and targets, with all other attributes of the original data set."""
 
     def __init__(self, dataset: Dataset, features: Float[Tensor, "N P"]) -> None:
         self.dataset, self.features = dataset, features
@@ -38,10 +38,10 @@ class FeatureItems:
 
 
 def with_features(network: nn.Module, dataset: Any, *, num_workers: int = 0, progress: bool = False) -> Any:
-    """A data set's items as features of a network's frozen part, computed once for the data set and the network.
+    """A data set with the features from a network's frozen part as inputs, computed once for both.
 
-    The data set itself is returned if the network has no frozen part, the data are augmented, or the features would
-    exceed `KEPT_BYTES`. `num_workers` processes read the data.
+    Returns the data set itself if the network has no frozen part, the data are augmented or no `lam.datasets.Dataset`,
+    or the features would exceed `KEPT_BYTES`. `num_workers` processes read the data.
     """
     frozen = frozen_in(network)
     is_plain = isinstance(dataset, Dataset) and not isinstance(dataset, Augmented)

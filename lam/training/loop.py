@@ -3,11 +3,10 @@
 `lam.training.train` checks the arguments and runs the loop. Every random number follows from the seed, the epoch and
 the batch, so a resumed run needs no random state.
 
-With several processes, each runs the network on its part of a batch, and gathers all outputs with their gradients. Each
-computes the loss of all pairs, and DistributedDataParallel averages the gradients. A single process gives the same
-result up to the order of summation, with two exceptions. Random numbers of network and data (dropout, augmentation)
-agree only in the first part of a batch. Batch norm uses the statistics of each part, and the first process's running
-statistics.
+With several processes, each runs the network on its part of a batch and gathers all outputs with their gradients. Each
+computes the loss of all pairs, and DistributedDataParallel averages the gradients. The result differs from a single
+process in the order of summation, and in two more points. Dropout and augmentation draw the same random numbers only in
+the first part of a batch. Batch norm uses the statistics of each part; the first process's running statistics are kept.
 """
 
 import copy
@@ -45,14 +44,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class History:
-    """The record of a training run, epoch by epoch.
+    """The record of a training, epoch by epoch.
 
     Attributes:
         losses: mean training loss of each epoch.
-        validation: value of `validate` after each epoch; empty without it.
+        validation: value of `validate` after each epoch; empty without `validate`.
         seconds: duration of each epoch, validation included.
-        best_epoch: epoch of the network's final weights, counted from 1.
-        batches_without_positives: number of batches skipped for lack of a positive pair.
+        best_epoch: the epoch, counted from 1, whose weights the network has at the end.
+        batches_without_positives: number of skipped batches, which had no positive pair.
         learned: learned parameters of the loss, by name; empty for most losses.
     """
 
@@ -81,7 +80,7 @@ class _Progress:
 
 
 class Loop:
-    """One training on a Fabric of `lightning_fabric`; call `run` once."""
+    """One training with `lightning_fabric`; call `run` once."""
 
     def __init__(
         self, fabric: Any, network: nn.Module, dataset: Any, training: Training, step: Step, method: str | None
@@ -294,7 +293,7 @@ class Loop:
             )
 
     def _resume_key(self) -> dict[str, Any]:
-        """All settings that determine the weights, as JSON; a checkpoint is resumed only with the same ones."""
+        """All settings that determine the weights, as JSON; must equal a checkpoint's to resume it."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         resume_key = {
             "method": self.method,
@@ -312,7 +311,7 @@ class Loop:
 
 
 def _flatten(groups: Mapping[Any, Mapping[str, Tensor | None]]) -> dict[str, Tensor]:
-    """Tensors of all groups by "group/name"; None, as in an optimizer before its first step, is left out."""
+    """Tensors of all groups by "group/name", without None (in an optimizer before its first step)."""
     named = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
@@ -327,7 +326,7 @@ def _unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _fingerprint_of(dataset: Any, name: str) -> str | None:
-    """Fingerprint of an attribute of a data set; None if it is missing."""
+    """Fingerprint of a data set's attribute; None without the attribute."""
     values = getattr(dataset, name, None)
     return None if values is None else _fingerprint(values.tolist() if hasattr(values, "tolist") else list(values))
 

@@ -1,4 +1,4 @@
-"""Settings of training: `TrainingOptions` of a configuration, and `Training` with everything else."""
+"""Settings of training: `TrainingOptions` for a configuration, and `Training` for all settings."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ Optimizer = Literal["adam", "adamw", "rmsprop", "sgd"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Function from the name of a stage to a context manager around the stage, such as one that times and announces it."""
+"""Function from the name of a stage to a context manager around that stage, for example to time it."""
 
 _LEAST = {"epochs": 1, "batch_size": 2, "weight_decay": 0.0, "checkpoint_every": 1}
 
@@ -32,19 +32,19 @@ class TrainingOptions:
         batch_size: items in a batch, at least 2 for each process; the last batch of an epoch may be smaller.
         per_class: items of each class in a batch, at least 2. Each batch draws batch_size / per_class random classes,
             or more if classes are smaller; see `lam.training.batches.Batches`. None for random batches of all items.
-        miner: the pairs of a batch that count: "all", "violating", "easy", "semihard" or "hard", or a miner of
-            pytorch-metric-learning; see `lam.pairs.Mining`. A batch without such pairs has a loss of zero.
-        max_pairs: largest number of mined triplets, or of pairs of each type for "all", drawn at random; None for no
-            limit.
+        miner: choice of the pairs in the loss: "all", "violating", "easy", "semihard", "hard", or a miner of
+            pytorch-metric-learning; see `lam.pairs.Mining`. A batch without chosen pairs has a loss of zero.
+        max_pairs: greatest number of mined triplets, drawn at random; without triplets, of positive pairs, and also of
+            negative pairs. None for no limit.
         learning_rate: positive.
         learning_rate_decay: factor of the learning rate after each epoch, in (0, 1].
         optimizer: "adam", "adamw", "rmsprop" or "sgd".
         weight_decay: weight decay of the optimizer, ≥ 0.
         precision: "32-true", "bf16-mixed" or "16-mixed"; weights are always float32.
-        checkpoint_every: number of batches between two checkpoints; None for checkpoints after epochs only.
+        checkpoint_every: batches between two checkpoints within an epoch; None for checkpoints after epochs only.
 
     Raises:
-        ValueError: for an option outside its limits; the message begins with its name.
+        ValueError: for an option outside its limits.
     """
 
     epochs: int
@@ -89,19 +89,19 @@ class Training(TrainingOptions):
         loss: a loss of `lam.losses`.
         relation: definition of positive and negative pairs; by default by label.
         seed: seed of the order of the data and of all random numbers; at least 0.
-        pretrained: whether the network is trained already; a method then does not train it.
-        trained_by: for a pretrained network, the name and settings of its loss's curvature; see
-            `lam.methods.Method.trained_by`.
+        pretrained: whether the network is already trained; a method then does not train it.
+        trained_by: for a pretrained network, the curvature of its training loss as `lam.methods.Method.trained_by`
+            returns it.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
-        validate: computes a score of the network in evaluation mode, after each epoch; higher is better. Training ends
-            with the weights of the first best epoch. Without `validate`, the last weights stay.
-        folder: folder of the checkpoints, which are written after every epoch; None for no checkpoints.
+        validate: score of the network in evaluation mode after each epoch; higher is better. Training ends with the
+            weights of the best epoch, the first of equals. Without `validate`, the last weights stay.
+        folder: folder of the checkpoints; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.
         devices: 1 for one device, or a list with the index of that device. Under torchrun each process has its own.
         progress: show a progress bar on standard error, in the first process.
-        stage: see `Stage`; by default nothing is timed or announced.
+        stage: see `Stage`; by default without effect.
     """
 
     loss: Loss
@@ -125,7 +125,7 @@ class Training(TrainingOptions):
         check_at_least("num_workers", self.num_workers, 0)
 
     def part(self, name: str) -> Path | None:
-        """Sub-folder of checkpoints for one of several trainings; None without a folder."""
+        """Folder of the checkpoints of one of several trainings; None without `folder`."""
         return None if self.folder is None else Path(self.folder) / name
 
     @property
@@ -134,7 +134,7 @@ class Training(TrainingOptions):
         return self.relation.positive_within is None
 
     def resume_key(self) -> dict[str, Any]:
-        """The settings that determine the weights of an epoch, as JSON."""
+        """The settings that determine the weights after each epoch, as JSON."""
         names = [name for name in TrainingOptions.__dataclass_fields__ if name not in ("epochs", "checkpoint_every")]
         return {**{name: getattr(self, name) for name in (*names, "seed")}, **self.mining.settings}
 
@@ -142,7 +142,7 @@ class Training(TrainingOptions):
 def resolve_accelerator(accelerator: str) -> str:
     """The accelerator, "cpu" or "cuda"; "auto" is CUDA if available.
 
-    Apple's mps is never chosen, because it lacks float64, in which curvatures are summed.
+    Apple's mps is never chosen: it lacks float64, which curvatures need.
     """
     check_choice("accelerator", accelerator, get_args(Accelerator))
     if accelerator == "cuda" and not torch.cuda.is_available():

@@ -23,11 +23,11 @@ class Minibatch:
     """A batch for a step.
 
     Attributes:
-        inputs: (N, ...) inputs of the network, on its device. With several processes, each has only its part of the
-            inputs; pairs, targets and generator are the same in all.
-        pairs: pairs of the N items, at least one of them positive.
+        inputs: (N, ...) inputs on the network's device. With several processes, each has only its part of the inputs;
+            pairs, targets and generator are the same in all processes.
+        pairs: pairs of the N items, with at least one positive pair.
         epoch: counted from 0.
-        generator: generator on the CPU, seeded for this batch alone.
+        generator: CPU generator, seeded for this batch.
         targets: (N,) labels, or (N, X) positions, that define the pairs.
         mining: choice of the pairs for the loss; see `choose_pairs`.
         sizes: number of items in each process; empty if each process has all N.
@@ -42,14 +42,14 @@ class Minibatch:
     sizes: tuple[int, ...] = ()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The N rows of all processes, from this process's rows; in one process, the same tensor.
+        """The N rows of all processes, from this process's rows; with one process, the same tensor.
 
-        The loop gathers the outputs of the network; a step uses this for values from inside the network.
+        The loop gathers the network's outputs; a step gathers values from inside the network.
         """
         return distributed.all_gather(rows, self.sizes) if self.sizes else rows
 
     def choose_pairs(self, embeddings: Tensor, loss: Loss, mining: Mining | None = None) -> Pairs:
-        """Pairs that `mining`, by default `self.mining`, chooses by unit embeddings (N, D) and the loss's margin."""
+        """Pairs that `mining` (default `self.mining`) chooses from unit embeddings (N, D) and the loss's margin."""
         mining = mining or self.mining
         if mining == ALL_PAIRS:
             return self.pairs
@@ -60,13 +60,13 @@ class Step:
     """The gradient of the loss at the network's current weights; a method with another loss overrides `value`.
 
     Attributes:
-        settings: options as JSON; a resumed run must have the same.
+        settings: options as JSON; a resumed training must have the same options.
     """
 
     settings: Mapping[str, Any] = {}
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The loss of one batch, a scalar; arguments and errors as in `backward`."""
+        """The loss of a batch, a scalar; arguments and errors as in `backward`."""
         embeddings = network(batch.inputs)
         return loss(embeddings, batch.choose_pairs(embeddings, loss))
 
@@ -74,11 +74,11 @@ class Step:
         """Add the gradient of one batch to the parameters' `grad`.
 
         Args:
-            network: network in training mode, with zero gradients; the loop updates it afterwards. With several
-                processes, it returns the outputs of all processes. Each computes the loss of the whole batch.
+            network: network in training mode, with zero gradients; the loop updates the weights afterwards. With
+                several processes, the network returns the outputs of all, for the loss of the whole batch.
             loss: loss of embeddings and pairs.
             batch: inputs and pairs.
-            backward: function to call instead of `Tensor.backward`, because mixed precision may scale the loss.
+            backward: replaces `Tensor.backward`, because mixed precision may scale the loss.
 
         Returns:
             The loss, a detached scalar; training stops if it is not finite.
@@ -91,8 +91,8 @@ class Step:
         return value.detach()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors of the state between batches, for a checkpoint."""
+        """Tensors of the state that lasts between batches, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_dict`; tensors of a checkpoint are on the CPU."""
+        """Restore the result of `state_dict`; the tensors of a checkpoint are on the CPU."""

@@ -1,7 +1,7 @@
 """Small versions of the papers' controlled experiments: losses on data with a known truth, and tables of accuracy.
 
-An experiment is a frozen record of settings with `run`. `lam experiment NAME` runs one of `EXPERIMENTS` and writes its
-outcome as JSON and as a page.
+An experiment is a frozen record of settings with a method `run`. `lam experiment NAME` runs one of `EXPERIMENTS` and
+writes the outcome as JSON and as a page.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sweep:
-    """An experiment with settings such as `--dimension=10`; a list of values, `--dimension=[2,10]`, makes a sweep.
+    """An experiment with settings such as `--dimension=10`; a list of values (`--dimension=[2,10]`) makes a sweep.
 
     Args:
         name: an experiment, or a YAML file with `name` and settings.
@@ -67,7 +67,7 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment | Sw
 
 
 def _is_swept(experiment: type[Experiment], name: str, values: Any) -> bool:
-    """Whether a setting has a list of values; the value of some settings is itself a list."""
+    """Whether a setting has a list of values; a single value of some settings is itself a list."""
     kinds = {setting.name: get_origin(setting.type) for setting in fields(experiment)}
     if not isinstance(values, list) or not values or name not in kinds:
         return False

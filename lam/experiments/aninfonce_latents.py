@@ -41,49 +41,48 @@ _SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on i
 
 @dataclass(frozen=True, kw_only=True)
 class AnInfoNCELatents(Experiment):
-    """An encoder learns latents z on the sphere from pairs of observations g(z), with g an invertible network.
+    """An encoder learns latents z on the sphere from pairs of observations g(z), where g is an invertible network.
 
-    z is uniform, and its positive z⁺ has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere. Λ_d is `style` in the
-    first half of the dimensions and `content` in the second. g has linear layers with orthogonal weights, and leaky
-    ReLUs. Negatives are the other anchors. Near negatives, drawn around the anchor with Λ⁻ in all dimensions, may be
-    added from the start or later. If only near negatives are used, the loss gets Λ⁻, and the best similarity has the
-    weights Λ − Λ⁻. R² measures linear regression of z on the encoder's outputs. Learned and true Λ are sorted and
-    compared.
+    Anchors z are uniform on the sphere. The positive z⁺ of z has the density e^(−Σ_d Λ_d (z⁺_d − z_d)²) on the sphere.
+    Λ_d is `style` in the first half of the dimensions and `content` in the second. Negatives are the other anchors.
+    Near negatives, from the same density with Λ⁻ in all dimensions, may be added from the start or later. With only
+    near negatives, the loss gets Λ⁻, and the best similarity has the weights Λ − Λ⁻. R² measures linear regression of z
+    on the encoder's outputs. Learned and true Λ are compared after sorting.
 
-    With `images`, the observation is an image instead: a variational autoencoder learns from that data set, and its
-    decoder renders z. Then "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.
+    With `images`, the observation is an image: a variational autoencoder learns from this data set, and its decoder
+    renders z. "k-NN" is the accuracy of five neighbours on the real test images, by the encoder's outputs.
 
-    With `drift`, anchors are no longer uniform: in training they lie around one pole, in the test around the opposite
-    one. "told apart" is the accuracy of a linear classifier that tells the two kinds of z apart; 0.5 is chance.
+    With `drift`, training anchors lie around one pole, and test anchors around the opposite pole. "told apart" is the
+    accuracy of a linear classifier that distinguishes the two kinds of anchors; 0.5 is chance.
 
-    With two ways to make pairs, the second swaps style and content. An ensemble has a Λ for each way; the other losses
-    treat all pairs alike.
+    With two ways to make pairs, the second way swaps style and content. The loss `ensemble` has a Λ for each way; the
+    other losses treat all pairs alike.
 
     Source: appendix I.3 for near negatives, three for each anchor in fine-tuning, and corollary B.1.
 
     Attributes:
-        dimension: d, even.
+        dimension: D of the latents, even.
         style: Λ of the style, in the first half of the dimensions.
         content: Λ of the content, in the second half.
-        drift: κ of the von Mises-Fisher distribution of anchors; 0 for uniform ones.
-        graded: whether Λ rises evenly from `style` to `content` over the dimensions, instead of two values.
-        images: data set whose autoencoder makes the observations, or None.
+        drift: κ of the von Mises-Fisher distribution of anchors; 0 for uniform anchors.
+        graded: whether Λ_d changes evenly from `style` to `content` over the dimensions.
+        images: data set for the autoencoder; None for observations g(z).
         root: folder of these images, if they need one.
         vae_epochs: epochs of the autoencoder.
         losses: losses to compare.
-        temperature: temperature of InfoNCE, 1 in the source's code; 1/(2 style) lets InfoNCE keep the style.
+        temperature: temperature of InfoNCE, 1 in the source's code; with 1/(2 style), InfoNCE keeps the style.
         initial: initial Λ of AnInfoNCE in all dimensions.
         ways: number of ways to make pairs, 1 or 2.
         n_hard: number of near negatives for each anchor.
         hard: Λ⁻ of near negatives.
         hard_from: number of batches before near negatives are added, below `n_batches`.
-        others: whether the other anchors are negatives, too.
+        others: whether the other anchors are negatives.
         normalise: whether the encoder's outputs are scaled to unit vectors.
         n_batches: number of training batches for each loss.
-        batch_size: positive pairs in a batch for each way.
+        batch_size: positive pairs of each way in a batch.
         width: width of the encoder's three hidden layers.
         learning_rate: initial learning rate; it decays by a cosine.
-        n_test: number of points for the regression, and of other points for R².
+        n_test: number of points for the fit of the regression, and of other points for R².
     """
 
     dimension: int = 10
@@ -131,7 +130,7 @@ class AnInfoNCELatents(Experiment):
 
     @property
     def concentrations(self) -> Float[Tensor, "k D"]:
-        """Λ of each way to make pairs; the first way has style first."""
+        """Λ of each way to make pairs; style comes first in the first way."""
         half = self.dimension // 2
         first = torch.tensor([self.style] * half + [self.content] * half)
         if self.graded:
@@ -214,7 +213,7 @@ class AnInfoNCELatents(Experiment):
         return AnInfoNCE(self.dimension, self.initial, n_members=n_members, negatives=negatives).to(device)
 
     def _concentrations(self, loss: AnInfoNCE | InfoNCE) -> dict[str, float | None]:
-        """Means of the smaller and the larger half of the learned Λ; its largest relative error; correlation of two."""
+        """Means of the smaller and the larger half of the learned Λ, the largest error, the correlation of two Λ."""
         columns = ("Λ of style", "Λ of content", "largest error of Λ", "correlation of both Λ")
         if isinstance(loss, InfoNCE):
             return dict.fromkeys(columns)
@@ -227,7 +226,7 @@ class AnInfoNCELatents(Experiment):
 
     @torch.no_grad()
     def _explained(self, encoder: nn.Module, observe: nn.Module) -> dict[str, float]:
-        """R² of style and content, on points outside the regression."""
+        """R² of style and content, on points outside the fit."""
         z = self._anchors(2 * self.n_test, self.generator("test"), test=True)
         outputs = self._outputs(encoder, observe(z)).double()
         design = torch.cat([outputs, outputs.new_ones(len(z), 1)], 1)
@@ -238,7 +237,7 @@ class AnInfoNCELatents(Experiment):
 
     @torch.no_grad()
     def _knn(self, encoder: nn.Module, splits: Splits) -> float:
-        """Accuracy of neighbours on the test images, by the encoder's outputs."""
+        """Accuracy of neighbours on test images, by the encoder's outputs."""
         device = self.generator("test").device
         pixels = (pixels_of(part).flatten(1).to(device) for part in (splits.train, splits.test))
         known, test = (self._outputs(encoder, inputs).cpu() for inputs in pixels)
@@ -278,14 +277,14 @@ class AnInfoNCELatents(Experiment):
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
-    """Points uniform on the sphere."""
+    """Uniform points on the sphere."""
     return F.normalize(torch.randn(n, dimension, generator=generator, device=generator.device))
 
 
 def near(
     anchors: Float[Tensor, "N D"], concentration: Float[Tensor, " D"], generator: torch.Generator
 ) -> Float[Tensor, "N D"]:
-    """A point on the sphere for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²), from draws near the sphere."""
+    """A point x for each anchor z, with density e^(−Σ_d Λ_d (x_d − z_d)²) on the sphere, from draws near the sphere."""
     concentration = concentration.to(anchors)
     points, pending = torch.empty_like(anchors), torch.arange(len(anchors), device=anchors.device)
     while len(pending):
@@ -300,7 +299,7 @@ def near(
 
 
 def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
-    """An invertible network: three linear layers with orthogonal weights, leaky ReLUs between them."""
+    """The invertible network g: three linear layers with orthogonal weights, and leaky ReLUs between them."""
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise([dimension] * 4):
         linear: Any = skip_init(nn.Linear, n_in, n_out, bias=False, device=generator.device)
@@ -312,9 +311,9 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way in a batch.
+    """The pairs of one way in a batch, whose positives are block `place` after the anchors.
 
-    The positives are block `place`. The negatives are near ones and, with `others`, the other anchors.
+    The negatives are the near negatives and, with `others`, the other anchors.
     """
     first_hard = (1 + n_ways) * n_pairs
     n = first_hard + n_hard * n_pairs

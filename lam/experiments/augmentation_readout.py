@@ -1,4 +1,4 @@
-"""Tests which augmentations can be read from embeddings whose losses compare augmented views.
+"""Tests which augmentations can be read from embeddings that were trained on augmented views.
 
 Source: Rusak et al. (2024), "InfoNCE: identifying the gap between theory and practice", table 1 and appendix G.
 """
@@ -32,12 +32,12 @@ _BLOCK = 500  # images embedded at once
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationReadout(ImageExperiment):
-    """Each loss learns from two views of each image; then linear classifiers read classes and augmentations.
+    """Each loss trains a network on two views of each image; then linear classifiers read classes and augmentations.
 
-    A view is a crop with another brightness and contrast. For each kind of augmentation, half of the images are
-    augmented at severity 3, and a classifier tells which; chance is 0.5. Views contain neither `blur` nor, for colour
-    images, `saturate`. Features are the inputs of the network's last layer, the projection is the layer's output.
-    `unnormalised` is `aninfonce` on outputs that are not normalised.
+    A view is a crop with another brightness and contrast. For each kind of augmentation, about half of the images are
+    augmented at severity 3, and a classifier finds them; chance is 0.5. Two kinds, `blur` and `saturate` (only for
+    colour images), are not part of the views. Features are the inputs of the network's last layer; the projection is
+    the output of that layer. `unnormalised` is `aninfonce` without normalisation of the outputs.
 
     The source has ResNets, CIFAR-10 and ImageNet, 100 to 1,000 epochs, and views that also change hue and saturation.
 
@@ -46,7 +46,7 @@ class AugmentationReadout(ImageExperiment):
         temperature: temperature of InfoNCE; AnInfoNCE starts at the equivalent Λ.
         batch_size: images in a batch, each with two views.
         crop_scale, jitter: strengths of the views, as in `lam.methods.Simclr`.
-        n_corrupted: number of training and of test images whose augmentations are read.
+        n_corrupted: number of training images, and of test images, for the linear classifiers.
     """
 
     losses: tuple[LossOfViews, ...] = get_args(LossOfViews)
@@ -98,7 +98,7 @@ class AugmentationReadout(ImageExperiment):
         return self._features(encoder, pixels, images), images.labels[: self.n_corrupted]
 
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
-        """Features of images, about half of them augmented, and 1 for each augmented image, else 0."""
+        """Features of images, of which about half are augmented, and 1 for each augmented image, else 0."""
         generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         changed = torch.rand(len(pixels), generator=generator) < 0.5
         pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)

@@ -1,4 +1,4 @@
-"""`Experiment`, a frozen record of settings, and `Outcome`, its tables and curves."""
+"""`Experiment`: a frozen record of settings. `Outcome`: the tables and curves of an experiment."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from lam.utils.checks import check_choice
 from lam.utils.random import derive_seed
 
 SECONDS = "seconds"
-"""Column with a row's processor time, which differs between runs with the same seed."""
+"""Column with the processor time of a row, which differs between runs with the same seed."""
 Row = Mapping[str, str | float | None]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Progress = Callable[[str, int, int], None]
-"""A function of the work's name, the number of finished steps, and the number of all steps."""
+"""A function of the name of the work, the number of finished steps, and the number of all steps."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """An experiment; its fields are its settings, checked when it is made.
+    """An experiment; its fields are its settings, which the constructor checks.
 
     Attributes:
-        seed: seed of all draws; draws differ between kinds of devices.
+        seed: seed of all draws; draws on the CPU and on CUDA differ.
         accelerator: "cpu", "cuda", or "auto" for CUDA if it is available.
         name: key in `lam.experiments.EXPERIMENTS` and on the command line.
         title: title of the page.
@@ -77,7 +77,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, progress: Progress) -> Outcome:
-        """Run the experiment without torch's global random state."""
+        """Run the experiment, independent of torch's global random state."""
 
     def generator(self, *place: str) -> torch.Generator:
         """A random generator for one purpose, on the device of the experiment."""
@@ -85,7 +85,7 @@ class Experiment(ABC):
 
 
 def check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> None:
-    """Require at least one value, and only allowed ones."""
+    """Require at least one value, and only allowed values."""
     if not values:
         raise ValueError(f"{name} must be at least one of {', '.join(allowed)}, got none")
     for value in values:
@@ -93,5 +93,5 @@ def check_choices(name: str, values: Sequence[str], allowed: Sequence[str]) -> N
 
 
 def cell_text(value: str | float | None) -> str:
-    """A cell of a table as text: numbers to four digits, a dash for None."""
+    """A cell of a table as text: numbers with four digits, a dash for None."""
     return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"

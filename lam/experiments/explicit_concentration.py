@@ -1,4 +1,4 @@
-"""Tests whether κ, learned without labels from two views, detects corruption and wrong answers.
+"""Tests whether a κ learned without labels, from two views, detects corruption and wrong answers.
 
 Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", tables 1 to 4 and 6 to 8,
 figures 2 to 4.
@@ -26,7 +26,7 @@ from lam.utils.checks import check_at_least
 Base = Literal["simclr", "simsiam", "byol", "swav"]
 Addition = Literal["none", "square", "likelihood"]
 BY_KIND = "Rank correlation of severity and mean κ, by kind of corruption"
-"""Title of a table like the source's table 1, with a row for each kind, and a column for each base and addition."""
+"""Title of a table like the source's table 1: a row for each kind, and a column for each base and addition."""
 OUTSIDERS = "AUROC of outsiders, by features, κ and both"
 """Title of a table like the source's table 2, for trainings with κ."""
 _METHODS: dict[Base, type[ViewsMethod]] = {"simclr": Simclr, "simsiam": Simsiam, "byol": Byol, "swav": Swav}
@@ -36,24 +36,24 @@ _STRONG = -0.8  # most rank correlations in the source's table are lower
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitConcentration(ImageExperiment):
-    """Each base method learns from two crops of each image, with and without an explicit concentration.
+    """Each base method learns from two views of each image, with and without an explicit concentration.
 
     Then the network is frozen, and a linear classifier and 20 neighbours use its features. For each kind of corruption,
-    the mean κ is correlated by rank with severities 0 to 5, at best −1. A linear classifier answers by the mean
-    directions; its wrong answers are detected by −κ (AUROC, and the p-value of Mann-Whitney). `outlyingness` separates
-    outsiders from test images (AUROC).
+    the table has the rank correlation of mean κ with severities 0 to 5; −1 is best. A linear classifier on the mean
+    directions answers, and −κ detects its wrong answers (AUROC, and the p-value of the Mann-Whitney test).
+    `outlyingness` separates outsiders from test images (AUROC).
 
-    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; colours, flips and frost are missing
-    here. For outsiders, the source uses the features of another network, trained with labels.
+    The source has ResNet-50, CIFAR-10, 1,000 epochs and 18 kinds of corruption; this experiment lacks changes of
+    colour, flips and frost. For outsiders, the source uses the features of another network, trained with labels.
 
     Attributes:
         bases: base methods.
         additions: "none" for the base method without κ, or a regulariser of κ.
-        weight: weight λ_a of the alignment.
-        decay: λ of the regulariser λκ², "square".
-        jitter, noise: strengths of two changes of each view, as in `lam.methods.Simclr`.
+        weight: weight λ_a of the alignment loss.
+        decay: factor λ of the regulariser "square", λκ².
+        jitter, noise: strengths of these changes of each view, as in `lam.methods.Simclr`.
         batch_size: images in a batch, each with two views.
-        ood: folder (or None) of each outsider set, by its name in `lam.datasets.load_ood`.
+        ood: folder (or None) of each set of outsiders, by its name in `lam.datasets.load_ood`.
     """
 
     bases: tuple[Base, ...] = get_args(Base)
@@ -77,7 +77,7 @@ class ExplicitConcentration(ImageExperiment):
         self._method(self.bases[0], "square")
 
     def run(self, progress: Progress) -> Outcome:
-        """Run the experiment: a table row for each method with each addition, and tables of κ."""
+        """Run the experiment: a table row for each base method with each addition, and tables of κ."""
         train, test = self.parts()
         outsiders = {
             name: datasets.load_ood(name, like=test, root=root).limit(len(test)) for name, root in self.ood.items()
@@ -122,7 +122,7 @@ class ExplicitConcentration(ImageExperiment):
     def _of_kappa(
         self, by_kind: Mapping[str, float | None], kappa: torch.Tensor | None, right: torch.Tensor
     ) -> dict[str, float | None]:
-        """The columns on κ. All are None for a method without κ; some are None for a constant κ."""
+        """The columns on κ; all are None for a method without κ, some for a constant κ."""
         columns = "correlation with severity", "kinds at most −0.8", "AUROC of wrong", "p of Mann-Whitney"
         if kappa is None:
             return dict.fromkeys(columns)
@@ -138,7 +138,8 @@ def outlyingness(items: Prediction, known: Prediction) -> dict[str, torch.Tensor
     """Three scores (N,) of items, higher for outsiders, as in the source's table 2.
 
     `features` is the distance to the fifth nearest known item, `κ` is −κ, and `both` is the distance with κ as another
-    feature. Each feature and κ are divided by their standard deviation among the known items.
+    feature. For distances, features are divided by the standard deviation of all features of the known items, and κ by
+    the standard deviation of their κ.
     """
     parts = [prediction.features for prediction in (items, known)]
     kappas = [prediction.embeddings.kappa[:, None].to(parts[0]) for prediction in (items, known)]

@@ -34,19 +34,18 @@ _BATCH = 500  # images embedded at once
 class ImageExperiment(Experiment):
     """An experiment that trains networks on images and evaluates their features.
 
-    The seed decides the initial weights; the last epoch is evaluated. The data split is the same for all seeds; its
-    validation split is unused.
+    All seeds share one split of the data, without its validation part. The last epoch is evaluated.
 
     Attributes:
-        data: "digits", "fashionmnist", "cifar10", or "folder" for images in a folder for each class, resized and
-            cropped to 32 pixels.
-        root: folder of the files, if the data need one.
+        data: "digits", "fashionmnist", "cifar10", or "folder" for images in class folders, resized and cropped to 32
+            pixels.
+        root: folder of the data, if they need one.
         limit: greatest number of images in each split, at least 40; None for all.
-        network: name of the network; by default the small one for the size of the images.
+        network: name of the network; by default a small network for the size of the images.
         dimension: D of the embeddings.
         epochs: epochs of each training.
         learning_rate: learning rate of Adam.
-        n_corrupted: number of test images to corrupt by each of `lam.inputs.corruption.published_kinds`.
+        n_corrupted: number of test images to corrupt by each kind of `lam.inputs.corruption.published_kinds`.
     """
 
     data: DataName = "digits"
@@ -73,7 +72,7 @@ class ImageExperiment(Experiment):
     def trained(
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
     ) -> tuple[Encoder, float]:
-        """The encoder that a method trains on these images, and the seconds it takes; progress counts epochs."""
+        """The encoder that a method trains on these images, and the processor seconds; progress counts epochs."""
         start, epoch = time.process_time(), 0
 
         def after_an_epoch(_: torch.nn.Module) -> float:
@@ -98,7 +97,7 @@ class ImageExperiment(Experiment):
         return encoder, time.process_time() - start
 
     def corruptions(self, images: Dataset) -> Iterator[tuple[str, list[Float[Tensor, "N C H W"]]]]:
-        """Inputs from the first `n_corrupted` images at severities 0 (clean) to 5, for each kind."""
+        """For each kind, inputs from the first `n_corrupted` images at severities 0 (clean) to 5."""
         generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         for kind in published_kinds(images.shape[0]):
             severities = range(len(PUBLISHED_STRENGTHS[kind]) + 1)
@@ -107,7 +106,7 @@ class ImageExperiment(Experiment):
 
 
 def pixels_of(images: Dataset, most: int | None = None) -> Float[Tensor, "N C H W"]:
-    """The pixels of the first images, or of all, in [0, 1]."""
+    """Pixels in [0, 1] of the first `most` images, by default of all."""
     rows = range(len(images))[:most]
     return images.preprocessing.denormalize(torch.stack([images[row][0] for row in rows]))
 

@@ -12,7 +12,7 @@ from torch.nn.utils import skip_init
 def layers(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Linear layers of these widths with leaky ReLUs between them, on the generator's device.
 
-    Initially, the outputs of all layers have about the same variance.
+    At initialisation, the outputs of all layers have about the same variance.
     """
     modules: list[nn.Module] = []
     for n_in, n_out in pairwise(widths):

@@ -1,4 +1,4 @@
-"""Tests whether losses of distributions recover the posteriors of a known generative process.
+"""Tests whether losses between distributions recover the posteriors of a known generative process.
 
 Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric uncertainty
 of ambiguous inputs", section 5.1 and appendix B.
@@ -40,39 +40,39 @@ _START = 16.0, 32.0  # κ̂ before training where κ is infinite
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorRecovery(Experiment):
-    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn these from pairs only.
+    """Random networks are the true μ(x) and κ(x). With each loss, other networks learn μ̂(x) and κ̂(x) from pairs only.
 
-    Inputs x are uniform in the unit cube, latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes the positive of
-    an anchor's latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are any inputs. So MCInfoNCE with many samples
-    and negatives is minimal at the truth. κ̂ starts in the range of κ. MCInfoNCE learns μ̂ in the first half of the
-    batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The loss does not
-    determine a rotation of the latents, so cosines of pairs are compared.
+    Inputs x are uniform in the unit cube, with latents z ~ vMF(μ(x), κ(x)). An input with latent z⁺ becomes a positive
+    of an anchor with latent z with probability e^(κ_pos (z·z⁺ − 1)); negatives are random inputs. So MCInfoNCE with
+    many samples and negatives is minimal at the truth. κ̂ starts in the range of κ. MCInfoNCE learns μ̂ in the first
+    half of the batches and κ̂ in the second, the best order in the source; the other losses learn both at once. The
+    losses do not determine the rotation of the latents, so cosines of pairs are compared.
 
-    Losses always assume von Mises-Fisher distributions. The process may have others: a latent is then the unit vector
-    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). The κ of such a
-    process is not comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is
-    μ(x) itself. `infonce` learns directions only.
+    The losses assume von Mises-Fisher distributions. The process may have other ones: a latent is then the unit vector
+    along μ(x) plus noise in each coordinate, normal with variance 1/κ(x) or Laplace with scale 1/κ(x). This κ is not
+    comparable with κ̂, so the table also has the spread, the mean of 1 − z·μ. With an infinite κ, z is μ(x). `infonce`
+    learns directions only.
 
-    The source accepts by e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), which is flat for close latents:
-    with any inputs as negatives, κ̂ is half of κ and loses its order.
+    The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
+    the density's normaliser. This is flat for close latents: with random negatives, κ̂ is half of κ, in another order.
 
     Attributes:
         dimension: D of inputs and latents.
         encoder_dimension: D of the learned latents; by default the same.
-        ambiguity: the least and the greatest κ(x); or infinity (`.inf`) for both.
+        ambiguity: the least and the greatest κ(x), or infinity (`.inf`) for both.
         posterior: family of the process's posteriors.
         shared: whether the network of κ takes the output of the network of μ, in the process and in the encoder.
         losses: losses to compare.
         n_batches: number of training batches for each loss.
         batch_size: positive pairs in a batch.
-        n_negatives: further inputs in a batch, negatives of all anchors; with few, the truth is not the loss's minimum.
-        straightening: training steps that make angles of μ(x) proportional to distances of inputs. A random network is
-            often discontinuous inside the cube, or nearly constant.
+        n_negatives: number of negatives in a batch, for all anchors; with few, the truth is not the loss's minimum.
+        straightening: training steps that make angles of μ(x) proportional to distances of inputs; a random μ is often
+            discontinuous inside the cube, or nearly constant.
         n_samples: number of samples of MCInfoNCE and HIB.
         kappa_pos: κ_pos of the process and of the losses.
-        learning_rate: initial learning rate of each phase; it decays by a cosine. For D = 10 use the source's 1e-4:
-            with 1e-3, long training moves μ̂ and κ̂ away from the truth again.
-        n_test: number of inputs on which κ̂ is compared; μ̂ is compared on pairs of at most 2,000 of them.
+        learning_rate: initial learning rate, with cosine decay, of each phase. For D = 10 use the source's 1e-4: with
+            1e-3, long training moves μ̂ and κ̂ away from the truth again.
+        n_test: number of test inputs for κ̂; μ̂ is compared on pairs of at most 2,000 of these inputs.
     """
 
     dimension: int = 2
@@ -110,7 +110,7 @@ class PosteriorRecovery(Experiment):
 
     @property
     def injective(self) -> bool:
-        """Whether each input has a single latent."""
+        """Whether each input has a single latent (κ is infinite)."""
         return self.ambiguity == (math.inf, math.inf)
 
     @property
@@ -119,7 +119,7 @@ class PosteriorRecovery(Experiment):
         return self.encoder_dimension or self.dimension
 
     def run(self, progress: Progress) -> Outcome:
-        """Run the experiment: a table row for each loss, a plot of κ̂ over κ, and in two dimensions five posteriors."""
+        """Run the experiment: a table row for each loss, a plot of κ̂ over κ, and five posteriors if D = 2."""
         process = Process(self)
         test = uniform(self.n_test, self.dimension, self.generator("test"))
         rows, clouds, plots = [], {}, {}
@@ -142,7 +142,7 @@ class PosteriorRecovery(Experiment):
         return Outcome(rows, plots, notes)
 
     def learn(self, name: LossOfPosteriors, process: "Process", progress: Progress) -> "Posteriors":
-        """Train μ̂ and κ̂ by one loss."""
+        """Train μ̂ and κ̂ with one loss."""
         widths = [factor * self.dimension for factor in _WIDTHS]
         sizes = self.dimension, self.learned_dimension
         learned = Posteriors(*sizes, widths, widths, self.generator("encoder"), shared=self.shared)
@@ -182,15 +182,15 @@ class PosteriorRecovery(Experiment):
 
 
 class Posteriors(nn.Module):
-    """μ(x) and κ(x) = 1 + e^(a r(x) + b), with networks of linear layers and leaky ReLUs for μ and r.
+    """μ(x) and κ(x) = 1 + e^(a r(x) + b), where μ and r are networks of linear layers and leaky ReLUs.
 
     Args:
         dimension: D of the inputs.
         latent: D of the latents.
         of_mean: widths of the hidden layers for μ.
-        of_kappa: widths of the hidden layers for κ.
-        generator: draws the weights.
-        shared: whether r takes the output of μ's network, before it has unit length, instead of the inputs.
+        of_kappa: widths of the hidden layers for r.
+        generator: source of the random weights.
+        shared: whether r takes the output of μ's network, before normalisation, instead of the inputs.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Posteriors(nn.Module):
         return self.of_kappa(self.of_mean(inputs) if self.shared else inputs)[:, 0]
 
     def straighten(self, n_steps: int, generator: torch.Generator) -> None:
-        """Train μ to make angles proportional to distances of inputs, with π between opposite corners of the cube."""
+        """Train μ so that angles are proportional to distances of inputs, with π for opposite corners of the cube."""
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
@@ -244,11 +244,7 @@ class Posteriors(nn.Module):
 
 
 class Process:
-    """The generative process: random posteriors, and positive pairs by rejection.
-
-    Args:
-        settings: settings of the experiment.
-    """
+    """The generative process: random posteriors, and positive pairs by rejection sampling."""
 
     def __init__(self, settings: PosteriorRecovery) -> None:
         self.settings, self.dimension, self.kappa_pos = settings, settings.dimension, settings.kappa_pos
@@ -289,7 +285,7 @@ class Process:
         return torch.stack(list(draws)).mean(0)
 
     def batches(self, n_pairs: int, n_negatives: int, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
-        """Endless batches of inputs: anchors, their positives, then negatives; several batches are drawn together."""
+        """Endless batches of inputs: anchors, their positives, then negatives."""
         while True:
             anchors, latents = self._draw(_AHEAD * n_pairs, generator)
             negatives = uniform(_AHEAD * n_negatives, self.dimension, generator)
@@ -297,7 +293,7 @@ class Process:
             yield from torch.cat([part.unflatten(0, (_AHEAD, -1)) for part in parts], 1)
 
     def positives(self, latents: Float[Tensor, "N D"], generator: torch.Generator) -> Float[Tensor, "N D"]:
-        """An input for each latent z, with density proportional to E e^(κ_pos z·z⁺) over the input's latents z⁺."""
+        """An input for each latent z, with density proportional to the mean of e^(κ_pos z·z⁺) over its latents z⁺."""
         inputs, pending = torch.empty_like(latents), torch.arange(len(latents), device=latents.device)
         while len(pending):
             candidates, others = self._draw(_CANDIDATES[latents.device.type], generator)
@@ -315,14 +311,14 @@ class Process:
 
 
 def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
-    """Points uniform in the unit cube, on the device of the generator."""
+    """Uniform points in the unit cube, on the device of the generator."""
     return torch.rand(n, dimension, generator=generator, device=generator.device)
 
 
 def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = "cpu") -> Pairs:
-    """The pairs of a batch of `Process.batches`: an anchor has its positive and all negatives.
+    """The pairs of a batch of `Process.batches`: an anchor with its positive, and with all negatives.
 
-    Positives of other anchors are not negatives, because positives are not uniform.
+    Positives of other anchors are no negatives, because positives are not uniform.
     """
     n = 2 * n_pairs + n_negatives
     positive, negative = torch.zeros(2, n, n, dtype=torch.bool, device=device)
@@ -336,7 +332,7 @@ def pairs_of_batch(n_pairs: int, n_negatives: int, device: torch.device | str = 
 def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) -> dict[str, float | None]:
     """RMSE and rank correlation of pair cosines, κ and spreads; medians of κ̂, of κ̂/κ and of ratios of small angles.
 
-    With an infinite κ, some values are undefined (None).
+    Some values are None (undefined) for an infinite κ.
     """
     few = test[:2000]
     upper = torch.ones(len(few), len(few), device=few.device).triu(1).bool()
@@ -361,7 +357,7 @@ def compared(process: Process, learned: Posteriors, test: Float[Tensor, "N D"]) 
 
 @torch.no_grad()
 def drawn(process: Process, learned: Posteriors, inputs: Float[Tensor, "N 2"]) -> Plot:
-    """Densities by angle: a few posteriors of the process, and the learned ones, rotated onto them."""
+    """Densities by angle: a few posteriors of the process, and the learned posteriors after rotation."""
     means = process.mean(inputs), learned.mean(inputs)
     left, _, right = torch.linalg.svd(means[1].T @ means[0])
     angle = torch.linspace(-math.pi, math.pi, 361, device=inputs.device)

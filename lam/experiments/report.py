@@ -14,7 +14,7 @@ from lam.utils.pages import figure, rendered
 
 
 def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Progress = lambda *_: None) -> Outcome:
-    """Run an experiment and write `outcome.json` and `report.html` into a folder, new or not."""
+    """Run an experiment and write `outcome.json` and `report.html` into a new or existing folder."""
     folder, settings = Path(folder), _storable(experiment.settings())
     folder.mkdir(parents=True, exist_ok=True)  # before the run: it may take hours, and this may fail
     outcome = experiment.run(progress)
@@ -33,7 +33,7 @@ def conduct(experiment: Experiment | Sweep, folder: str | Path, *, progress: Pro
 
 
 def _storable(value: Any) -> Any:
-    """A setting as JSON can hold it: an infinite number becomes the text "inf", which is read as the number again."""
+    """A setting for JSON: an infinite number becomes the text "inf", which pydantic reads as the number."""
     if isinstance(value, Mapping):
         return {name: _storable(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`Sweep`: an experiment with several values of some settings, such as the points of a figure, in one table."""
+"""`Sweep`: one table of an experiment with several values of some settings, such as the points of a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ DEVIATIONS = "Standard deviation over seeds"
 
 @dataclass(frozen=True)
 class Sweep:
-    """An experiment run with every combination of some settings' values.
+    """An experiment with every combination of the values of some settings.
 
-    The first columns of a row are the settings' values. The seed has no column: tables hold means over seeds, and a
-    further table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. For
-    each numeric setting, curves show every result over the values.
+    The first columns of a row are these values. The seed has no column: tables hold means over seeds, and a further
+    table holds standard deviations. A result that is undefined for a seed has no mean and no deviation. For each
+    numeric setting, curves show every result over the values.
 
     Attributes:
-        values: values by the name of the setting.
+        values: values of each setting, by name.
         experiments: the experiment with each combination, in the order of `itertools.product`.
     """
 
@@ -45,7 +45,7 @@ class Sweep:
         return {**self.experiments[0].settings(), **self.values}
 
     def run(self, progress: Progress) -> Outcome:
-        """Run all experiments, one after the other."""
+        """Run all experiments in order."""
         parts: dict[str, list[Row]] = {"": []}
         plots: dict[str, Plot] = {}
         notes: dict[str, None] = {}
@@ -66,7 +66,7 @@ class Sweep:
         return Outcome(rows, self._curves(rows) | plots, list(notes), means | tables)
 
     def _over_seeds(self, rows: Sequence[Row], what: str) -> list[Row]:
-        """Mean or standard deviation ("std") of the rows that differ in the seed alone."""
+        """Means ("mean") or standard deviations ("std") of rows that differ only in the seed."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             groups.setdefault(tuple(row[name] for name in self._conditions_of(row)), []).append(row)

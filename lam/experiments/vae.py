@@ -11,7 +11,7 @@ _WIDTH, _BATCH, _RATE = 256, 128, 1e-3
 
 
 class Decoder(nn.Module):
-    """Map latents on the unit sphere to pixels in [0, 1]. A factor √D gives latents the length of Gaussian ones.
+    """Map latents on the unit sphere, times √D (the length of Gaussian latents), to pixels in [0, 1].
 
     Source: Rusak et al. (2024), appendices F and I.5: three linear layers, D = 10, 50 epochs of MNIST.
     """
@@ -26,13 +26,13 @@ class Decoder(nn.Module):
 
 
 def trained_decoder(pixels: Float[Tensor, "O I"], dimension: int, epochs: int, generator: torch.Generator) -> Decoder:
-    """Train encoder and decoder on images by the evidence lower bound, and return the decoder.
+    """Train encoder and decoder on images with the evidence lower bound; return the decoder.
 
     Args:
         pixels: images, in [0, 1].
         dimension: D of the latents.
-        epochs: number of passes over the images, in batches with replacement.
-        generator: draws weights, batches and latents, on its device.
+        epochs: passes over the images; batches are drawn with replacement.
+        generator: source of weights, batches and latents, on the device of the training.
     """
     pixels = pixels.to(generator.device)
     encoder = layers([pixels.shape[1], _WIDTH, _WIDTH, 2 * dimension], generator)

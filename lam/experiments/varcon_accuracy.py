@@ -30,23 +30,23 @@ _MAPPED = 2000  # items in a picture
 
 @dataclass(frozen=True, kw_only=True)
 class VarConAccuracy(ImageExperiment):
-    """Each loss trains a network at several batch sizes, and on few images of each class. Networks are then frozen.
+    """Each loss trains networks at several batch sizes, and on few images of each class. Then networks are frozen.
 
     A linear classifier learns from the features, neighbours vote by the embeddings, and Ward's clusters of the
     embeddings are compared with classes (NMI, ARI, purity). "under corruption" is the linear classifier's mean accuracy
     over kinds of corruption and severities 1 to 5. `cross_entropy` learns a direction for each class, at the same
-    temperature. `simclr` uses two random crops of each image without labels, at a temperature of 0.5. t-SNE draws the
-    test embeddings of each loss, trained on all images at the first batch size.
+    temperature. `simclr` learns without labels from two random views of each image, at a temperature of 0.5. A t-SNE
+    plot shows the test embeddings of each loss after training on all images at the first batch size.
 
     The source has ResNets, SGD, 200 to 350 epochs, two heavily augmented views for all losses, and batches up to 6,144.
-    Here networks are small, Adam trains them, and images are not augmented.
+    Here networks are small, Adam trains them, and only `simclr` augments images.
 
     Attributes:
         losses: losses to compare.
         batch_sizes: batch sizes of trainings on all images.
-        few: numbers of images in each class, for trainings at the first batch size.
+        few: numbers of images of each class, for trainings at the first batch size.
         temperature: temperature of all losses except `simclr`.
-        epsilon: fixed ε of VarCon, within ±temperature; by default it is learned.
+        epsilon: fixed ε of VarCon, within ±temperature; by default ε is learned.
     """
 
     losses: tuple[LossOfClasses, ...] = get_args(LossOfClasses)
@@ -118,7 +118,7 @@ class VarConAccuracy(ImageExperiment):
         return VarCon(self.temperature, self.epsilon, learn=self.epsilon is None, margin=0.7)
 
     def _map(self, mean: Tensor, images: Dataset) -> Plot:
-        """Embeddings in the plane, a cloud for each class."""
+        """t-SNE of embeddings in the plane, with a cloud for each class."""
         from sklearn.manifold import TSNE
 
         perplexity = min(_PERPLEXITY, len(mean) / 4)
@@ -136,7 +136,7 @@ class VarConAccuracy(ImageExperiment):
 
 
 class ClassDirections(TrainableLoss):
-    """Cross-entropy of each item's cosines with learned class directions, divided by a temperature."""
+    """Cross-entropy of each item's cosines with learned class directions, divided by the temperature."""
 
     needs_classes = True
 

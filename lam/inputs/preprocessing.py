@@ -156,8 +156,8 @@ class Preprocessing:
         """ImageNet's preprocessing with some fields replaced, for the options of a data set.
 
         A single number for `size` without `crop` gives a square: the shorter side is resized to `size`, and the centre
-        is cropped. `crop` without `size` first resizes the shorter side to 8/7 of the crop's longer side; `"size": None`
-        skips this. Grey images have no `mean` and no `std` unless `fields` has them.
+        is cropped. `crop` without `size` first resizes the shorter side to 8/7 of the crop's longer side, except with
+        `"size": None`. Grey images have no `mean` and no `std` unless `fields` has them.
 
         Raises:
             ValueError: as `from_json`.

@@ -1,4 +1,4 @@
-"""A run as a folder: configuration, data, method, evaluation and report; then gallery, calibration and search."""
+"""Runs: train, evaluate and report in one folder; then index, calibrate and search."""
 
 __all__ = [
     "calibrate",

@@ -1,8 +1,8 @@
-"""Copies a finished run, even while a service answers from it and changes its items. The copy can be served.
+"""Backup of a finished run, even while a service uses the run and changes its items. The backup can be served.
 
-The copy holds the items of one moment: SQLite copies its pages within one read transaction, while others may write. All
-other files stay fixed after the run, or change only under the run's lock, which the copying process holds. The sample
-of live queries and the watch over promised rates are left out, because a service may be writing them.
+The backup holds the items of one moment: SQLite copies its pages in one read transaction, while others may write. All
+other files stay fixed after the run, or change only under the run's lock, which the backup holds. The sample of live
+queries and the tests of promised rates (`watch/`) are left out, because a service may be writing them.
 """
 
 import os
@@ -21,7 +21,7 @@ from lam.runs.live import FOLDER as LIVE
 from lam.utils.files import CorruptFileError, sha256_of, sync_folder, write_record
 
 RECORD = "backup.json"
-"""Lists the files of a new backup and their hashes. Serving the backup changes the database of its items."""
+"""List of a new backup's files, with hashes. Serving the backup changes its database of items."""
 
 FORMAT = 1
 
@@ -37,7 +37,7 @@ class CopiedFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup: its folder, when it began in UTC, the number of items in its gallery, and its files by name."""
+    """A backup: its folder, its time (UTC), the number of items in its gallery, and its files by name."""
 
     folder: Path
     created: str
@@ -51,9 +51,9 @@ class Backup:
 
 
 def back_up(run: str | Path, folder: str | Path) -> Backup:
-    """Copy a run into a new folder; it appears there whole and checked, or not at all.
+    """Copy a run into a new folder, which appears only once it is complete and checked.
 
-    Meanwhile a service may answer deletions with `busy`, because the database's log is being read.
+    Meanwhile a service may answer deletions with `busy`.
 
     Args:
         run: folder of a finished run, served or not.
@@ -99,7 +99,7 @@ def _check(run: Run) -> None:
 
 
 def _fixed_files(folder: Path) -> Iterator[Path]:
-    """Files of a run, relative to its folder, without its items, caches, live queries, watch and temporary files."""
+    """Files relative to a run's folder, except items, caches, live queries, `watch/` and temporary files."""
     left_out = {Path(GALLERY) / CACHE, Path(LIVE), Path(WATCH)}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)

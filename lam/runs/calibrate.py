@@ -1,14 +1,13 @@
 """`lam calibrate`: thresholds and probabilities for the answers of a run.
 
-A run is calibrated on its validation split or on a folder of fresh images, never on its test split. The validation
-split has chosen the epoch and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound
-needs a fresh folder.
+A run is calibrated on its validation split or on a folder of fresh images. The validation split has chosen the epoch
+and the likelihood scale, so it is only nearly exchangeable with new data; a strict bound needs a fresh folder.
 
 By default the queries search the run's gallery, including items added while serving. If the gallery holds no class of
-the queries, one half of the held-out data replaces an equal number of its items. With the gallery `held-out`, which
-places need, one half of the held-out data searches the other half. Each item could instead search all others. But then
-two items are often each other's nearest non-match, and their score counts twice. Over 200 splits of FashionMNIST, a
-target of 0.001 gave a rate of 0.0019.
+the queries, one half of the held-out data replaces an equal number of gallery items. With the gallery `held-out`, which
+places need, one half of the held-out data searches the other half. If each item searched all others, two items would
+often be each other's nearest non-match, and their score would count twice: over 200 splits of FashionMNIST, a target of
+0.001 gave a rate of 0.0019.
 """
 
 import warnings
@@ -39,9 +38,9 @@ from lam.utils.files import check_writable
 
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""Greatest number of items in a gallery whose items search each other, to detect new classes."""
+"""Greatest size of a gallery whose items are searched as queries to learn the detector of new classes."""
 KEPT = 2000
-"""Greatest number of stored queries, which bound false accepts of filtered searches; a low rate may need more."""
+"""Number of stored queries, which bound false accepts of filtered searches; a low rate may need more."""
 
 
 def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *, progress: bool = True) -> Calibration:
@@ -56,8 +55,8 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
         The saved calibration.
 
     Raises:
-        ValueError: for a folder without a finished run, changed data, damaged files, a flag whose features are missing,
-            a gallery without a match for any query, or too few data to bound a target rate.
+        ValueError: for a folder without a finished run, changed data, damaged files, a flag without its reference
+            features, a gallery without a match for any query, or too few data to bound a target rate.
         CorruptFileError: naming a file of the run that is missing, truncated or altered.
     """
     finished = Run(run)
@@ -107,7 +106,7 @@ def calibrate_run(run: str | Path, options: CalibrationOptions | None = None, *,
 
 
 def _attainable_targets(options: CalibrationOptions, known: Known, strangers: Strangers) -> Targets:
-    """The targets; default rates are raised as far as the number of calibration scores requires."""
+    """The targets; a default rate rises to the least rate that the number of calibration scores can bound."""
     asked = options.rates
     targets = Targets(**asked)
     n_without_match = int(known.searches.non_mated.isfinite().sum())
@@ -131,7 +130,7 @@ def _attainable_targets(options: CalibrationOptions, known: Known, strangers: St
 def _facts(
     inputs: Inputs, known: Known, strangers: Strangers, mixture: OtherQueries | None, targets: Targets
 ) -> dict[str, Any]:
-    """Facts for readers: the data of a calibration, and the queries for which its bounds hold."""
+    """Facts for readers: the calibration data, and the queries for which the bounds hold."""
     options, run = inputs.options, inputs.run
     right = known.searches.correct[known.searches.has_mate]
     given = {name: getattr(options, name) for name in ("folder", "strangers", "unlabelled")}
@@ -168,8 +167,8 @@ def _facts(
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     """The detector of new classes, learnt from the gallery's items as queries.
 
-    None if no class has exactly one item, or if there are more than `UNSEEN` items. Also None if items are answers or
-    fused, because queries are not like such items.
+    None without a class of exactly one item, with more than `UNSEEN` items, or if items are answers or fused images,
+    because queries are not.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):
@@ -183,7 +182,7 @@ def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
 
 
 def _unmatched(known: Known, strangers: Strangers, far: float, seed: int) -> UnmatchedQueries | None:
-    """The queries that bound false accepts of filtered searches: strangers, else labelled ones. None for places."""
+    """The queries that bound false accepts of filtered searches: strangers or labelled queries; None for places."""
     if known.labels is None:
         return None
     if (found := strangers.found) is not None and strangers.can_bound(far):
@@ -209,7 +208,7 @@ def _intervals(known: Known) -> CosineIntervals | None:
 
 
 def _classes(known: Known, train: Dataset) -> Tensor | None:
-    """(Q,) classes of the queries, numbered as in training; −1 for a class that is not there. None for places."""
+    """(Q,) classes of the queries, numbered as in training; −1 for classes outside training. None for places."""
     if known.labels is None or train.targets.ndim > 1:
         return None
     numbers = {name: number for number, name in enumerate(train.classes)}

@@ -1,7 +1,6 @@
 """The gallery of a calibration: the items of the run, one half of the held-out data, or both.
 
-A run's gallery may hold no class of its held-out data. One half of these data then replaces an equal number of items,
-because error rates depend on the gallery's size.
+With both, the half replaces an equal number of items, because error rates depend on the gallery's size.
 """
 
 import warnings
@@ -33,7 +32,7 @@ class Searchable:
         relevance: which images are queries, and which items match them.
         labels: labels of the items; None if all items come from the held-out data.
         is_stored: whether all items come from the run's gallery.
-        without_label: number of stored items without a label, which are left out.
+        without_label: number of stored items that are left out, because they have no label.
     """
 
     items: Embeddings
@@ -44,7 +43,7 @@ class Searchable:
 
 
 def holds_none_of(run: Run, images: Dataset) -> bool:
-    """Whether two images share a class, and the gallery holds only other classes of the run."""
+    """Whether the gallery holds only classes of the run that no image has, and two images share a class."""
     if images.targets.ndim > 1 or images.is_query is not None:
         return False
     stored = {item.label for item in run.gallery.items if item.label}
@@ -54,7 +53,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """One half of the held-out data as the gallery for the other half. If the data define a gallery, it is used."""
+    """The gallery that the held-out data define; by default one half of the data, for the other half as queries."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:
@@ -73,7 +72,7 @@ def stored_items(gallery: Snapshot, images: Dataset) -> Searchable:
 
 
 def stored_items_with_half(gallery: Snapshot, images: Dataset, embeddings: Embeddings, seed: int) -> Searchable:
-    """The items of the run; one half of the held-out data replaces some of them. A `Note` says so."""
+    """The items of the run, some replaced by one half of the held-out data; with a `Note`."""
     stored, labels, without_label = _labelled(gallery)
     n_replaced = min(len(images) - len(images) // 2, len(labels))
     is_query = _drawn(images, len(images) - n_replaced, seed)
@@ -99,7 +98,7 @@ def _comparable(embeddings: Embeddings) -> Embeddings:
 
 
 def _labelled(gallery: Snapshot) -> tuple[Embeddings, tuple[str, ...], int]:
-    """Items with a label, their labels, and the number of other items, which could not be judged as hits."""
+    """Items with a label, their labels, and the number of items without one."""
     if not gallery.items:
         raise ValueError(f"the gallery in {gallery.folder} holds no items: `lam index` fills it")
     labels = [item.label for item in gallery.items]
@@ -129,7 +128,7 @@ def _relevance(images: Dataset, labels: tuple[str, ...], is_query: Bool[Tensor, 
 
 
 def _drawn(images: Dataset, size: int, seed: int) -> Bool[Tensor, " N"]:
-    """A random choice of `size` items, each class in proportion."""
+    """True for `size` random items, with each class in proportion."""
     drawn = torch.zeros(len(images), dtype=torch.bool)
     drawn[stratified_split(images.labels, (size,), seed=seed)[0]] = True
     return drawn

@@ -1,4 +1,4 @@
-"""`CalibrationOptions`, and `repeat_choices`, which completes them by the choices of the last calibration."""
+"""`CalibrationOptions`, and `repeat_choices`, which adds the choices of the last calibration."""
 
 import warnings
 from collections.abc import Mapping
@@ -25,34 +25,33 @@ class CalibrationOptions:
     """Options of calibrating a run.
 
     Attributes:
-        targets: error rates, all of them or some by name. If the data are too few to bound a default rate, it is raised
-            to the least rate that they can bound, with a warning.
+        targets: error rates, all or some by name. If the data are too few to bound a default rate, it rises to the
+            least rate that they can bound, with a warning.
         flag: score that flags queries, from `lam.retrieval.decisions.flags.FLAGS`; by default the score that best
             separates strangers from known queries in cross-validation.
         accept: score that accepts a match, from `lam.retrieval.decisions.acceptance.ACCEPTS`; by default `probability`,
             unless a single score is better in cross-validation.
-        gallery: `index` (default) searches the labelled items of the run's gallery; `held-out` searches one half of the
-            held-out data. By default, if the gallery holds no validation class, one half of the held-out data replaces
-            an equal number of its items. A note says so.
-        folder: fresh images in class sub-folders for calibration, instead of the validation split; for a run on texts
-            a table with labels or answers.
-        strangers: a folder or table of queries without a match; the bound on false accepts then holds for queries like
-            them. By default it holds for unseen classes, if enough classes were held out for the target. Otherwise it
-            holds for queries like the labelled ones, which search the gallery without their matches. P(known) and the
-            flag learn from these strangers; by default from the held-out classes, however few, or else from labelled
-            queries without their classes.
-        unlabelled: a folder or table of typical queries, both known ones and strangers, from which P(known) is learnt.
-            `live` takes the queries that `lam serve --keep-queries` stored. Queries that are stored items or training
-            items are left out, with a warning. The queries have no effect if all of them may be known, or all of them
-            strangers.
-        share_of_strangers: assumed share of future queries without a match, unless unlabelled queries determine it.
+        gallery: `index` searches the labelled items of the run's gallery; `held-out` searches one half of the held-out
+            data. By default `index`; if the gallery holds no validation class, one half of the validation split then
+            replaces an equal number of gallery items, with a note.
+        folder: fresh images in class sub-folders instead of the validation split; for texts a table with labels or
+            answers.
+        strangers: a folder or table of queries without a match. The bound on false accepts then holds for similar
+            queries, and P(known) and the flag learn from these strangers. By default, held-out classes are the
+            strangers, and the bound holds for unseen classes. If they are too few for the target, the bound comes from
+            labelled queries that search the gallery without their matches, and holds for similar queries. Without
+            held-out classes, P(known) and the flag learn from the same searches.
+        unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
+            `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
+            queries are left out, with a warning. The queries have no effect if possibly all or none are strangers.
+        share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.
-        reference: number of training items to which scores measure distances; 0 for none.
-        damaged: what to do about damaged image files of these folders; by default they are an error.
+        reference: number of training items to which scores measure distances; 0 for no reference.
+        damaged: treatment of damaged image files in these folders; by default an error.
 
     Raises:
-        ValueError: for a choice or number out of range, or a score that needs a reference without one.
+        ValueError: for a choice or number out of range, or a score that needs a reference if `reference` is 0.
     """
 
     targets: Targets | Mapping[str, float] = field(default_factory=dict)
@@ -89,10 +88,10 @@ class CalibrationOptions:
 
 
 def repeat_choices(run: str | Path, options: CalibrationOptions) -> CalibrationOptions:
-    """Options completed by the rates, flag and accepting score that the run's last calibration was asked for.
+    """Options with the requested rates, flag and accept score of the run's last calibration as defaults.
 
-    A `wrong` rate of 0 removes the earlier `wrong` rate. If `reference` is 0, an earlier flag that needs a reference is
-    dropped with a warning.
+    A `wrong` rate of 0 removes the earlier `wrong` rate. With `reference` 0, an earlier flag that needs a reference is
+    dropped, with a warning.
     """
     try:
         previous = Run(run).calibration

@@ -59,7 +59,7 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
 def bounded_queries(
     what: str, *, folder: str | None, strangers: str | None, is_trained: bool, n_classes: int, far: float
 ) -> str:
-    """The queries for which the bound `far` on false accepts holds; the rate of other strangers may be far higher.
+    """The queries for which the bound `far` on false accepts holds; other strangers may exceed it by far.
 
     Args:
         what: kind of queries: `classes`, `identities` or `questions`.
@@ -83,7 +83,7 @@ def bounded_queries(
 
 
 def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strangers: str | None) -> str:
-    """The queries for which the bound on wrong answers holds. `strangers` is a folder, or None for held-out classes."""
+    """The queries for which the bound on wrong answers holds; `strangers` is a folder, None for held-out classes."""
     without = n_without_match + n_strangers
     share = f"{without / (n_queries + n_strangers):.2g} of them" if without else "none of them"
     whom = ""
@@ -93,13 +93,13 @@ def query_mixture(n_queries: int, n_without_match: int, n_strangers: int, strang
 
 
 def statistic_name(accept: str) -> str:
-    """Name of the statistic that decides on a match; higher means a better first hit."""
+    """Name of the statistic that accepts a match; higher means a better first hit."""
     names = {PROBABILITY: "the probability", "cosine": "the cosine", "mean_cosine": "the mean cosine"}
     return names.get(accept, f"−{accept}")
 
 
 def without_match(share: float) -> str:
-    """The share of queries without a match, as the subject of a sentence."""
+    """A share of queries, as the subject of a sentence."""
     return "half of all queries" if share == 0.5 else f"{share:.3g} of all queries"
 
 
@@ -118,7 +118,7 @@ def answer_in_words(calibration: Calibration, decisions: SearchDecisions, row: i
 
 
 def looks_as_good(share: float) -> str:
-    """A sentence on how often a search without a match has a first hit as good as this one."""
+    """A sentence on the share of searches without a match that have a first hit as good as this one."""
     if share >= 1:
         return "every search without a match looks as good"
     often = f"1 in {1 / share:.0f} searches" if share <= 0.2 else f"{share:.0%} of searches"

@@ -1,4 +1,4 @@
-"""The searches of a calibration: labelled queries, strangers and unlabelled queries in one gallery."""
+"""The searches of a calibration: labelled queries, strangers and unlabelled queries search one gallery."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -44,9 +44,9 @@ _SAME = 1e-5  # greatest distance between embeddings of one input in batches of 
 
 
 class Inputs:
-    """A run, the options of its calibration, and their data.
+    """A run, the options of its calibration, and the data.
 
-    `config` names the present folder of the data. `splits` is None for fresh images without a reference.
+    `config` has the present folder of the data. `splits` is None for fresh images without a reference.
     """
 
     def __init__(self, run: Run, options: CalibrationOptions, progress: bool) -> None:
@@ -82,10 +82,10 @@ class Known:
     Attributes:
         images: the data that contain the queries.
         queries: embeddings and features of the queries.
-        searchable: the gallery, and which of its items match each query.
+        searchable: the gallery, and the items that match each query.
         gallery: the kind of this gallery, `index` or `held-out`.
         searches: hits of the queries.
-        verifier: tells pairs of one class from other pairs; None if one of the two kinds is missing.
+        verifier: distinguishes pairs of one class from other pairs; None if one of the two kinds is missing.
         reference: training items to which distances are measured.
     """
 
@@ -128,12 +128,12 @@ class Strangers:
         return 0 if self.found is None else len(self.found.cosines)
 
     def can_bound(self, far: float) -> bool:
-        """Whether they can bound this rate of false accepts. Alike items of a held-out class count as one."""
+        """Whether the strangers can bound this rate of false accepts. A held-out class counts as one stranger."""
         return self.found is not None and (self.n_classes == 0 or self.n_classes >= needed(far))
 
 
 def search_known(inputs: Inputs) -> Known:
-    """Search the gallery for the labelled queries. Warn of queries that are training items or items of the gallery."""
+    """Search the gallery for the labelled queries; warn of training items and gallery items among them."""
     run, options, encoder, config = inputs.run, inputs.options, inputs.encoder, inputs.config
     images = inputs.held_out()
     replaces_half = options.gallery is None and options.folder is None and holds_none_of(run, images)
@@ -173,7 +173,7 @@ def search_known(inputs: Inputs) -> Known:
 
 
 def _check_attainable(inputs: Inputs, n_queries: int) -> None:
-    """Reject requested rates that these queries are too few to bound, before they are embedded."""
+    """Reject, before embedding, a requested rate that needs more queries for its bound."""
     rates, strangers = inputs.options.rates, inputs.options.strangers
     Targets(**rates)  # raises for a rate outside (0, 1)
     least = {"ood": needed, "wrong": answers_needed}
@@ -189,7 +189,7 @@ def _check_attainable(inputs: Inputs, n_queries: int) -> None:
 
 
 def search_strangers(inputs: Inputs, known: Known) -> Strangers:
-    """Search the gallery for the strangers of a folder; by default for the held-out classes of the run."""
+    """Search the gallery for the strangers in the options, by default for the items of held-out classes."""
     if inputs.options.strangers is not None:
         queries = inputs.queries(inputs.options.strangers)
         found, is_itself = _search_without_match(inputs, known, queries)
@@ -211,9 +211,9 @@ def search_strangers(inputs: Inputs, known: Known) -> Strangers:
 def _search_without_match(
     inputs: Inputs, known: Known, queries: Dataset, *, are_held_out: bool = False
 ) -> tuple[OtherQueries, Bool[Tensor, " O"]]:
-    """Hits of strangers, and which strangers have the embedding of an item.
+    """Hits of strangers, and whether each has the embedding of an item.
 
-    Held-out strangers do not search gallery items that were added under the labels of their classes.
+    Held-out strangers skip gallery items with the labels of held-out classes.
     """
     prediction = inputs.predict(queries)
     mean, items = prediction.embeddings.mean, known.searchable.items.mean
@@ -237,8 +237,8 @@ def _search_without_match(
 def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
     """Search the gallery for unlabelled queries, without the stored items and training items among them.
 
-    P(known) learnt from such items would be too low for future queries. None without unlabelled queries, or if the
-    reference is too small to find all training items among them.
+    Stored and training items would make P(known) too low for future queries. None without queries, or if some are
+    training items and the reference is too small to find them all.
     """
     if inputs.options.unlabelled is None:
         return None
@@ -275,7 +275,7 @@ def search_unlabelled(inputs: Inputs, known: Known) -> OtherQueries | None:
 
 
 def _splits(run: Path, config: RunConfig) -> Splits:
-    """The splits of a run; a `ValueError` if they have changed."""
+    """The splits of a run; a `ValueError` if the data have changed."""
     data = replace(config.data, ood=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Note)  # the run showed these notes when it read the same data
@@ -289,7 +289,7 @@ def _splits(run: Path, config: RunConfig) -> Splits:
 
 
 def _find_themselves(mean: Tensor, items: Tensor, searches: Searches) -> Bool[Tensor, " Q"]:
-    """Which queries have the same embedding as an item, because the gallery holds the same file."""
+    """Whether each query has the embedding of an item, because the gallery holds the same file."""
     return (mean.double() - items.double()[searches.nearest]).norm(dim=1) < _SAME
 
 

@@ -1,4 +1,4 @@
-"""Comparison of finished runs: one table, and plots with a curve for every run.
+"""Comparison of finished runs: one table, and plots with a curve for each run.
 
     comparison.csv, comparison.json   every metric of every run
     figures.png                       retrieval, OOD detection and calibration as bars
@@ -19,7 +19,7 @@ from lam.runs.folder import CONFIG, METRICS, read_data, require_finished
 from lam.utils.files import MANIFEST, read_json, read_yaml, verify, write_csv, write_json
 
 FIGURES = shown_in("table")
-"""Metrics that the printed table shows; the files hold every metric."""
+"""Metrics in the printed table; the files hold every metric."""
 _PICTURES = ("figures", "roc_*", "precision_recall_*", "calibration", "sparsification")
 _CSV, _JSON = "comparison.csv", "comparison.json"
 Metrics = dict[str, float | int | None]
@@ -31,7 +31,7 @@ class ComparedRun:
 
     Attributes:
         name: name of its method, or of its folder if two runs share a method.
-        metrics: metrics by flat key; None if undefined, such as metrics of κ if all κ are equal.
+        metrics: metrics by flat key; None if undefined, for example metrics of κ if all κ are equal.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Comparison:
 
 
 def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
-    """Draw the curves of finished runs together and write their metrics into one table.
+    """Draw the curves of finished runs in common plots and write the metrics into one table.
 
     Args:
         folders: folders of at least two runs on the same data.
-        output: folder to write: a new one, or an earlier comparison to replace.
+        output: a new folder, or the folder of an earlier comparison to replace.
 
     Returns:
         The runs and the written files.
@@ -102,7 +102,7 @@ def compare(folders: Sequence[str | Path], output: str | Path) -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Path]) -> None:
-    """Reject runs on different images, or with different right answers."""
+    """Reject runs that were evaluated on different items or with different right answers."""
     first, *others = map(_evaluated_on, runs)
     for run, other in zip(runs[1:], others, strict=True):
         different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
@@ -148,7 +148,7 @@ def _write_table(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
 
 
 def _draw(folder: Path, runs: Sequence[ComparedRun]) -> list[Path]:
-    """Draw every plot for the runs that have its curve."""
+    """Draw every plot, with the runs that have the curve."""
     pictures = [folder / "figures.png"]
     bars = {figure: {run.name: run.metrics.get(figure) for run in runs} for figure in shown_in("bars")}
     known = {figure: values for figure, values in bars.items() if set(values.values()) != {None}}

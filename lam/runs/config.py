@@ -1,6 +1,6 @@
 """`RunConfig`, the typed configuration of a run. Each section checks its own settings.
 
-The options of a method are in `lam.methods`; `lam.runs.config_files` reads files and the command line.
+`lam.methods` has the options of methods; `lam.runs.config_files` reads files and the command line.
 """
 
 import re
@@ -31,7 +31,7 @@ Duplicates = Literal["keep", "drop", "refuse"]
 METHOD = "method"
 COMMAND = "lam run"
 UNSEEN = "unseen"
-"""Name of the held-out classes as an OOD set, in keys of metrics."""
+"""Name of the held-out classes in keys of metrics, where it takes the place of an OOD set."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class OodConfig:
 
     Attributes:
         name: a data set of `lam.datasets.load_ood`.
-        root: its folder, if it needs one.
-        options: its other options.
-        title: its name in tables; by default `name`.
+        root: folder of the data set, if it needs one.
+        options: other options of the data set.
+        title: name in tables and keys of metrics; by default `name`.
     """
 
     name: str
@@ -59,7 +59,7 @@ class OodConfig:
 
     @property
     def key(self) -> str:
-        """Its name in tables and keys of metrics."""
+        """The name in tables and keys of metrics."""
         return self.title or self.name
 
 
@@ -69,20 +69,20 @@ class DataConfig:
 
     Attributes:
         name: a data set of `lam.datasets.load`.
-        root: its folder, if it needs one.
-        options: its other options.
+        root: folder of the data set, if it needs one.
+        options: other options of the data set.
         ood: out-of-distribution sets, the main one first.
         strangers: share of classes in [0, 1) held out of training, so that `lam calibrate` can bound false accepts for
             unseen classes. By default 0.1 with 20 or more classes, else 0.
-        gallery: `classes` if every query has a match, `identities` if a query may lack a match. By default `identities`
-            for places, faces and data without labels, else `classes`.
+        gallery: `classes` if every query has a match, `identities` if a query may lack one. By default `identities` for
+            places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
         soft_labels: a .npy file with the class probabilities of each test item, or CIFAR-10H's folder.
         num_workers: number of processes that read images.
         seed: seed of random splits.
-        duplicates: what to do about repeated images or texts: `keep` all, with a warning; `drop` all but one, or all if
+        duplicates: treatment of repeated images or texts: `keep` all, with a warning; `drop` all except one, or all if
             their labels differ; or `refuse` the data.
-        skip_damaged: whether to skip damaged image files; by default they are an error.
+        skip_damaged: whether to skip damaged image files; by default an error.
     """
 
     name: str
@@ -110,7 +110,7 @@ class DataConfig:
                 raise ValueError(f"ood has {count} sets called {key}: give each its own title")
 
     def completed(self, network: str) -> "DataConfig":
-        """The settings with absolute paths and, unless one is set, the preprocessing of a pretrained network."""
+        """The settings with absolute paths and, where it is not set, the preprocessing of a pretrained network."""
         ood = [replace(each, root=_absolute(each.root)) for each in self.ood]
         root, soft_labels = _absolute(self.root), _absolute(self.soft_labels)
         options = {**self.options, **_preprocessing(network, self.options.get("preprocessing") or {})}
@@ -125,7 +125,7 @@ class NetworkConfig:
         name: a network of `lam.models.build`.
         dimension: embedding dimensions D.
         weights: name of the pretrained weights in the network's library; None for random weights.
-        head: `train` for a trained linear layer from features to embeddings; `identity` to use the features themselves,
+        head: `train` for a trained linear layer from features to embeddings; `identity` for the features as embeddings,
             with `efficientnet_lite0` and networks for sentences.
         options: other options of the network.
     """
@@ -164,7 +164,7 @@ class TrainingConfig(TrainingOptions):
 
 @dataclass(frozen=True)
 class PlacesConfig:
-    """Rules for matching images of places; data with labels ignore them.
+    """Rules for matching images of places; no effect on data with labels.
 
     Attributes:
         positive_within: greatest distance of a positive pair in training, in metres.
@@ -184,13 +184,13 @@ class PlacesConfig:
         check_at_least("negative_beyond", self.negative_beyond, float(self.positive_within))
 
     def relation_of(self, items: Dataset) -> Relation:
-        """Relation of pairs: by labels, or, for places, by positions."""
+        """Relation of pairs: by label, or by position for places."""
         if items.targets.ndim == 1:
             return Relation()
         return Relation("batch", self.positive_within, self.negative_beyond, self.angle_within)
 
     def relevance_of(self, items: Dataset, relation: Relation | None = None) -> Relevance:
-        """The items that match each query, by a relation, by default `relation_of`."""
+        """The items that match each query by a relation (default: `relation_of`)."""
         relation = self.relation_of(items) if relation is None else relation
         return relevance_of(relation, items.targets, is_query=items.is_query, relevant_within=self.relevant_within)
 
@@ -200,14 +200,14 @@ class EvaluationConfig:
     """Evaluation of the encoder; see `lam.evaluate`.
 
     Attributes:
-        n_samples: number of samples behind each κ, in tuning, evaluation and all later embeddings; also the number of
-            sampled networks for reliability.
+        n_samples: number of samples behind each κ, in tuning, evaluation and all later embeddings, and behind the
+            calibration metrics.
         reference: number of training items among which the k-NN score finds neighbours.
-        corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 for no test.
+        corrupted: number of test items to corrupt, to test whether κ falls with quality; 0 skips the test.
         corruptions: kinds of `lam.inputs.corruption`, such as `[fog, motion-blur]`, or `all`; by default `noise`,
             `blur`, `contrast` and `crop` for images, and all kinds for texts.
-        unseen: number of items from held-out classes that search each other; 0 for no such search.
-        costly: whether to measure slow metrics too; see `lam.evaluate`.
+        unseen: number of items from held-out classes that search each other; 0 skips this search.
+        costly: whether to compute slow metrics too; see `lam.evaluate`.
     """
 
     n_samples: int = 100
@@ -229,9 +229,9 @@ class AmbiguityConfig:
     Both are learnt on the validation split; see `lam.tuning.ambiguity`.
 
     Attributes:
-        learn: whether to learn them; by default only if the `checkpoint` has a κ head and enough items have a match. κ
+        learn: whether to learn both; by default only if the `checkpoint` has a κ head and enough items have a match. κ
             then combines κ_a, p_known and the posterior's κ.
-        reference: number of training items among which neighbours are sought, besides the validation split.
+        reference: number of training items that may be neighbours, in addition to the validation split.
     """
 
     learn: bool | None = None
@@ -252,10 +252,10 @@ class RunConfig:
         margin: margin of the contrastive loss, in (0, 2].
         seed: seed of the weights, the order of the data and the posterior's noise.
         output: folder of the run; runs/<data>/<method> by default.
-        checkpoint: weights to start from, instead of training: a .safetensors or .pth file, or the folder of a finished
-            run. A Laplace posterior also uses the run's κ head: the head gives κ_a, and p_known is learnt on the
+        checkpoint: weights that replace training: a .safetensors or .pth file, or the folder of a finished run. A
+            Laplace posterior also uses that run's κ head: the head computes κ_a, and p_known is learnt on the
             validation split.
-        accelerator: device of training, fit and evaluation: "cpu", "cuda", or "auto" for CUDA if it is available.
+        accelerator: device of the run: "cpu", "cuda", or "auto" for CUDA if available.
         training: training of the network.
         augmentation: random crops and flips of the training images.
         places: rules for matching images of places.
@@ -302,10 +302,10 @@ class RunConfig:
             )
 
     def check(self) -> None:
-        """Check the loss, the checkpoint and the device, before data are read.
+        """Check the loss, the device, and whether the method takes the checkpoint; reads no data.
 
         Raises:
-            ValueError: with the setting and its allowed values.
+            ValueError: naming the setting and its allowed values.
         """
         self.loss()
         self.method.check_start(pretrained=self.checkpoint is not None)
@@ -317,7 +317,7 @@ class RunConfig:
         return losses.build(self.training.loss, margin=self.margin, temperature=temperature, dimension=dimension)
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting, in types that YAML has. The output is left out, because a run may be moved."""
+        """Every setting except the output (a run may be moved), in types that YAML has."""
         settings = {**asdict(self), METHOD: self.method.settings(), "output": None}
         return yaml.safe_load(yaml.safe_dump(settings, sort_keys=False))  # turns tuples into lists
 
@@ -344,13 +344,13 @@ def _preprocessing(network: str, settings: Any) -> dict[str, Any]:
 
 
 def _check_options(options: Mapping[str, Any], **settings: str) -> None:
-    """Reject options that repeat a setting: one of the two would have no effect."""
+    """Reject options with the name of a setting, because one of the two would have no effect."""
     for name in options.keys() & settings.keys():
         raise ValueError(f"options must not have {name}: use the setting {settings[name]}")
 
 
 def named_method(section: Any) -> tuple[str | None, dict[str, Any]]:
-    """The name and the options of a method, from a name, or a mapping with name and options.
+    """The name and the options of a method, from the name alone or a mapping with both.
 
     Raises:
         ValueError: for anything else.

@@ -5,15 +5,15 @@
     configs/paper/DATA.yaml      the authors' settings on a data set
 
 `DATA METHOD` reads these files in order, the last one only with `--paper`. Later files override earlier ones. In a
-file, the section `methods` holds the settings of single methods, which override the rest of that file. With `--paper`,
-the section `methods` of the authors' file replaces the data set's section.
+file, the section `methods` holds settings for each method; they override the rest of that file. With `--paper`, the
+section `methods` of the authors' file replaces the data set's section.
 
-The section `networks` holds the settings of single networks. The first installed one replaces the network that the file
-names, unless an override, or a file that extends this one, names a network or weights.
+The section `networks` holds settings for each network. The first installed network of this section replaces the file's
+`network`, unless an override, or a file that extends this one, names a network or weights.
 
-A file may extend a configuration, `extends: digits hib`, or a file next to it, `extends: base.yaml`, and hold only
-the differences. Sections and mappings are merged setting by setting; other values, also lists, are replaced. If the
-method changes, the options of the earlier method are dropped.
+A file may extend a configuration (`extends: digits hib`) or a file next to it (`extends: base.yaml`), and then holds
+only the differences. Sections and mappings are merged setting by setting; other values, lists included, are replaced.
+A new method drops the options of the earlier method.
 """
 
 import re
@@ -42,8 +42,8 @@ def load_config(
     """Read a configuration and apply overrides.
 
     Args:
-        source: arguments of `lam run`, in one string or several: `digits hib`, `fashionmnist hib --paper`; a YAML file,
-            with or without a method after it; or the folder of a run, to continue it.
+        source: arguments of `lam run`, in one string or several: `digits hib`, `fashionmnist hib --paper`; a YAML file
+            and optionally a method; or the folder of a run, to continue that run.
         overrides: settings, such as `--training.epochs=5`.
         allow_missing: whether to set `allow_missing` in every data set and OOD set that has this option.
 
@@ -76,7 +76,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 
 def _outsiders(name: str) -> dict[str, str]:
-    """Settings of an OOD set from one string: a data set's name, a folder, or a file of texts."""
+    """Settings of an OOD set from the name of a data set, a folder, or a file of texts."""
     if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
         return {"name": name}
     if name.lower().endswith(FORMS):
@@ -85,14 +85,14 @@ def _outsiders(name: str) -> dict[str, str]:
 
 
 def _network_of(section: Any) -> str | None:
-    """The network that a section names; "" if it names only weights; None if it names neither."""
+    """The network named in a section; "" if the section has only weights; None without both."""
     if not isinstance(section, Mapping):
         return None
     return section.get("name") or ("" if section.get("weights") else None)
 
 
 def _set(content: dict[str, Any], settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Set settings by their dotted names, in place; missing sections are created."""
+    """Set settings by dotted name, in place; missing sections are created."""
     for name, value in settings:
         if name == METHOD:
             method, options = named_method(value)
@@ -144,7 +144,7 @@ def _content(
 ) -> dict[str, Any]:
     """The settings for `words`, the arguments of `lam run`.
 
-    `method` overrides the method that the words name; `network` chooses a section of `networks`.
+    `method` overrides the method among the words; `network` chooses a section of `networks`.
     """
     where, *rest = [word for word in words if word != PAPER] or [""]
     if len(rest) > 1:
@@ -186,7 +186,7 @@ def _file_of(where: str) -> Path:
 
 
 def _of_file(path: Path, method: str | None, extending: tuple[Path, ...], network: str | None) -> dict[str, Any]:
-    """The settings of a file, merged over the configuration that it extends, or over its method's file."""
+    """The settings of a file, merged over the configuration that the file extends, or over its method's file."""
     settings, sections = _read(path, network)
     network = _network_of(settings.get("network")) if network is None else network
     extends = settings.pop(EXTENDS, None)
@@ -221,7 +221,7 @@ def _of_method(name: str) -> dict[str, Any]:
 
 
 def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a file, merged with its section for the network; and its sections for methods."""
+    """The settings of a file with its section for the network, and its sections for methods."""
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a configuration: it must hold settings, such as `margin: 0.7`")
@@ -233,7 +233,7 @@ def _read(path: Path, network: str | None = None) -> tuple[dict[str, Any], dict[
 
 
 def _sections(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Remove the settings of each method, or each network, from the content of a file, and return them."""
+    """Remove the section `name` from the content of a file; return its settings for each method or network."""
     sections = content.pop(name, {})
     if not isinstance(sections, dict) or not all(isinstance(of, dict | None) for of in sections.values()):
         kind = name.removesuffix("s")

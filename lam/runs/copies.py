@@ -1,7 +1,7 @@
 """Copies among the data of a run: an image or text in several splits, under several labels, or twice in one split.
 
 Copies make recall too good, because any network finds a copy of the query. Exact copies have the same file content or
-text. Near copies are images with close perceptual hashes (ImageHash's `phash`), such as resized or recompressed images.
+text. Near copies, such as resized or recompressed images, have similar perceptual hashes (ImageHash's `phash`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,23 +25,23 @@ COPIES = "copies.csv"
 """File in a run's folder that lists copies."""
 
 _PARTS = ("test", "validation", "train", "strangers")
-"""Splits by priority: the copy in the first of these splits is the original, which is kept."""
+"""Splits by priority: among copies, the item in the first of these splits is the original, and is kept."""
 
 _HASH_SIDE = 16
 _NEAR = 24
-"""Greatest number of different bits, of 256, between hashes of near copies."""
+"""Greatest number of bits, of 256, in which hashes of near copies differ."""
 
 _LEAST_SIDE = 32
 """Least length of an image's side, in pixels; perceptual hashes confuse smaller images."""
 
 _MOST_COMPARED = 100_000
-"""Greatest number of images that are compared with each other; it takes half a minute on one core."""
+"""Greatest number of images among which near copies are sought; this takes half a minute on one core."""
 
 _NEIGHBOURS = 8
 
 
 class Item(NamedTuple):
-    """An item of a split: its path or number, and its label, if any."""
+    """An item of a split: its path or number, and its label (empty without one)."""
 
     part: str
     row: int
@@ -63,7 +63,7 @@ class Copy:
 
     @classmethod
     def of(cls, kind: str, item: Item, original: Item) -> "Copy":
-        """The record that an item is a copy of an original."""
+        """The record of an item and its original."""
         return cls(kind, item.path, item.part, item.label, original.path, original.part, original.label)
 
 
@@ -79,7 +79,7 @@ def exact_copies(splits: Splits) -> list[list[Item]]:
 def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
     """Splits with one item of each content, and the list of exact copies.
 
-    Items with equal content but different labels are all dropped, because the right label is unknown.
+    If equal contents have different labels, all are dropped, because the right label is unknown.
     """
     groups = exact_copies(splits)
     dropped: dict[str, set[int]] = {}
@@ -92,7 +92,7 @@ def without_copies(splits: Splits) -> tuple[Splits, list[Copy]]:
 
 
 def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> list[Copy]:
-    """All copies of splits; `hashes` holds perceptual hashes by file. A file without a hash has no near copies."""
+    """All copies in splits. `hashes` holds perceptual hashes by file; files without a hash have no near copies."""
     exact = exact_copies(splits)
     repeated = {(item.part, item.row) for group in exact for item in group[1:]}
     items, bits = list[Item](), list[Tensor]()
@@ -105,10 +105,7 @@ def find_copies(splits: Splits, hashes: Mapping[Path, UInt8[Tensor, " B"]]) -> l
 
 
 def perceptual_hash(preprocessing: Preprocessing, image: Tensor) -> UInt8[Tensor, " B"] | None:
-    """A 256-bit hash of a network's input (C, H, W), nearly equal for images that look alike.
-
-    None for a small or uniform image.
-    """
+    """A 256-bit hash of an input (C, H, W), nearly equal for images that look alike; None if small or uniform."""
     if min(image.shape[1:]) < _LEAST_SIDE:
         return None
     pixels = preprocessing.denormalize(image).mean(0).mul(255).round().byte().numpy()
@@ -156,7 +153,7 @@ def _in_order(splits: Splits) -> list[tuple[str, Dataset]]:
 
 
 def _contents(part: Dataset) -> Iterable[tuple[int, str]]:
-    """Row and content (a file's SHA-256, or a text) of each item. Answers are skipped, because all splits hold them."""
+    """Row and content (a file's SHA-256, or a text) of each item, without answers, which all splits share."""
     if part.files:
         return ((row, sha256_of(path)) for row, path in enumerate(part.files))
     if isinstance(part, Texts):
@@ -184,7 +181,7 @@ def _as_copies(groups: Iterable[Sequence[Item]]) -> list[Copy]:
 
 
 def _near_copies(items: Sequence[Item], bits: Sequence[Tensor]) -> list[Copy]:
-    """Items with a hash close to the hash of an earlier item, each with the closest one as its original."""
+    """Items with a hash close to an earlier item's hash; the closest earlier item is the original."""
     if not 1 < len(items) <= _MOST_COMPARED:
         return []
     import faiss  # slow to import, and optional

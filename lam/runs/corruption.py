@@ -1,4 +1,4 @@
-"""Corruption of texts, and curves of κ and recall over the severity, which show whether κ falls with quality.
+"""Corruption of texts, and curves of κ and recall over the severity, to see whether κ falls with quality.
 
 `lam.inputs.corruption` corrupts images.
 """
@@ -25,8 +25,8 @@ TEXT_STRENGTHS: dict[TextKind, tuple[float, ...]] = {
     "words": (0.1, 0.2, 0.3, 0.4, 0.5),
     "typing": (0.02, 0.05, 0.1, 0.15, 0.2),
 }
-"""Probabilities at severities 1 to 5. `words` leaves out a word, except the last that remains. `typing` leaves out a
-letter, doubles it, swaps it with the next one or replaces it, each equally likely."""
+"""Probabilities for each word or letter at severities 1 to 5. `words` omits words, but keeps at least one. `typing`
+omits, doubles or replaces a letter, or swaps it with the next character, each equally likely."""
 
 BATCH = 100
 SEVERITIES = 5
@@ -38,7 +38,7 @@ def corruptions_of(items: Dataset, asked: Sequence[str] | str | None = None) -> 
 
     Args:
         items: images or texts.
-        asked: kinds, "all", or None for the default: `noise`, `blur`, `contrast` and `crop` for images, all for texts.
+        asked: kinds, "all", or None for `noise`, `blur`, `contrast` and `crop` of images, and all kinds for texts.
 
     Example:
         >>> from lam import datasets
@@ -88,8 +88,8 @@ class CorruptionCurve:
 
     Attributes:
         kappa: (V, N) concentrations.
-        correct: (V, N) whether the first hit is right, in the clean gallery without the query itself.
-        parts: (V, N) values of each part of κ, by name, if the encoder has learnt its ambiguity.
+        correct: (V, N) whether the first hit is right; the gallery is clean and leaves out the query itself.
+        parts: (V, N) values of each part of κ, by name; empty unless the encoder has learnt its ambiguity.
     """
 
     kappa: Float[Tensor, "V N"]
@@ -103,7 +103,7 @@ class CorruptionCurve:
 
     @property
     def trend(self) -> float:
-        """Mean rank correlation (Spearman) of severity and κ; −1 if κ always falls, NaN if no κ changes."""
+        """Spearman correlation of severity and κ, the mean over queries; −1 if κ always falls, NaN if κ is constant."""
         return _trend(self.kappa)
 
     @property
@@ -124,13 +124,13 @@ def measure_corruption(
     """κ and first hits of corrupted queries of an evaluation; the gallery stays clean.
 
     Args:
-        encoder, items, evaluation: the encoder, and its evaluation on these items.
+        encoder, items, evaluation: an encoder, items, and the encoder's evaluation on these items.
         size: greatest number of queries, drawn at random from queries with a match.
         seed: seed of the draw and the noise.
         kinds: as `asked` of `corruptions_of`.
 
     Returns:
-        A curve for each kind, all of the same queries; empty if no query has a match.
+        A curve for each kind, on the same queries; empty if no query has a match.
     """
     generator = torch.Generator().manual_seed(seed)
     answerable = evaluation.answerable.nonzero()[:, 0].cpu()
@@ -157,7 +157,7 @@ def measure_corruption(
 def worse_inputs(
     items: Dataset, positions: list[int], generator: torch.Generator, kinds: Sequence[str] | str | None = None
 ) -> Iterator[tuple[str, Iterator[Tensor]]]:
-    """For each kind of corruption, the inputs at `positions` for every severity, starting with 0."""
+    """For each kind of corruption, the inputs at `positions` for severities 0 to 5."""
     preprocessing = items.preprocessing
     if isinstance(items, Texts):
         texts = [items.texts[row] for row in positions]
@@ -176,7 +176,7 @@ def worse_inputs(
 
 
 def corruption_metrics(curves: Mapping[str, CorruptionCurve], *, has_kappa: bool = True) -> dict[str, float | None]:
-    """Metrics of curves: median κ and recall@1 at each severity, and the `trend` of each kind, as `corruption_...`.
+    """Metrics `corruption_...`: median κ and recall@1 of each kind and severity, and the trend of each kind.
 
     Crops add `crop_less_sure`, the share of queries with a smaller κ in the smallest crop than in the whole image.
     """

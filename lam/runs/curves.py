@@ -1,4 +1,4 @@
-"""`Curves`: data of a run's curves, in `curves.safetensors`."""
+"""`Curves`: the data of a run's curves, in `curves.safetensors`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class Curves:
         correct: (Q,) whether the first hit is right, for queries with a match.
         uncertainty: (Q,) −κ of these queries.
         inside: (N,) the encoder's own OOD score of all queries; higher means more OOD.
-        outside: (O,) OOD scores of the items of each OOD set.
+        outside: (O,) the same score of the items of each OOD set.
         reliability: confidence against accuracy; None for a method without samples.
     """
 

@@ -1,4 +1,4 @@
-"""The data of a run: loaded, limited and checked before any work."""
+"""The data of a run, loaded, limited and checked before training."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,12 +55,12 @@ _DOWNLOAD = "--data.options='{download: true}'"
 def load_data(
     data: DataConfig, damaged: frozenset[str] = frozenset(), *, root_option: str = "in a run: --data.root=DIR"
 ) -> tuple[Splits, dict[str, Dataset]]:
-    """The splits, with held-out classes as strangers, and the OOD sets by title; each is cut to `limit` items.
+    """The splits (held-out classes become strangers) and the OOD sets by title, each cut to `limit` items.
 
     Args:
         data: the settings.
-        damaged: paths of image files to leave out; see `lam.gallery.damaged`.
-        root_option: how to set the folder of the files, for the error about missing files.
+        damaged: paths of image files to leave out.
+        root_option: the option for the folder of the files, which the error about missing files names.
     """
     with _naming_setting(root_option), warnings.catch_warnings(record=True) as caught:
         splits = datasets.load(data.name, root=data.root, seed=data.seed, **data.options)
@@ -89,9 +89,9 @@ def load_data(
 
 @dataclass(frozen=True)
 class RunData:
-    """The checked data of a run: splits, OOD sets by title, copies, and reasons for leaving out image files, by path.
+    """The checked data of a run: splits, OOD sets by title, copies, and damaged image files with the reasons.
 
-    `is_new` tells whether the run starts for the first time.
+    `is_new`: whether the run starts for the first time.
     """
 
     splits: Splits
@@ -102,11 +102,11 @@ class RunData:
 
     @property
     def parts(self) -> dict[str, Dataset]:
-        """All splits by name."""
+        """All splits and OOD sets by name."""
         return parts_of(self.splits, self.ood)
 
     def write_lists(self, folder: Path) -> None:
-        """Write copies and damaged files into a run's folder, if there are any."""
+        """Write the lists of copies and of damaged files, if any, into a run's folder."""
         if self.damaged:
             write_damaged(self.damaged, folder / DAMAGED)
         if self.copies:
@@ -114,13 +114,13 @@ class RunData:
 
 
 def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
-    """Load the data of a run; its first start reads and checks every item.
+    """Load the data of a run; at the first start, read and check every item.
 
-    `learns` tells whether the run learns from matching items.
+    `learns`: whether the run learns from matching items.
 
     Raises:
-        ValueError: as `load_data`, `check_splits`, `check_texts`, `corruptions_of`, or for damaged files or copies that
-            the settings do not allow.
+        ValueError: as `load_data`, `check_splits`, `check_texts` and `corruptions_of`; also for damaged files or copies
+            that the settings do not allow.
     """
     data, folder = config.data, config.folder
     known = left_out(folder, data.root)
@@ -145,7 +145,7 @@ def prepare_data(config: RunConfig, *, learns: bool, progress: bool) -> RunData:
 def _check_items(
     config: RunConfig, splits: Splits, ood: Mapping[str, Dataset], progress: bool
 ) -> tuple[list[Copy], dict[Path, str]]:
-    """Read every image file; return the copies among the items, and the reasons why files are damaged, by path."""
+    """Read every image file; return the copies among the items, and the damaged files with the reasons."""
     data, folder, parts = config.data, config.folder, parts_of(splits, ood).values()
     hashes, reasons = check_files(parts, progress=progress)
     # A rejected run has no folder yet: the list is written beside it.
@@ -205,7 +205,7 @@ def check_splits(splits: Splits, *, learns: bool = True) -> None:
 
 
 def check_texts(items: Dataset) -> None:
-    """Reject texts that the gallery cannot store, before the run fills it."""
+    """Reject texts that the gallery cannot store."""
     for row in range(len(items) if isinstance(items, Texts) else 0):
         preview = items.preview(row)
         try:
@@ -234,7 +234,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
     """Read every image file, because a damaged file would end the run later.
 
     Returns:
-        Perceptual hashes by file, except for small and uniform images, and why files are damaged.
+        Perceptual hashes by file, without small and uniform images, and the damaged files with the reasons.
     """
     files = {path: part.preprocessing for part in parts for path in part.files}
 
@@ -246,7 +246,7 @@ def check_files(parts: Iterable[Dataset], *, progress: bool) -> tuple[dict[Path,
 
 
 def loader_of(images: Any, num_workers: int = 0, *, batch_size: int = EMBEDDING_BATCH) -> DataLoader[Any]:
-    """A loader of images or features, in order. It does not use torch's global random state."""
+    """A loader of images or features, in order, without torch's global random state."""
     context = distributed.worker_context(num_workers)
     generator = torch.Generator()
     return DataLoader(images, batch_size, num_workers=num_workers, multiprocessing_context=context, generator=generator)
@@ -262,7 +262,7 @@ def reference_features(encoder: Encoder, images: Dataset, count: int, *, seed: i
 
 @contextmanager
 def _naming_setting(option: str) -> Iterator[None]:
-    """Within the context, the error of missing files also names the setting for their folder."""
+    """Within the context, the error about missing files also names the setting for the folder."""
     try:
         yield
     except MissingDataError as error:

@@ -22,7 +22,7 @@ from lam.utils.files import locked
 
 
 class Run:
-    """A finished run. Every file is checked before it is read.
+    """A finished run. Each file is checked before it is read.
 
     Attributes:
         folder: folder of the run.
@@ -42,17 +42,17 @@ class Run:
         return self.configured([])
 
     def configured(self, overrides: Sequence[str]) -> RunConfig:
-        """`config` with some settings changed, such as `--data.root=DIR` if its data have moved."""
+        """The configuration with some settings changed, such as `--data.root=DIR` for data that have moved."""
         return load_config(self.folder, overrides)
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Network and uncertainty of the run."""
+        """The encoder of the run."""
         return load(self.folder / ENCODER)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of its network, posterior and preprocessing."""
+        """Fingerprint of network, posterior and preprocessing."""
         return fingerprint(self.folder / ENCODER)
 
     @property
@@ -73,7 +73,7 @@ class Run:
 
     @cached_property
     def has_answers(self) -> bool:
-        """Whether the gallery holds answers to questions. Answers are never used as queries."""
+        """Whether the gallery holds answers to questions, which are never queries."""
         return read_data(self.folder)["answers"]
 
     @cached_property
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def gallery(self) -> Snapshot:
-        """A snapshot of the items, to be searched while other processes may write.
+        """A snapshot of the items, searchable while other processes write.
 
         Raises:
             ValueError: if there is no gallery, or another process has locked it.
@@ -100,13 +100,13 @@ class Run:
         return Gallery(self.gallery_folder, self.encoder.dimension, drop_corrupt=drop_corrupt, index=index)
 
     def open_replica(self, *, index: str | None) -> Gallery:
-        """A copy, only to be searched, of the gallery that another process serves; see `lam.gallery.replica`."""
+        """A read-only copy of a gallery that another process serves; see `lam.gallery.replica`."""
         from lam.gallery.replica import Replica
 
         return Replica(self.gallery_folder, self.encoder.dimension, index=index)
 
     def columns(self, given: Columns | None = None) -> Columns | None:
-        """Columns of a table of texts: `given`, by default the columns of the run's own table."""
+        """Columns of a table of texts: `given`, or by default the columns of the run's own table."""
         data = self.config.data
         if given is not None or data.name != "texts":
             return given

@@ -1,6 +1,6 @@
-"""The folder of a run: its settings and data, and whether the run is finished.
+"""The folder of a run: settings, fingerprints of the data, and whether the run is finished.
 
-`lam.runs.run` lists its contents, `lam.runs.finished` reads them.
+`lam.runs.run` lists the contents of the folder, `lam.runs.finished` reads them.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from lam.utils.files import (
 CONFIG, DATA, METRICS = "config.yaml", "data.json", "metrics.json"
 DAMAGED = "damaged.csv"
 WATCH = "watch"
-"""Folder with the feedback to a service, and its tests of the promised rates."""
+"""Folder with the feedback to a service, and the tests of its promised rates."""
 ENCODER, GALLERY = "encoder", "gallery"
 _SHOWN = 5
 _TEMPORARY = ".*.tmp"
@@ -38,7 +38,7 @@ FORMAT = 1  # format number of a run
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run; a damaged file is a `CorruptFileError`."""
+    """Whether a folder holds a finished run; a `CorruptFileError` for a damaged file."""
     if not (folder / MANIFEST).is_file():
         return False
     verify(folder, [CONFIG, METRICS, "report.html"])
@@ -46,16 +46,16 @@ def is_finished(folder: Path) -> bool:
 
 
 def run_at(folder: Path) -> Path:
-    """The folder of a run: this folder, or the only run inside it."""
+    """The only run inside a folder; the same folder if it is a run, or holds several or no runs."""
     runs = [] if _is_run(folder) else _runs_inside(folder)
     return runs[0] if len(runs) == 1 else folder
 
 
 def require_finished(folder: Path) -> None:
-    """Require a finished run; report and plots are not checked.
+    """Require a finished run, without a check of report and plots.
 
     Raises:
-        ValueError: if the folder is not a run, the run did not finish, or it has another format.
+        ValueError: if the folder is not a run, or the run did not finish or has another format.
         CorruptFileError: naming the file of settings or data that is missing, truncated or altered.
     """
     if not folder.is_dir():
@@ -79,7 +79,7 @@ def _runs_inside(folder: Path) -> list[Path]:
 
 
 def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Reject a folder in which a run with these settings cannot start or continue; nothing is written.
+    """Reject a folder in which a run with these settings cannot start or continue.
 
     A setting missing from the folder's configuration has its default. The folder of the data may differ;
     `refuse_changed_data` compares the data themselves.
@@ -101,7 +101,7 @@ def refuse_other_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_place(folder: Path, data: DataConfig) -> None:
-    """Require a writable folder. Inside the folder of images, pictures of the run would become a class."""
+    """Require a writable folder, and not inside a folder of images, which would read the run's pictures as a class."""
     check_writable(folder)
     if data.name != "folder" or data.root is None:
         return
@@ -114,10 +114,10 @@ def check_place(folder: Path, data: DataConfig) -> None:
 def open_for_writing(
     folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset], splits: Splits
 ) -> Iterator[None]:
-    """Start or continue a run in a folder. Within the context, rank zero locks it against other processes.
+    """Start or continue a run in a folder. Within the context, rank zero locks the folder against other processes.
 
-    Writes the settings, the gallery's kind, and the fingerprints of all `parts` by name. The fingerprints must not
-    change, because a run that continued on other data could test on training items.
+    Writes the settings, the gallery's kind, and the fingerprints of all `parts`. Rejects changed fingerprints, because
+    on other data the run could test on training items.
     """
     with ExitStack() as stack:
         distributed.broadcast_from_rank_zero(lambda: stack.enter_context(_open(folder, settings, parts, splits)))
@@ -143,7 +143,7 @@ def _open(folder: Path, settings: Mapping[str, Any], parts: Mapping[str, Dataset
 
 
 def left_out(folder: Path, root: str | None) -> frozenset[str]:
-    """Paths of damaged images that a run leaves out; `root` is the present folder of its data."""
+    """Paths of damaged images that a run leaves out; `root` is the present folder of the data."""
     paths, settings = read_damaged(folder / DAMAGED), folder / CONFIG
     if not paths or root is None:
         return paths
@@ -167,7 +167,7 @@ def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """Facts on a run's data: the kind of `gallery`, whether it holds `answers`, and the fingerprints of all `parts`."""
+    """Facts on a run's data: `gallery` (its kind), `answers` (whether it holds them), fingerprints of all `parts`."""
     return read_record(folder / DATA, format=FORMAT)
 
 

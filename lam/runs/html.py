@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML file without scripts.
 
-Metrics have the flat keys of `metrics.json`; `lam.retrieval.metrics.registry` names them. `seconds_STAGE` are times;
-`tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
+Metrics have the flat keys of `metrics.json`; `lam.retrieval.metrics.registry` has their names. `seconds_STAGE` are
+times; `tuned_...` and `corruption_...` have their own tables. The template is `report.html.jinja`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Values = Mapping[str, float | int | None]
 
 @dataclass(frozen=True)
 class Plot:
-    """A PNG file that the report embeds, with its heading, and how to read it."""
+    """A PNG file for the report, with a heading and a caption."""
 
     title: str
     caption: str
@@ -49,7 +49,7 @@ def write_report(
     Args:
         path, title, plots, configuration, notes: the file, and the parts of the page.
         metrics: values by flat key; None or NaN if a metric is undefined.
-        ood_score, ood_set: names of the encoder's own score and of the main OOD set; keys do not contain them.
+        ood_score, ood_set: names of the encoder's own score and of the main OOD set, which keys leave out.
     """
     values = {key: None if value is None or value != value else value for key, value in metrics.items()}
     seconds, tuned, corruption = (
@@ -102,7 +102,7 @@ def _heading(ood_set: str, prevalence: float | int | None) -> str:
 def _score_table(
     values: Mapping[Key, float | int | None], own: str = "", headings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A table with a row for each score and a column for each metric on each OOD set; the best values are marked."""
+    """A table with a row for each score and a column for each metric and OOD set; the best values are marked."""
     cells: dict[tuple[str, str], dict[str, float | int | None]] = {}
     for (metric, score, ood_set), value in values.items():
         by = METRICS[metric].by_score

@@ -33,26 +33,26 @@ def index_images(
 ) -> Enrolment:
     """Replace the items of a run's gallery by images, texts or embeddings.
 
-    Items that were added or changed while serving stay. In a calibrated run, images with κ below the flag's threshold
-    are uncertain.
+    Items that a service added or changed stay. In a calibrated run, images with κ below the flag's threshold are
+    uncertain.
 
     Args:
         run: the run's folder.
-        source: a folder of images, with or without class sub-folders; a table of images, see `lam.gallery.image_list`,
-            or, for a run on texts, of texts; or a sequence of shard files, see `lam.gallery.shards`.
+        source: a folder of images, with or without class sub-folders; a table of images (`lam.gallery.image_list`) or,
+            for a run on texts, of texts; or a sequence of shard files (`lam.gallery.shards`).
         columns: columns of a table of texts; by default the run's columns, or the default names of `Columns`.
         factory: the FAISS index type, such as `HNSW32`.
         fuse: whether images of one identity become one item; see `lam.gallery.enrolment.enrol`.
-        skip_uncertain: whether uncertain images are left out.
-        damaged: what to do about damaged image files; by default they are an error.
+        skip_uncertain: whether to leave out uncertain images.
+        damaged: treatment of damaged image files; by default an error.
         progress: show a progress bar on standard error.
 
     Returns:
         The new items of the gallery, and the uncertain images.
 
     Raises:
-        ValueError: for a folder that holds no finished run, or that another process serves or writes to; an unknown
-            FAISS type, or one that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
+        ValueError: for a folder without a finished run, or that another process serves or writes to; an unknown FAISS
+            type, or a type that needs more images; mistakes in a table or shard files; `skip_uncertain` without a
             calibration; or damaged files. The gallery then stays unchanged.
     """
     opened = Run(run)
@@ -80,7 +80,7 @@ def index_images(
 
 
 def calibration_of(run: Run) -> Calibration | None:
-    """The calibration of a run; None without one, or, with a warning, if it belongs to another encoder."""
+    """The calibration of a run, if any; None, with a warning, for the calibration of another encoder."""
     try:
         return run.calibration
     except ValueError as error:
@@ -89,7 +89,7 @@ def calibration_of(run: Run) -> Calibration | None:
 
 
 def index_dataset(run: Path, embeddings: Embeddings, images: Dataset) -> None:
-    """Fill a finished run's gallery with embedded items; their ids are their positions."""
+    """Fill a run's gallery with embedded items; ids are positions."""
     vectors, kappa = unit_vectors(embeddings, embeddings.dimension).numpy(), embeddings.kappa.double().tolist()
     labels = [images.classes[label].encode(errors="replace").decode() for label in images.labels.tolist()]
     items = [

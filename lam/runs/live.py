@@ -1,6 +1,6 @@
-"""A random sample of a service's queries, as embeddings; it holds known queries and strangers.
+"""A random sample of a service's queries (known ones and strangers) as embeddings.
 
-A run's folder `live/` holds live.json (the number of queries, the encoder) and queries.safetensors, with hashes.
+A run's folder `live/` holds live.json (number of queries, hash of the encoder) and queries.safetensors.
 """
 
 import random
@@ -21,9 +21,9 @@ EVERY = 100
 
 
 class LiveQueries:
-    """A uniform sample of all queries; it continues an earlier sample.
+    """A uniform sample of all queries, which continues an earlier sample.
 
-    If an earlier sample has dropped queries, the sample does not grow, because later queries would be over-represented.
+    Once a sample has dropped queries, it does not grow, because later queries would be over-represented.
 
     Source: Vitter (1985), algorithm R.
 
@@ -32,7 +32,7 @@ class LiveQueries:
         size: greatest number of queries in the sample, at least 1.
 
     Attributes:
-        seen: number of all queries.
+        seen: number of all queries so far.
     """
 
     def __init__(self, run: Run, size: int) -> None:
@@ -49,7 +49,7 @@ class LiveQueries:
             self._kept = [(embeddings[row : row + 1], features[row : row + 1]) for row in rows]
 
     def add(self, embedding: Embeddings, features: Float[Tensor, "1 P"]) -> None:
-        """Count a query, and keep it with the probability of algorithm R."""
+        """Count a query and add it; to a full sample, with probability size/seen in place of a random query."""
         self.seen += 1
         if len(self._kept) < self._size:
             self._kept.append((embedding, features))
@@ -60,7 +60,7 @@ class LiveQueries:
             self.write()
 
     def write(self) -> None:
-        """Write new queries; after a crash, the folder holds the earlier sample or the new one."""
+        """Write the sample if it has changed; after a crash, the folder holds the earlier sample or the new one."""
         if not self._unwritten:
             return
         embeddings = Embeddings.concatenate([embedding for embedding, _ in self._kept])

@@ -1,4 +1,4 @@
-"""`Plan` turns a configuration into the network, data and training of a run; `Start` and `Stages` belong to it."""
+"""`Plan`: from a configuration to the network, data and training of a run."""
 
 import shlex
 import sys
@@ -36,21 +36,21 @@ from lam.utils.files import read_json, verify, write_json
 TRAINED_BY = "trained_by.json"
 
 SECONDS = "seconds.json"
-"""File with the seconds of each stage so far, in the folder of an unfinished run."""
+"""File in the folder of an unfinished run: the seconds of each stage so far."""
 
 _OF_LOSS = ("loss", "temperature")
 
 
 @dataclass
 class Stages:
-    """Measures the seconds of each stage; with `progress`, also prints its name on standard error."""
+    """Measures the seconds of each stage; with `progress`, prints the stage's name on standard error."""
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path, *, progress: bool) -> "Stages":
-        """The stages of a run, with the seconds of earlier starts."""
+        """Stages with the seconds of earlier starts of the run."""
         return cls(progress, read_json(folder / SECONDS) if (folder / SECONDS).is_file() else {})
 
     @contextmanager
@@ -68,10 +68,10 @@ class Stages:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run takes from its checkpoint, apart from the network's weights.
+    """The parts of a checkpoint that a run uses beside the network's weights.
 
     Attributes:
-        trained_by: name and settings of the curvature of the checkpoint's training loss; None for a file of weights.
+        trained_by: curvature of the checkpoint's training loss (name, settings); None for a file of weights.
         kappa_head: the κ head of the checkpoint, if any.
     """
 
@@ -87,13 +87,13 @@ class Plan:
         self.config, self.loss = config, config.loss()
 
     def build(self, seed: int) -> EmbeddingNetwork:
-        """A network with the library's pretrained weights, or with random weights from a seed."""
+        """A network with the pretrained weights of its library, or with random weights from a seed."""
         settings = self.config.network
         options = {**({} if settings.head == "train" else {"head": settings.head}), **settings.options}
         return models.build(settings.name, dimension=settings.dimension, weights=settings.weights, seed=seed, **options)
 
     def start(self, items: Dataset) -> tuple[EmbeddingNetwork, Start]:
-        """The network before training, and what else comes from its checkpoint."""
+        """The network before training, and the other parts of its checkpoint."""
         network, checkpoint = self.build(self.config.seed), self.config.checkpoint
         start = Start() if checkpoint is None else start_from(network, checkpoint)
         try:
@@ -120,7 +120,7 @@ class Plan:
         return splits.train if augmentation == AugmentationOptions() else Augmented(splits.train, augmentation)
 
     def training(self, splits: Splits, start: Start, stages: Stages) -> Training:
-        """The training. It keeps the epoch of the best validation recall@1, or the last epoch without matches there."""
+        """The training; it keeps the epoch of the best validation recall@1, or without matches, the last epoch."""
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())
@@ -145,10 +145,10 @@ class Plan:
         )
 
     def checked(self, start: Start, validation: Dataset) -> Start:
-        """The start, without its κ head if the run cannot use it.
+        """The start, without its κ head if the run cannot use the head.
 
-        Only a posterior uses a κ head, together with p_known, which is learnt from items with a match. If such items
-        are too few, the head is dropped with a warning; with `ambiguity.learn=true`, this is an error.
+        Only a posterior uses a κ head, together with p_known, which is learnt from items with a match. Too few items
+        with a match drop the head, with a warning; with `ambiguity.learn=true`, they are an error.
         """
         config, learn = self.config, self.config.ambiguity.learn
         is_posterior = issubclass(config.method.encoder, BayesianEncoder)
@@ -169,14 +169,14 @@ class Plan:
         return start
 
     def trained_by(self, start: Start, histories: Mapping[str, History]) -> Mapping[str, Any]:
-        """Name and settings of the curvature of the loss that trained the network, in this run or its checkpoint."""
+        """Curvature (name, settings) of the loss that trained the network, in this run or in its checkpoint."""
         if start.trained_by is not None and "network" not in histories:
             return start.trained_by
         learned = learned_parameters(histories)
         return self.config.method.trained_by(self.loss, self.config.network.dimension, learned)
 
     def recall_at_1(self, network: nn.Module, items: Dataset, relation: Relation) -> float:
-        """Recall@1 of a network on held-out items, which chooses the epoch; 0 if no query has a match."""
+        """Recall@1 of a network on held-out items; 0 if no query has a match."""
         relevance, num_workers = self.config.places.relevance_of(items, relation), self.config.data.num_workers
         with evaluating(network):
             device = next(network.parameters()).device
@@ -190,7 +190,7 @@ class Plan:
 
 
 def start_from(network: nn.Module, checkpoint: str) -> Start:
-    """Fill a network with the weights of a file or a finished run."""
+    """Load the weights of a file or a finished run into a network; return the other parts of the run."""
     if not Path(checkpoint).is_dir():
         load_weights(network, checkpoint)
         return Start()
@@ -210,7 +210,7 @@ def start_from(network: nn.Module, checkpoint: str) -> Start:
 
 
 def _kappa_head(encoder: Encoder) -> KappaHead | None:
-    """An encoder's κ head: its own, or the one in its learnt ambiguity."""
+    """An encoder's own κ head, or the κ head in its learnt ambiguity."""
     if isinstance(encoder, HeadEncoder):
         return encoder.kappa_head
     learnt = encoder.ambiguity

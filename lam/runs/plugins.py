@@ -1,7 +1,7 @@
 """The user's own networks, losses, methods and data sets on the command line, from installed packages or files.
 
-Code runs only if the user installs a package with an entry point, or names a file in a command. Nothing in the folder
-of a run is executed or chooses code.
+Code runs only if the user installs a package with an entry point, or names a file in a command. The folder of a run
+neither contains nor chooses code.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Callable[[str, Any], None]] = {
 
 
 def load_installed() -> None:
-    """Register every entry point of `GROUPS`; one that fails is left out, with a warning that names it."""
+    """Register every entry point of `GROUPS`; a warning names an entry point that fails and is left out."""
     installed = entry_points()
     for group, register in GROUPS.items():
         for entry in sorted(installed.select(group=group)):
@@ -47,10 +47,10 @@ def _package(entry: EntryPoint) -> str:
 
 
 def load_file(path: str | Path) -> None:
-    """Execute a Python file once, as a module with the file's name, so that it can register networks, losses and so on.
+    """Execute a Python file once, as a module with the file's name; the file may register networks, losses and so on.
 
-    The folder of the file joins the end of `sys.path`, so that the file can import its neighbours, and processes that
-    read data can import it.
+    The folder of the file joins the end of `sys.path`. So the file can import its neighbours, and processes that read
+    data can import the file.
 
     Example:
         >>> import tempfile
@@ -84,6 +84,6 @@ def load_file(path: str | Path) -> None:
 
 
 def _line_in(path: Path, error: BaseException) -> str:
-    """The words " in line N", for the file's last line in the traceback; empty if the traceback has no line of it."""
+    """The words " in line N" for the file's last line in the traceback; empty without a line of the file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f" in line {lines[-1]}" if lines else ""

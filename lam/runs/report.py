@@ -1,4 +1,4 @@
-"""Plots and page of a run, from its evaluation."""
+"""Plots and report of a run, from its evaluation."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_plots_and_report(
     splits: Splits,
     ood: Mapping[str, Dataset],
 ) -> list[Path]:
-    """Write plots/*.png and report.html of an evaluated run; returns the paths of the plots."""
+    """Write plots/*.png and report.html of an evaluated run; return the paths of the plots."""
     (folder / "plots").mkdir(exist_ok=True)
     pictures = list(_plots(folder / "plots", encoder, evaluation, corrupted, splits.test, ood))
     data, method = configuration["data"]["name"], configuration["method"]["name"]
@@ -124,7 +124,7 @@ def _plots(
 
 
 def _draw_extremes(path: Path, evaluation: Evaluation, test: Dataset, ood: Mapping[str, Dataset]) -> None:
-    """Draw the items with the largest and smallest κ among the queries and the OOD sets."""
+    """Draw the items with the largest and with the smallest κ among queries and OOD items."""
     n_queries = len(evaluation.queries)
     outside = [(name, images, row) for name, images in ood.items() for row in range(len(images))]
     shown = [*((test, int(row)) for row in evaluation.queries), *((images, row) for _, images, row in outside)]

@@ -14,9 +14,8 @@
     plots/*.png, report.html
     MANIFEST.json        SHA-256 of all files that no longer change, written last
 
-A run that is started again with the same configuration continues; a finished run is kept.
-
-Several processes of torchrun train and fit together. Only rank zero writes, evaluates and reports.
+A second start with the same configuration continues the run; a finished run is kept. Several processes of torchrun
+train and fit together; only rank zero writes, evaluates and reports.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -88,7 +87,7 @@ class RunResult:
 
 
 def run(config: RunConfig, *, progress: bool = True) -> RunResult:
-    """Train, fit, tune, evaluate and report; or continue an earlier call that was stopped.
+    """Train, fit, tune, evaluate and report, or continue a run that was stopped.
 
     Network and posterior are fitted on the training split. The validation split chooses the epoch and the likelihood
     scale. The test split gives the metrics.
@@ -101,8 +100,8 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
         The folder and the metrics.
 
     Raises:
-        ValueError: for settings out of range, data that cannot be read or are too few, a network that does not take
-            them, or a folder that holds a run with other settings or data. Nothing is then written.
+        ValueError: for settings out of range, data that are unreadable, too few or unsuited to the network, or a folder
+            with a run of other settings or data. Nothing is then written.
         CorruptFileError: naming the file of a finished run that is missing, truncated or altered.
     """
     plan, folder, method = Plan(config), config.folder, config.method
@@ -142,7 +141,7 @@ def run(config: RunConfig, *, progress: bool = True) -> RunResult:
 
 
 def _finished(config: RunConfig) -> RunResult | None:
-    """The run's result if it has finished, else None. Changed data are an error; missing data are not compared."""
+    """The result of a finished run, else None. Changed data are an error; missing data are not compared."""
     folder = config.folder
     refuse_other_run(folder, config.resolved())
     if not is_finished(folder):
@@ -184,7 +183,7 @@ def _tune(plan: Plan, trained: Trained, start: Start, splits: Splits, refit: Ref
 
 
 def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) -> RunResult:
-    """Evaluate the encoder, fill the gallery, write metrics and report, then the run's manifest."""
+    """Evaluate the encoder, fill the gallery, write metrics, report and, last, the manifest."""
     folder, splits, ood = config.folder, data.splits, data.ood
     evaluation, corrupted, measured = Evaluator(config, stages).evaluate(encoder, splits, ood)
     with stages("index"):
@@ -204,7 +203,7 @@ def _report(config: RunConfig, encoder: Encoder, data: RunData, stages: Stages) 
 
 
 def _skipped(folder: Path) -> dict[str, int]:
-    """Number of batches without a positive pair in all trainings of the run; empty without a training."""
+    """Metric of the batches without a positive pair in all trainings of the run; empty without a training."""
     if not (folder / TRAINING).is_file():
         return {}
     histories = read_json(folder / TRAINING).values()
@@ -219,13 +218,13 @@ class Evaluator:
     stages: Stages = field(default_factory=lambda: Stages(progress=False))
 
     def held_out(self, part: Dataset) -> HeldOut:
-        """A split as batches, with its queries and its rule for right answers."""
+        """A split as batches, with its queries, soft labels and the rule for right answers."""
         return HeldOut(self._batches(part), part.is_query, self.config.places.relevant_within, part.soft_labels)
 
     def evaluate(
         self, encoder: Encoder, splits: Splits, ood: dict[str, Dataset]
     ) -> tuple[Evaluation, dict[str, CorruptionCurve], dict[str, float | None]]:
-        """The evaluation on the test split, curves under corruption, and the metrics of both."""
+        """The evaluation on the test split, curves under corruption, and all metrics."""
         options, seed = self.config.evaluation, self.config.seed
         with self.stages("evaluate"):
             evaluation = evaluate(
@@ -249,7 +248,7 @@ class Evaluator:
         return evaluation, corrupted, metrics
 
     def _unseen(self, encoder: Encoder, strangers: Dataset | None) -> dict[str, float | int | None]:
-        """Recall among items of held-out classes, and how well each score detects wrong answers among them."""
+        """Recall@1 among items of held-out classes, and metrics of scores that detect wrong answers among them."""
         count = self.config.evaluation.unseen
         if strangers is None or not count:
             return {}

@@ -1,4 +1,4 @@
-"""A few inputs to try a run with; they are in its folder, so that trying needs no data set.
+"""A few inputs in a run's folder, to try the run without a data set.
 
 samples/samples.json    the source of each sample, and texts
 samples/1.png, ...      images
@@ -17,7 +17,7 @@ from lam.utils.files import MANIFEST, read_json, verify, write_atomically, write
 
 FOLDER = "samples"
 COUNT = 3
-"""Number of known samples; one stranger follows them."""
+"""Number of known samples, before one stranger."""
 
 _SIDE = 512  # pixels of an image's longer side
 _LIST = f"{FOLDER}/samples.json"
@@ -25,10 +25,7 @@ _LIST = f"{FOLDER}/samples.json"
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, or an image as a PNG or JPEG file, to try a run with.
-
-    `source` names its split or OOD set. The gallery holds no match of a stranger.
-    """
+    """A text or an image (PNG or JPEG) to try a run with; `source` names the split or OOD set."""
 
     source: str
     stranger: bool
@@ -40,9 +37,8 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
     """Random samples from different classes in the gallery, and a stranger.
 
     Known samples come from the validation split, or from the queries of the test split if the gallery holds no
-    validation class. The stranger comes from the first OOD set, or without one from the held-out classes. For texts
-    with neither, it is a sentence from Python's docstrings. `candidates` are the positions of the gallery's items in
-    the test split.
+    validation class. The stranger comes from the first OOD set, else from the held-out classes, else, for texts, from
+    Python's docstrings. `candidates` are the positions of the gallery's items in the test split.
     """
     generator = torch.Generator().manual_seed(seed)
     gallery = splits.test.labels[candidates.cpu()]
@@ -64,7 +60,7 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
 
 
 def write_samples(folder: Path, samples: list[Sample]) -> list[str]:
-    """Write samples into the folder of a run; returns paths relative to the folder."""
+    """Write samples into the folder of a run; return the files' paths in the folder."""
     if not samples:
         return []
     (folder / FOLDER).mkdir(exist_ok=True)
@@ -106,7 +102,7 @@ def _of_different_classes(part: Dataset, gallery: Tensor, generator: torch.Gener
 
 
 def _sample(part: Dataset, row: int, source: str) -> Sample | None:
-    """An item as a sample; None if it has neither text nor picture."""
+    """An item as a sample; None for an item without text and picture."""
     preview = part.preview(row, side=_SIDE)
     if preview.text is None and preview.picture is None:
         return None

@@ -1,4 +1,4 @@
-"""`lam search`: search a run's gallery and decide on the hits."""
+"""`lam search`: search a run's gallery, and decide on the answers."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,9 +37,9 @@ class SearchResult:
         hits: the nearest items of each query.
         items: items of the hits, without thumbnails.
         decisions: the decisions; None without a calibration.
-        doubts: why each query is uncertain, in words, if the encoder has learnt its ambiguity.
+        doubts: reason in words for the uncertainty of each query, if the encoder has learnt its ambiguity.
         calibration: calibration of the run, if any.
-        unseen: p-values of "the class is new" and of "the class is in the gallery", if the calibration has them; see
+        unseen: p-values of "the class is new" and "the class is in the gallery", if the calibration has them; see
             `Calibration.unseen_p_values`.
     """
 
@@ -53,18 +53,18 @@ class SearchResult:
     unseen: tuple[tuple[float, float] | None, ...] = ()
 
     def is_uncertain(self, item: Item) -> bool | None:
-        """Whether an image of the item has a κ below the flag's threshold; None without a calibration."""
+        """Whether any image of the item has a κ below the flag's threshold; None without a calibration."""
         return None if self.calibration is None else item.least_kappa < self.calibration.kappa_below
 
     def intervals(self, row: int) -> list[list[float]] | None:
-        """The two ends of the cosine interval for each hit of a query; None if no calibration has intervals."""
+        """Both ends of the cosine interval of each hit of a query; None if the calibration has no intervals."""
         intervals = None if self.calibration is None else self.calibration.intervals
         if intervals is None:
             return None
         return intervals(self.hits.scores[row : row + 1], self.queries.kappa[row : row + 1])[0].tolist()
 
     def decision_in_words(self, row: int) -> list[str]:
-        """Lines with the evidence for a decision; each probability comes with its event and condition."""
+        """Lines with the evidence for a decision; each probability has its event and condition."""
         if self.decisions is None or self.calibration is None:
             return []
         flag = self._flag_in_words(self.decisions, self.calibration, row)
@@ -79,7 +79,7 @@ class SearchResult:
         return lines
 
     def _flag_in_words(self, decisions: SearchDecisions, calibration: Calibration, row: int) -> str:
-        """A line on the flag of a query; empty if the calibration's usual flag lets the query pass."""
+        """A line on the flag of a query; empty for a query that the calibration's own flag lets pass."""
         by, flag = decisions.flagged_by[row], calibration.flag
         why = "not all hits have a label" if self.items[row] else "nothing was found"
         words = by if by == flag else f"{by} instead of {flag}, because {why}"
@@ -96,7 +96,7 @@ def search(
     Args:
         run: the run's folder.
         images: files, and folders of images.
-        texts: texts, for a run on texts, instead of images; a warning names a text that the network cuts.
+        texts: texts instead of images, for a run on texts; a warning names a text that the network cuts.
         k: number of hits, at least 1.
         progress: show a progress bar on standard error.
 
@@ -117,13 +117,13 @@ def search_in_batches(
     damaged: DamagedFiles | None = None,
     progress: bool = False,
 ) -> Iterator[SearchResult]:
-    """Search for images or texts in batches; each batch's result is yielded at once.
+    """Search for images or texts in batches; yield the result of each batch.
 
     Args:
         run, images, k, progress: as for `search`.
-        texts: as for `search`, or a table, see `lam.utils.tables.Table.read`.
+        texts: as for `search`, or a table; see `lam.utils.tables.Table.read`.
         columns: columns of that table; by default the run's column, or a column called text or question.
-        damaged: what to do about damaged image files; by default they are an error after the last batch.
+        damaged: treatment of damaged image files; by default an error after the last batch.
 
     Raises:
         ValueError: as `search`.
@@ -150,7 +150,7 @@ class _Searcher:
     def inputs(
         self, images: Sequence[str | Path], texts: Sequence[str] | Path, damaged: DamagedFiles
     ) -> tuple[Sequence[Path | str], Iterable[Tensor]]:
-        """The queries, and batches of the network's inputs; an image joins the queries once it is read."""
+        """The queries, and batches of inputs; reading a batch appends its images to the queries."""
         folders = (image_files(path) if path.is_dir() else [path] for path in map(Path, images))
         files = [file for folder in folders for file in folder]
         if not files and images:

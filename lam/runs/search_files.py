@@ -1,4 +1,4 @@
-"""Results of `lam search` as a CSV file, a line for each hit, or as JSON, an entry for each image."""
+"""Results of `lam search` as CSV (a line for each hit) or as JSON (an entry for each image or text)."""
 
 import json
 import math
@@ -21,21 +21,20 @@ _OF_HIT: tuple[str, ...] = ("rank", "score", "hit_kappa", "id", "label", "path",
 
 
 def check_suffix(path: str | Path) -> None:
-    """Reject a file with another suffix, before any work."""
+    """Reject a file with another suffix."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"the result of a search can be written as {' or '.join(SUFFIXES)}, got {path}")
 
 
 def write_results(path: str | Path, results: Sequence[SearchResult]) -> None:
-    """Write the results of searches atomically: images in their order, hits best first.
+    """Write the results of searches atomically: images (or texts) in their order, hits best first.
 
-    An image has `decision` and its evidence. `known` is P(the gallery holds a match), `right_if_known` is P(the first
-    hit is right, if the gallery holds a match), and `probability` is their product. `statistic` is the value of the
-    score `accept`, and `accept_above` its threshold. `false_accept` is the share of searches without a match that look
-    as good. `p_value` is the share of known queries that are as unusual by the score `flagged_by`. `p_new` and
+    Each image has a `decision` and its evidence. `known` is P(the gallery holds a match), `right_if_known` is P(the
+    first hit is right, if the gallery holds a match), and `probability` is their product. `statistic` is the value of
+    the score `accept`, with the threshold `accept_above`. `false_accept` is the share of searches without a match that
+    look as good. `p_value` is the share of known queries that are as unusual by the score `flagged_by`. `p_new` and
     `p_in_gallery` are the p-values of `lam.retrieval.decisions.unseen_classes`. Without a calibration, these fields and
-    `uncertain` are null, or empty in CSV. In CSV, an image without a hit has one line. CSV leaves out nested values,
-    such as metadata.
+    `uncertain` are null, or empty in CSV. CSV leaves out nested values, and has one line for an image without hits.
     """
     check_suffix(path)
     decisions, queries = results[0].decisions, results[0].queries

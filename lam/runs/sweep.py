@@ -1,9 +1,9 @@
-"""A configuration run with several seeds: mean and standard deviation of the metrics.
+"""A sweep: one configuration with several seeds; mean and standard deviation of the metrics.
 
     seed-0/, seed-1/, ...   folders of the runs
-    sweep.json              metrics of each seed, their mean, standard deviation and number
+    sweep.json              metrics of each seed, their mean and standard deviation, and the number of seeds
 
-A sweep that is started again with the same settings continues and keeps finished runs.
+A second start with the same settings continues the sweep and keeps finished runs.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ class SweepResult:
     Attributes:
         folder: folder of the sweep.
         metrics: metrics of each seed; None if undefined.
-        mean: mean over seeds of each metric that is defined for all.
+        mean: mean over seeds of each metric that is defined for all seeds.
         std: standard deviation of these metrics over n seeds, with the divisor n − 1; empty for a single seed.
-        undefined: seeds without a defined value, by metric.
+        undefined: seeds for which a metric is undefined, by metric.
     """
 
     folder: Path
@@ -42,9 +42,9 @@ class SweepResult:
 
 
 def seeds_of(config: RunConfig, count: int) -> range:
-    """`count` seeds, starting at the configuration's.
+    """`count` seeds, starting at the configuration's seed.
 
-    For a method with several networks, such as an ensemble, seeds are so far apart that no two runs share a network.
+    Seeds of a method with several networks, such as an ensemble, are so far apart that no two runs share a network.
 
     Raises:
         ValueError: for a count below 1.
@@ -60,20 +60,20 @@ def seeds_of(config: RunConfig, count: int) -> range:
 
 
 def sweep(config: RunConfig, seeds: Sequence[int], *, progress: bool = True) -> SweepResult:
-    """Run a configuration with each of these seeds, on the same split of the data.
+    """Run a configuration with each of these seeds, on the same splits.
 
     Args:
-        config: configuration of the runs; its output is the folder of the sweep, by default the run's folder with
+        config: configuration of the runs; `output` is the folder of the sweep, by default the run's folder with
             `-sweep` appended.
-        seeds: different seeds of the runs.
+        seeds: different seeds.
         progress: show stages and progress on standard error.
 
     Returns:
         The metrics of all seeds; `sweep.json` is updated after every run.
 
     Raises:
-        ValueError: for no seeds, a repeated seed or a folder that is itself a run; and as `lam.runs.run.run`. Finished
-            runs stay.
+        ValueError: for no seeds, a repeated seed or a folder that is a run; also as `lam.runs.run.run`. Finished runs
+            stay.
 
     Example:
         >>> import tempfile

@@ -94,7 +94,7 @@ def mask_of(module: Dropout, values: Float[Tensor, "N ..."], seed: int) -> Float
 
 
 def dropouts_of(network: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers of a network with a rate in (0, 1), by their paths without the names of wrappers."""
+    """The dropout layers of a network with a rate in (0, 1), by path without the prefixes of wrappers."""
     layers = {
         path: module for path, module in network.named_modules() if isinstance(module, Dropout) and 0 < module.p < 1
     }

@@ -2,7 +2,7 @@
 
 encoder.json             format, kind, head, settings of the kind, recipe of the network, preprocessing
 posterior.safetensors    tensors outside the network, such as weight, bias, sums of the curvature, eigenvectors
-network.safetensors      state of the network, if any, by names without the names of wrappers
+network.safetensors      state of the network, if any, by names without the prefixes of wrappers
 ambiguity.safetensors    tensors of `learn_ambiguity`, if it was called
 """
 

@@ -41,8 +41,8 @@ def load(folder: str | Path, network: nn.Module | None = None) -> Encoder:
 
     Args:
         folder: folder of the encoder.
-        network: a network of the same architecture, if lam cannot rebuild it by name; gets the saved weights and their
-            types.
+        network: a network of the same architecture, if lam cannot rebuild it by name; takes the saved weights and
+            their types.
 
     Raises:
         CorruptFileError: naming the file that is missing, truncated or altered.

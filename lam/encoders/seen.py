@@ -1,4 +1,4 @@
-"""Hashes of some training items, by which an encoder recognises them later."""
+"""Hashes of some training items, so that an encoder recognises these items."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping

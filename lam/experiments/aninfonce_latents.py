@@ -36,7 +36,7 @@ _LEAST: dict[str, float] = {
     **{"n_hard": 0, "hard_from": 0, "drift": 0.0},
 }
 _NEIGHBOURS = 5
-_SHELL = 0.02  # greatest distance from the sphere of a draw that counts as on it
+_SHELL = 0.02  # greatest distance from the sphere at which a draw counts as on the sphere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class AnInfoNCELatents(Experiment):
         n_batches: number of training batches for each loss.
         batch_size: positive pairs of each way in a batch.
         width: width of the encoder's three hidden layers.
-        learning_rate: initial learning rate; it decays by a cosine.
+        learning_rate: initial learning rate, with cosine decay.
         n_test: number of points for the fit of the regression, and of other points for R².
     """
 

@@ -98,7 +98,7 @@ class AugmentationReadout(ImageExperiment):
         return self._features(encoder, pixels, images), images.labels[: self.n_corrupted]
 
     def _augmented(self, encoder: Encoder, images: Dataset, kind: str) -> tuple[dict[str, Tensor], Tensor]:
-        """Features of images, of which about half are augmented, and 1 for each augmented image, else 0."""
+        """Features of images after about half are augmented, and 1 for each augmented image, else 0."""
         generator, pixels = torch.Generator().manual_seed(self.seed), pixels_of(images, self.n_corrupted)
         changed = torch.rand(len(pixels), generator=generator) < 0.5
         pixels[changed] = corrupt(pixels[changed], kind, _SEVERITY, generator=generator)

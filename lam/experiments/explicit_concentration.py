@@ -51,7 +51,7 @@ class ExplicitConcentration(ImageExperiment):
         additions: "none" for the base method without κ, or a regulariser of κ.
         weight: weight λ_a of the alignment loss.
         decay: factor λ of the regulariser "square", λκ².
-        jitter, noise: strengths of these changes of each view, as in `lam.methods.Simclr`.
+        jitter, noise: strengths of two changes of each view, as in `lam.methods.Simclr`.
         batch_size: images in a batch, each with two views.
         ood: folder (or None) of each set of outsiders, by its name in `lam.datasets.load_ood`.
     """

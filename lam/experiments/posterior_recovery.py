@@ -54,7 +54,7 @@ class PosteriorRecovery(Experiment):
     learns directions only.
 
     The source accepts positives with probability e^(κ_pos z·z⁺) C(κ_pos) / (e^(κ_pos z·z⁺) C(κ_pos) + C(0)), where C is
-    the density's normaliser. This is flat for close latents: with random negatives, κ̂ is half of κ, in another order.
+    the density's normaliser. This is flat for close latents: with random negatives, κ̂ is half of κ and out of order.
 
     Attributes:
         dimension: D of inputs and latents.

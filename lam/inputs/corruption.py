@@ -98,7 +98,7 @@ def strength_of(strengths: Mapping[Any, Sequence[Any]], kind: str, severity: int
 
 
 def _register(table: dict[str, tuple[Any, ...]], kind: str, *strengths: Any) -> Callable[[Corruption], Corruption]:
-    """Enter a function as a kind, with its strengths at severities 1 to 5."""
+    """Register a function as a kind, with strengths at severities 1 to 5."""
 
     def register(corruption: Corruption) -> Corruption:
         table[kind], _CORRUPTIONS[kind] = strengths, corruption

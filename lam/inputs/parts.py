@@ -14,7 +14,7 @@ MOST_SEGMENTS = 256  # of metadata: application segments and comments
 MOST_PARTS = 1_000  # tables of a JPEG, chunks, blocks, EXIF entries
 MOST_STRIPS = 2**18  # strips or tiles of a TIFF file
 MOST_SKIPPED = 2**16  # bytes between the segments of a JPEG
-_LEAST_OF_CHUNK = 1_024  # bytes of a file that allow one more chunk of pixels than `MOST_PARTS`
+_LEAST_OF_CHUNK = 1_024  # bytes of a file for each chunk of pixels beyond `MOST_PARTS`
 
 MOST_PLAIN = 2**22  # bytes and pixels of formats that Pillow decodes in Python: run-length BMP, plain PPM
 _PPM_HEADER = 2**16  # bytes

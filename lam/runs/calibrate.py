@@ -167,8 +167,8 @@ def _facts(
 def _unseen(run: Run, gallery: Searchable) -> UnseenClasses | None:
     """The detector of new classes, learnt from the gallery's items as queries.
 
-    None without a class of exactly one item, with more than `UNSEEN` items, or if items are answers or fused images,
-    because queries are not.
+    None without a class of exactly one item, or with more than `UNSEEN` items. Also None if items are answers or fused
+    images, because queries are neither.
     """
     items = gallery.items
     if run.has_answers or not 2 <= len(items) <= UNSEEN or any(item.is_fused for item in run.gallery.items):

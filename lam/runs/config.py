@@ -73,7 +73,7 @@ class DataConfig:
         options: other options of the data set.
         ood: out-of-distribution sets, the main one first.
         strangers: share of classes in [0, 1) held out of training, so that `lam calibrate` can bound false accepts for
-            unseen classes. By default 0.1 with 20 or more classes, else 0.
+            unseen classes. By default 0.1 with 20 or more classes, with exceptions: see `lam.datasets.strangers`.
         gallery: `classes` if every query has a match, `identities` if a query may lack one. By default `identities` for
             places, faces and data without labels, else `classes`.
         limit: greatest number of items in each split and OOD set, for a quick try.
@@ -249,7 +249,7 @@ class RunConfig:
         data: the data.
         network: the network.
         method: the method with its options.
-        margin: margin of the contrastive loss, in (0, 2].
+        margin: margin of the loss and of the miner, in (0, 2]; see `lam.losses.build`.
         seed: seed of the weights, the order of the data and the posterior's noise.
         output: folder of the run; runs/<data>/<method> by default.
         checkpoint: weights that replace training: a .safetensors or .pth file, or the folder of a finished run. A

@@ -103,7 +103,7 @@ class CorruptionCurve:
 
     @property
     def trend(self) -> float:
-        """Spearman correlation of severity and κ, the mean over queries; −1 if κ always falls, NaN if κ is constant."""
+        """Mean Spearman correlation of severity and κ over queries; −1 if κ always falls, NaN if κ never changes."""
         return _trend(self.kappa)
 
     @property

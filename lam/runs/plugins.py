@@ -1,7 +1,7 @@
 """The user's own networks, losses, methods and data sets on the command line, from installed packages or files.
 
-Code runs only if the user installs a package with an entry point, or names a file in a command. The folder of a run
-neither contains nor chooses code.
+Code runs only if the user installs a package with an entry point, or names a file in a command. No file in the folder
+of a run is executed or chooses code.
 """
 
 import importlib.util

@@ -7,12 +7,12 @@
     checkpoints/         checkpoints of the training; training.json is its history
     trained_by.json      curvature of the training loss, for runs that start from this one
     encoder/             network, posterior, preprocessing
-    gallery/             the test split
+    gallery/             gallery items of the test split
     samples/             a few inputs to try the run with
     metrics.json         metrics by flat key, and the seconds of each stage
     curves.safetensors   data of the plots' curves, for `lam compare`
     plots/*.png, report.html
-    MANIFEST.json        SHA-256 of all files that no longer change, written last
+    MANIFEST.json        SHA-256 of the files outside checkpoints/, encoder/ and gallery/, written last
 
 A second start with the same configuration continues the run; a finished run is kept. Several processes of torchrun
 train and fit together; only rank zero writes, evaluates and reports.

@@ -5,7 +5,7 @@ the batch, so a resumed run needs no random state.
 
 With several processes, each runs the network on its part of a batch and gathers all outputs with their gradients. Each
 computes the loss of all pairs, and DistributedDataParallel averages the gradients. The result differs from a single
-process in the order of summation, and in two more points. Dropout and augmentation draw the same random numbers only in
+process in the order of summation, and in two other ways. Dropout and augmentation draw the same random numbers only in
 the first part of a batch. Batch norm uses the statistics of each part; the first process's running statistics are kept.
 """
 
@@ -293,7 +293,7 @@ class Loop:
             )
 
     def _resume_key(self) -> dict[str, Any]:
-        """All settings that determine the weights, as JSON; must equal a checkpoint's to resume it."""
+        """All settings that determine the weights, as JSON; a checkpoint is resumed only with equal settings."""
         shapes = {name: tuple(tensor.shape) for name, tensor in self.network.state_dict().items()}
         resume_key = {
             "method": self.method,

@@ -94,8 +94,8 @@ class Training(TrainingOptions):
             returns it.
         another: function from a seed to a new network of the same kind, for a method that trains several; by default
             `lam.models.build` with the network's recipe.
-        validate: score of the network in evaluation mode after each epoch; higher is better. Training ends with the
-            weights of the best epoch, the first of equals. Without `validate`, the last weights stay.
+        validate: computes a score of the network in evaluation mode after each epoch; higher is better. Training ends
+            with the weights of the first best epoch; without `validate`, with the last weights.
         folder: folder of the checkpoints; None for no checkpoints.
         num_workers: number of processes that read data.
         accelerator: "cpu", "cuda", or "auto" for CUDA if available.

@@ -79,7 +79,7 @@ class Encoder(ABC):
     Args:
         network: any module; None if inputs are features.
         head: path of the network's last linear layer, or `lam.models.head.ADDED` for a layer after the network.
-        relation: what makes two items match.
+        relation: rule for matching items.
         preprocessing: turns an image file into an input, if known.
         ood_score: score for OOD detection: `kappa`, or `knn`, the distance to training features.
         n_samples: default number S ≥ 2 of samples behind each κ. `save` keeps S, because a threshold on κ is valid

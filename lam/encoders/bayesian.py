@@ -60,7 +60,7 @@ class BayesianEncoder(Encoder):
         network: any module that ends in the head; None if inputs are features.
         head: path of the head in the network.
         posterior: the Gaussian over the head's weights.
-        relation: what makes two items a positive or a negative pair.
+        relation: rule for positive and negative pairs.
         mean: directions of embeddings: `network` for the network's output, which no posterior changes; `sampled` for
             the mean direction of the samples, as in the paper.
         tuning: the trials of the last `tune`, if any.

@@ -311,7 +311,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
 def pairs_of_batch(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
-    """The pairs of one way in a batch, whose positives are block `place` after the anchors.
+    """The pairs of one way in a batch; the positives are block `place` after the anchors.
 
     The negatives are the near negatives and, with `others`, the other anchors.
     """

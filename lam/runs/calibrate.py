@@ -38,7 +38,7 @@ from lam.utils.files import check_writable
 
 VALIDATION = "validation split"
 UNSEEN = 50_000
-"""Greatest size of a gallery whose items are searched as queries to learn the detector of new classes."""
+"""Greatest gallery size for the detector of new classes, because its fit searches the gallery for each item."""
 KEPT = 2000
 """Number of stored queries, which bound false accepts of filtered searches; a low rate may need more."""
 

@@ -43,7 +43,7 @@ class CalibrationOptions:
             held-out classes, P(known) and the flag learn from the same searches.
         unlabelled: a folder or table of typical queries, known ones and strangers, from which P(known) is learnt;
             `live` for the queries that `lam serve --keep-queries` stored. Stored items and training items among the
-            queries are left out, with a warning. The queries have no effect if possibly all or none are strangers.
+            queries are left out, with a warning. Queries have no effect if the share of strangers may be 0 or 1.
         share_of_strangers: assumed share of strangers among future queries, if unlabelled queries do not determine it.
         columns: columns of the tables; by default the run's columns, or the default names of `Columns`.
         data_root: folder of the run's data, if it has moved.

@@ -167,7 +167,7 @@ def changed_parts(folder: Path, parts: Mapping[str, Dataset]) -> list[str]:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """Facts on a run's data: `gallery` (its kind), `answers` (whether it holds them), fingerprints of all `parts`."""
+    """Facts on a run's data: kind of the `gallery`, whether it holds `answers`, and fingerprints of all `parts`."""
     return read_record(folder / DATA, format=FORMAT)
 
 

@@ -50,7 +50,7 @@ class History:
         losses: mean training loss of each epoch.
         validation: value of `validate` after each epoch; empty without `validate`.
         seconds: duration of each epoch, validation included.
-        best_epoch: the epoch, counted from 1, whose weights the network has at the end.
+        best_epoch: epoch of the final weights, counted from 1.
         batches_without_positives: number of skipped batches, which had no positive pair.
         learned: learned parameters of the loss, by name; empty for most losses.
     """

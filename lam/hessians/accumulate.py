@@ -1,7 +1,4 @@
-"""`Accumulator`, which sums up curvature over batches.
-
-`LastLayerAccumulator` is here; `LayersAccumulator`, for several layers, is in `lam.posteriors.layers`.
-"""
+"""Sums of curvature over batches, for the last layer; `lam.posteriors.layers` has them for several layers."""
 
 import tempfile
 from abc import ABC, abstractmethod
@@ -32,12 +29,12 @@ _NO_PAIR = "at least 2 items are needed to form a pair, got {}"
 
 @dataclass(frozen=True)
 class StructureOptions:
-    """The structure in which curvature is summed, with its options.
+    """The class that stores sums of curvature, such as `Kron`, with its options.
 
     Attributes:
         structure: class of the structure.
-        max_memory: limit in bytes on the sums.
-        rank: greatest number of columns of the sketch, only for a `LowRank`; 256 by default.
+        max_memory: greatest size of the sums, in bytes.
+        rank: greatest number of columns in the sketch of a `LowRank`, 256 by default; None for other structures.
 
     Raises:
         ValueError: for options out of range, or a rank for another structure.
@@ -57,12 +54,12 @@ class StructureOptions:
             check_at_least("rank", self.rank, 1)
 
     def check(self, layer: nn.Linear, curvature: Curvature) -> None:
-        """Reject a layer that needs more than `max_memory`, and cross terms that the structure cannot hold."""
+        """Reject sums that need more than `max_memory`, and cross terms that the structure cannot hold."""
         weight = torch.empty(layer.out_features, layer.in_features, device="meta")
         self.empty(weight, curvature, has_bias=layer.bias is not None)
 
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
-        """The structure with all sums zero, for the first pass over the data; a `Kron` for an `Ekfac`."""
+        """The structure with all sums zero, for the first pass over the data; for an `Ekfac`, this is a `Kron`."""
         cls: Any = self.structure
         if cls is Ekfac:  # the first pass computes its basis, as a `Kron`; its checks run before that pass
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
@@ -78,8 +75,9 @@ class Accumulator(ABC):
 
     Attributes:
         empty: the structure with all sums zero, and with the curvature of the loss.
-        relation: which items form pairs, and how pairs are chosen in a batch.
-        seed: seed of the miner's draws. Every batch restarts from it, so the order of batches does not matter.
+        relation: definition of pairs, and the choice of pairs in a batch.
+        seed: seed of random choices of pairs. Every batch starts from this seed, so the order of batches does not
+            matter.
     """
 
     empty: Any
@@ -97,11 +95,11 @@ class Accumulator(ABC):
             offset: index of the batch's first item, for error messages.
 
         Raises:
-            ValueError: for missing targets, or another number of targets than items.
+            ValueError: for missing targets, or different numbers of items and targets.
         """
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
-        """Float64 sum over this process's batches (inputs, targets), and the number of their items."""
+        """Float64 sum over the batches (inputs, targets) of this process, and their number of items."""
         total, n_items = self.empty, 0
         for inputs, targets in batches:
             total = self.add(total, inputs, targets, n_items)
@@ -112,12 +110,12 @@ class Accumulator(ABC):
         """Sum over the batches of all processes, and the number of items.
 
         Raises:
-            ValueError: if `add` raises it, no batch holds an item or pair that a term needs, or the curvature is zero.
+            ValueError: as `add`; also if the curvature is zero, or one of its terms has no item or pair in any batch.
         """
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The pairs chosen in a batch; `outputs` computes the batch's outputs, and is called only for a miner."""
+        """The pairs chosen in a batch. `outputs`, called only if not all pairs count, computes the batch's outputs."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs
@@ -130,7 +128,7 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LastLayerAccumulator(Accumulator):
-    """Sums up the curvature in the weights of a linear last layer; inputs are features (N, P).
+    """Sums up the curvature in the weights of a linear last layer, whose inputs are features (N, P).
 
     Attributes:
         weight: (D, P) weight of the layer.
@@ -149,10 +147,10 @@ class LastLayerAccumulator(Accumulator):
         return total + ggn_of_batch(self.empty, inputs, self.weight, self.bias, pairs)
 
     def fit(self, batches: Iterable[tuple[Tensor, Any]]) -> tuple[Any, int]:
-        """Sum over all pairs of a relation, within batches or over the data set; see `Accumulator.fit`.
+        """Sum over the pairs within batches, or over all pairs of the data set; see `Accumulator.fit`.
 
-        A temporary file holds the features if an `Ekfac` takes a second pass, or if pairs cover the whole data set.
-        For a whole data set, the first process stores the features of all processes.
+        For the second pass of an `Ekfac`, a temporary file holds the features. For pairs over the data set, the first
+        process holds the features of all processes in this file.
         """
         with tempfile.TemporaryFile() as file:
             if self.relation.in_batches:
@@ -187,7 +185,7 @@ class LastLayerAccumulator(Accumulator):
         return total
 
     def _in_passes(self, passed: Callable[["LastLayerAccumulator"], tuple[Any, int]]) -> tuple[Any, int]:
-        """The result of one pass. An `Ekfac` takes a second pass, in the basis that the first pass computed."""
+        """The result of one pass or, for an `Ekfac`, of a second pass in the basis from the first."""
         total, n_items = passed(self)
         if self.options is None or self.options.structure is not Ekfac:
             return total, n_items
@@ -216,7 +214,7 @@ def _total_of(share: Any, n_share: int) -> tuple[Any, int]:
 
 
 def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callable[[], Iterator[tuple[Tensor, Any]]]:
-    """Write the features of batches to a file; returns a function that reads the batches, any number of times."""
+    """Write the features of batches to a file, and return a function that reads the batches, as often as called."""
     rest: list[tuple[torch.device, Any]] = []
     for features, targets in batches:
         np.save(file, features.cpu().numpy())
@@ -231,7 +229,7 @@ def _replayed(batches: Iterable[tuple[Tensor, Any]], file: IO[bytes]) -> Callabl
 
 
 def _write_features(file: IO[bytes], batches: Iterable[tuple[Tensor, Any]], dtype: torch.dtype) -> Tensor:
-    """Write the features of all processes to the first process's file; returns their targets."""
+    """Write the features of all processes to the first process's file, and return the targets of all processes."""
     targets = []
     for features, batch_targets in distributed.batches_of_all(batches):
         targets.append(targets_of(features, batch_targets))

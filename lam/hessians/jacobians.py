@@ -1,8 +1,8 @@
 """Jacobians of a network's outputs with respect to the weights of one layer, and quadratic forms of these Jacobians.
 
-A linear layer or a convolution applies one matrix at every place of its input. The matrix has a row for each of U
-channels and a column for each of F inputs, with the bias as its last column. The layer's weights are the n entries of
-this matrix in one vector. The weights of any other layer are its parameters in one vector.
+A linear layer or a convolution applies one matrix at every place (position) of its input. The matrix has a row for
+each of U output channels and a column for each of F inputs; the last column is the bias, if any. The layer's weights
+are the n entries of this matrix in one vector. The weights of any other layer are its parameters in one vector.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 _CACHED = 1 << 14
-"""Columns of a Jacobian that a CPU multiplies at once. They fit in its cache: a large layer is three times as fast."""
+"""Columns of a Jacobian that a CPU multiplies at once; they fit in its cache, so large layers are 3 times faster."""
 
 
 class Jacobian(ABC):
@@ -58,7 +58,7 @@ class Dense(Jacobian):
 class Outer(Jacobian):
     """The Jacobians g_a ⊗ φ_a of a matrix that is applied at one place only; the products are not stored."""
 
-    slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's
+    slopes: Float[Tensor, "N D U"]  # g, derivatives of the network's outputs in the layer's outputs
     inputs: Float[Tensor, "N F"]  # φ
 
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
@@ -84,7 +84,7 @@ def _squared(roots: Float[Tensor, "N D _"]) -> Float[Tensor, "N D D"]:
 def is_matrix(module: nn.Module) -> bool:
     """Whether a layer applies one matrix at every place: a linear layer, or a convolution of images without groups.
 
-    Subclasses with another forward do not count, because they may normalise or pad in it.
+    A subclass with its own `forward` does not count, because `forward` may normalise or pad.
     """
     kind: Any = type(module)
     if module._parameters.get("weight") is None:
@@ -125,7 +125,7 @@ def unflat_weights(module: nn.Module, weights: Mapping[str, Tensor], flat: Float
 def places(
     module: Any, inputs: Float[Tensor, "N ..."], slopes: Float[Tensor, "N D ..."]
 ) -> tuple[Float[Tensor, "N Z F"], Float[Tensor, "N D Z U"]]:
-    """Inputs of a layer's matrix at its Z places, with a 1 for any bias, and `slopes` arranged by the same places."""
+    """Inputs of a layer's matrix at its Z places, with a last 1 for a bias, and `slopes` by the same places."""
     if isinstance(module, nn.Conv2d):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs, module._reversed_padding_repeated_twice, mode)  # as the layer does, for any padding
@@ -151,7 +151,8 @@ def jacobian(
         weights: its parameters, by name.
         inputs: inputs of the layer.
         slopes: derivatives of the network's D outputs with respect to the layer's outputs.
-        basis: orthonormal bases of a matrix's rows and columns, in which J is expressed; unused for other layers.
+        basis: orthonormal bases for the rows and columns of the layer's matrix; J is expressed in these bases. Layers
+            without a matrix ignore them.
     """
     if not is_matrix(module):
         return Dense(_any_jacobian(module, weights, inputs, slopes))

@@ -1,7 +1,7 @@
-"""Generalised Gauss-Newton matrix (GGN) of a loss in a linear last layer f = Wφ + b, over a batch or a data set.
+"""Generalised Gauss-Newton matrix (GGN) of a loss in the weights of a linear last layer f = Wφ + b.
 
-H_a is the curvature of the loss in the output of item a, with the other outputs fixed. A data set needs no matrix of
-all pairs. Sums over each item's partners are computed first, in blocks or by class. Then the features are read once.
+H_a is the curvature of the loss in the output of item a, with the other outputs fixed. For a data set, the code first
+sums over each item's partners, in blocks or by class, and then over items. So it forms no matrix of all pairs.
 """
 
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_at_least
 
 ROWS = 4096
-"""Number of items that are streamed at once."""
+"""Number of items in a block of features."""
 
 BLOCK_SIZE = {"cpu": 1 << 10, "cuda": 1 << 14}
-"""Rows and columns of a block of similarities, by the kind of device; float32 takes 2 GiB on a GPU."""
+"""Rows and columns of a block of similarities, by the kind of device; a block of float32 takes 1 GiB on a GPU."""
 
 _ALL_ZERO = "features are all zero: the network ignores its inputs"
 
@@ -52,10 +52,10 @@ def ggn_of_batch(
         features: (N, P) inputs of the layer.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
-        pairs: pairs of the N items; or candidates to compare the items with, if the curvature takes them.
+        pairs: pairs of the N items; or candidates to compare the items with, if the curvature takes candidates.
 
     Returns:
-        The structure with the sums of this batch, in the type of the features.
+        The structure with the sums of this batch, in the type of the features, but at least float32.
 
     Raises:
         ValueError: for shapes that disagree, features that are not finite or all zero, an output of length zero, or
@@ -99,11 +99,11 @@ def output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "N D D"]:
-    """H_a of every item, averaged so that the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
+    """H_a of every item, scaled so that the GGN in the weights is Σ_a H_a ⊗ φ_a φ_aᵀ.
 
     The result takes 4 N D² bytes in float32; `total_output_curvature` computes its sum over the items.
 
-    Args, Raises: as `diagonal_ggn`, and
+    Args, Raises: as `ggn_of_batch`, and
         ValueError: for a curvature with cross terms, or pairs without a positive pair.
 
     Example:
@@ -124,7 +124,7 @@ def total_output_curvature(
     pairs: Pairs | Candidates,
     curvature: Curvature,
 ) -> Float[Tensor, "D D"]:
-    """Sum of `output_curvature` over the items, without an (N, D, D) array except for fix="projected" of softmaxes.
+    """Sum of `output_curvature` over the items, in less memory for every curvature of lam.
 
     Example:
         >>> from lam.hessians import ContrastiveCurvature
@@ -147,7 +147,7 @@ def _items(
 def _checked(
     features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs | Candidates, curvature: Curvature
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """The result of `outputs` in the curvature's working type, and the pairs or candidates, after all checks."""
+    """The result of `outputs` in the curvature's working type, and the pairs or candidates; all inputs are checked."""
     check_layer(features, weight, bias)
     if len(features) and not features.any():
         raise ValueError(_ALL_ZERO)
@@ -156,7 +156,7 @@ def _checked(
 
 
 def checked_partners(pairs: Pairs | Candidates, size: int, curvature: Curvature) -> Any:
-    """The pairs or candidates, checked to belong to `size` items and to suit the curvature."""
+    """The pairs or candidates, after a check that they are of `size` items and suit the curvature."""
     pairs.check_size(size)
     if isinstance(pairs, Candidates) and not curvature.takes_candidates:
         raise ValueError(f"{type(curvature).__name__} compares items with one another: give Pairs, not Candidates")
@@ -176,12 +176,12 @@ def ggn_of_dataset(
 ) -> Sums:
     """GGN over every pair of a data set, equal to `ggn_of_batch` of one batch of all items.
 
-    Similarities have the type of the features; sums over the data set are float64.
+    Similarities of items have the type of the features, but at least float32.
 
     Args:
         empty: the structure with all sums zero, and a curvature that has `over_dataset`. For a contrastive or softmax
             curvature, `fix` must not be `full`.
-        features: (N, P) inputs of the layer, on any device; some rows at a time move to the weight's device.
+        features: (N, P) inputs of the layer, on any device; block after block moves to the weight's device.
         weight: (D, P) the layer's weight.
         bias: (D,) the layer's bias, or None.
         related: (N,) labels, or `Neighbours` with the near pairs.
@@ -189,7 +189,7 @@ def ggn_of_dataset(
         progress: show a progress bar, the number of pairs and the memory on standard error.
 
     Returns:
-        The structure with the sums of the data set, float64.
+        The structure with the sums of the data set, in float64.
 
     Raises:
         ValueError: as `ggn_of_batch`; also for a curvature without `over_dataset`, a wrong number of labels, or no

@@ -17,7 +17,7 @@ def outputs(
     *,
     offset: int = 0,
 ) -> tuple[Float[Tensor, "N P"], Float[Tensor, "N D"], Float[Tensor, "N 1"]]:
-    """Features in type `dtype`, and the layer's outputs as directions and lengths; errors as `directions`."""
+    """Features in type `dtype`, and the layer's outputs as directions and lengths; see `directions` for errors."""
     storage = torch.promote_types(features.dtype, torch.float32)
     features, weight = features.to(dtype), weight.to(dtype)
     start = torch.zeros((), dtype=dtype, device=weight.device) if bias is None else bias.to(dtype)[:, None]
@@ -38,11 +38,11 @@ def directions(
 
     Args:
         f: (N, D) outputs.
-        storage: the type that must hold inverse squares of the lengths.
+        storage: the type that must hold inverse fourth powers of the lengths.
         offset: index of the first item, for error messages.
 
     Raises:
-        ValueError: for an output that is zero or infinite, or so short that its inverse square overflows.
+        ValueError: for an output that is zero, not finite, or too short for `storage`.
     """
     limits = torch.finfo(storage)
     least = limits.max**-0.25
@@ -97,10 +97,7 @@ def check_kinds(features: Tensor, weight: Tensor) -> None:
 def check_feature_values(features: Tensor, offset: int = 0, *, name: str = "features") -> None:
     """Reject features (N, P) that are not finite, or too large for a sum of their squares.
 
-    Args:
-        features: the features.
-        offset: index of the first item, for error messages.
-        name: name of the features in error messages.
+    Error messages count items from `offset`, and call the features `name`.
     """
     if not features.numel():
         return

@@ -23,11 +23,11 @@ class Related(ABC):
 
     @abstractmethod
     def positive_partners(self, n: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N D"]]:
-        """For each item, the number and the summed n of its positive partners, in float64."""
+        """For each item, the number of its positive partners and the sum of their rows of n, in float64."""
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether it has any."""
+        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether it may have any."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:
@@ -39,7 +39,7 @@ class Related(ABC):
 
 
 class LabelRelation(Related):
-    """Two items with one label are a positive pair, others a negative pair. `order` sorts the items by label."""
+    """Items with the same label are positive pairs, all others negative pairs. `order` sorts the items by label."""
 
     def __init__(self, labels: Int[Tensor, " N"]) -> None:
         check_label_vector(labels)
@@ -121,7 +121,7 @@ def _both_ways(pairs: Int[Tensor, "pairs 2"]) -> Int[Tensor, "2 ordered"]:
 
 
 def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Row and column, within a block, of each listed pair in it."""
+    """Row and column within a block for each listed pair in the block."""
     start, stop = torch.searchsorted(ordered[0], ordered.new_tensor([rows.start, rows.stop])).tolist()
     first, second = ordered[:, start:stop]
     inside = (second >= columns.start) & (second < columns.stop)
@@ -129,7 +129,7 @@ def _of_block(ordered: Int[Tensor, "2 ordered"], rows: slice, columns: slice) ->
 
 
 def _without_itself(pairs: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Set an item's pair with itself to False in a block."""
+    """A block in which the pair of an item with itself is set to False or 0, in place."""
     start, stop = max(rows.start, columns.start), min(rows.stop, columns.stop)
     itself = torch.arange(start, max(start, stop), device=pairs.device)
     pairs[itself - rows.start, itself - columns.start] = False

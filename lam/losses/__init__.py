@@ -60,7 +60,7 @@ LOSSES: dict[str, type[Loss]] = {
     "varcon": VarCon,
     "aninfonce": AnInfoNCE,
 }
-"""Every loss that a configuration can name; see `register`."""
+"""Losses by their names in configurations; see `register`."""
 
 
 def find(name: str) -> type[Loss]:
@@ -83,8 +83,8 @@ def build(
             pytorch-metric-learning) use the distances of pairs and a margin. "supcon", "infonce" and "varcon" take
             softmaxes of cosines divided by a temperature: over all items, over a positive pair and its negatives, and
             over centroids of classes. "aninfonce" is infonce with a learned weight for each dimension.
-        margin: in (0, 2]; negative pairs at this distance or beyond exert no force. For losses with a temperature, only
-            miners and the contrastive curvature use it.
+        margin: in (0, 2]; negative pairs at this distance or beyond have no gradient. For losses with a temperature,
+            only miners and the contrastive curvature use the margin.
         temperature: temperature of "supcon", "infonce", "varcon" and "aninfonce", positive.
         dimension: D of the embeddings; "aninfonce" needs it.
 

@@ -18,11 +18,11 @@ Regulariser = Literal["square", "likelihood"]
 
 @dataclass(frozen=True)
 class Explicit:
-    """Term of each pair that explicit concentrations add to a loss: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
+    """Term that explicit concentrations add to a loss for each pair: −λ_a (κ₁ + κ₂) cos + R(κ₁) + R(κ₂).
 
-    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"), which is −log C_D(κ) at
-    large κ, up to a constant. With the square, the best κ of an item is λ_a/(2λ) times the mean cosine of
-    its pairs.
+    R(κ) is λκ² ("square"), as from a Gaussian prior, or κ − (D − 1)/2 log κ ("likelihood"). At large κ, the latter is
+    minus the log normaliser of the von Mises-Fisher density, up to a constant. With the square, the best κ of an item
+    is λ_a/(2λ) times the mean cosine of its pairs.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6 and 10;
     λ_a = 0.05 and λ = 0.005 are its settings for SimCLR.
@@ -84,7 +84,7 @@ class ConcentrationAlignment(DistributionLoss):
         self.explicit, self.temperature = explicit, temperature
 
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """The curvature of InfoNCE alone, because the alignment is linear in the cosines."""
+        """The curvature of InfoNCE alone, because the alignment is linear in the cosines and has no curvature."""
         return {"name": "infonce", "temperature": self.temperature}
 
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor:

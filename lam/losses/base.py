@@ -19,7 +19,7 @@ class Loss(ABC):
     """A loss of unit embeddings and the pairs among them.
 
     Attributes:
-        curvature: name of the loss's curvature in `lam.hessians.CURVATURES`, or of a similar loss's if it is not there.
+        curvature: name of the loss's curvature, or of a similar one, in `lam.hessians.CURVATURES`.
         needs_classes: whether pairs must come from class labels, not from distances between positions.
     """
 
@@ -28,7 +28,7 @@ class Loss(ABC):
 
     @without_autocast()
     def __call__(self, embeddings: Float[Tensor, "N D"], pairs: Pairs) -> Float[Tensor, ""]:
-        """Loss of a batch; lower is better. It is zero without a pair, or if a miner chose none.
+        """Loss of a batch; lower is better. It is zero without pairs, also if a miner chose none.
 
         Args:
             embeddings: (N, D) unit rows; half precision is widened to float32.
@@ -38,8 +38,8 @@ class Loss(ABC):
             A scalar; its gradient is finite also at distance 0 and at the margin.
 
         Raises:
-            ValueError: for labels instead of pairs, or pairs of another number of items. InfoNCE, SupCon, VarCon and
-                AnInfoNCE also raise it without a positive pair.
+            ValueError: for labels instead of pairs, or pairs of another number of items. For InfoNCE, SupCon, VarCon
+                and AnInfoNCE, also without a positive pair.
         """
         if not isinstance(pairs, Pairs):
             raise ValueError(
@@ -79,10 +79,10 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class MarginLoss(Loss):
-    """A loss whose negative pairs exert a force only within a margin.
+    """A loss whose negative pairs have a gradient only within a margin.
 
     Attributes:
-        margin: in (0, 2]: negative pairs at this distance or beyond exert no force.
+        margin: in (0, 2]; negative pairs at this distance or beyond have no gradient.
 
     Raises:
         ValueError: for a margin outside (0, 2].
@@ -116,7 +116,7 @@ class TrainableLoss(Loss, nn.Module):
 
 @dataclass(frozen=True)
 class TemperatureLoss(Loss):
-    """A loss of cosines over a temperature: every pair exerts a force.
+    """A loss of cosines over a temperature: every pair has a gradient.
 
     Attributes:
         margin: margin for miners and a contrastive curvature, or None; the loss itself does not use it.

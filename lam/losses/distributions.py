@@ -66,7 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature that is closest to this loss's in the mean directions.
+        """Name and settings of the curvature in `lam.hessians` that is closest to this loss's, in the mean directions.
 
         Args:
             dimension: D.
@@ -87,7 +87,7 @@ def samples_of(
 def drawn_negatives(pairs: Pairs, n_negatives: int | None, generator: torch.Generator | None) -> Pairs:
     """The pairs with at most `n_negatives` random negatives of each anchor, without replacement; None for all.
 
-    The positive pairs stay the same. `negative` is no longer symmetric.
+    The positive pairs stay the same. The matrix `negative` is no longer symmetric.
     """
     if n_negatives is None or n_negatives >= pairs.size:
         return pairs
@@ -101,7 +101,7 @@ def mean_log_ratio(samples: Float[Tensor, "S N D"], scale: Tensor, pairs: Pairs)
     """Mean over positive pairs of log 1/S Σ_s ratio_s, with ratio_s as in `log_ratios`.
 
     The logits of ratio_s are `scale` times the cosines of the items' s-th samples. If at most half of the items are
-    negatives, cosines are computed only between anchors and negatives, and of positive pairs.
+    negatives, only the cosines of positive pairs, and of anchors and negatives, are computed.
     """
     columns = pairs.negative.any(0).nonzero()[:, 0]
     if 2 * len(columns) > pairs.size:

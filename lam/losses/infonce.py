@@ -11,8 +11,8 @@ from lam.pairs.pairs import Pairs
 class InfoNCE(TemperatureLoss):
     """Mean over positive pairs (a, p) of −log e^(n_a·n_p/τ) / (e^(n_a·n_p/τ) + Σ_n e^(n_a·n_n/τ)).
 
-    n are the negatives of a. With two views of each item it is NT-Xent. With classes, the other items of a class do not
-    count against a pair, unlike in SupCon.
+    n_a is the embedding of a, and the sum is over the negatives n of a. With two views of each item, this is NT-Xent.
+    With classes, the other items of a class do not count against a pair, unlike in SupCon.
 
     Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations", equation 1;
     van den Oord, Li and Vinyals (2018).
@@ -50,7 +50,7 @@ def log_ratios(
 
 
 def log_weighted_sum(logits: Float[Tensor, "*S R N"], weights: Shaped[Tensor, "R N"]) -> Float[Tensor, "*S R"]:
-    """log Σ_n w_an e^l_an of each row a; if all weights are 0, a finite number so low that its exponential is 0."""
+    """log Σ_n w_an e^l_an of each row a; if all weights are 0, a low finite number whose exponential rounds to 0."""
     nothing = torch.finfo(logits.dtype).min / 2  # finite: the gradient of −∞ − (−∞) is NaN
     log_weights = weights.to(logits).clamp(min=1e-30).log()
     return torch.where(weights > 0, logits + log_weights, nothing).logsumexp(-1)

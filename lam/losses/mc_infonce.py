@@ -15,8 +15,8 @@ class MCInfoNCE(DistributionLoss):
     """Mean over positive pairs of −log 1/S Σ_s e^(κ_pos z_s·z⁺_s) / (e^(κ_pos z_s·z⁺_s) + Σ_m e^(κ_pos z_s·z⁻_ms)).
 
     z_s are samples of the items' distributions; the code computes with logarithms. The source has 1/M before both terms
-    of the denominator, which subtracts log M from the loss. Without it, the limit of large κ is InfoNCE at temperature
-    1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, most of all where it is large.
+    of the denominator, which subtracts log M from the loss. Without 1/M, the limit of large κ is InfoNCE at temperature
+    1/κ_pos. The logarithm of a mean over few samples is biased: κ becomes too large, above all a large κ.
 
     Source: Kirchhof, Kasneci and Oh (2023), "Probabilistic contrastive learning recovers the correct aleatoric
     uncertainty of ambiguous inputs", equations 5 to 7. κ_pos = 20 is from appendix B.3. In table 7, with 512 samples,
@@ -64,8 +64,8 @@ class MCInfoNCE(DistributionLoss):
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
         """The curvature of InfoNCE, with 1/τ the concentration of one mean of a positive pair around the other.
 
-        Each latent lies around its mean, and the two latents around each other. In this convolution of three
-        distributions the mean resultant lengths multiply.
+        Each latent variable lies around its mean, and the two latent variables of a pair around each other. In this
+        convolution of three distributions the mean resultant lengths multiply.
 
         Source: Mardia and Jupp (2000), "Directional statistics", section 9.3.2, for the convolution.
         """

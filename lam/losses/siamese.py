@@ -20,8 +20,8 @@ class Siamese(DistributionLoss):
     """Loss of the cosine between the prediction h(μ₁) from an item and the target of its match.
 
     A target is a direction without gradient. The predictor h has one hidden layer with batch norm. An explicit
-    concentration uses the same cosines, in both directions of a pair. Cosines of the means, with gradients in both,
-    would collapse all means into one.
+    concentration uses the same cosines, in both directions of a pair. With cosines of the two means, and gradients in
+    both, all means would collapse into one.
 
     Args:
         dimension: D.

@@ -16,8 +16,8 @@ from lam.utils.checks import check_at_least, check_positive
 class SwAV(DistributionLoss):
     """Mean over pairs of views of −½ Σ_j [q₁ log p₂ + q₂ log p₁], with an optional explicit concentration.
 
-    The prototypes c_j are learned unit vectors. p is the softmax of μ·c_j/τ over them. q is `sinkhorn` of each view's
-    cosines, and no gradient flows through it. A pair counts once; the item with the smaller number is the first view.
+    The prototypes c_j are learned unit vectors. p is the softmax of a view's μ·c_j/τ over j. q is `sinkhorn` of the
+    view's μ·c_j/ε, without gradient. A pair counts once; the item with the smaller index is the first view.
 
     Source: Caron et al. (2020), "Unsupervised learning of visual features by contrasting cluster assignments",
     equations 2 to 5. This class leaves out multi-crop and the queue. The paper's values are τ = 0.1, ε = 0.05 and three
@@ -79,7 +79,7 @@ class SwAV(DistributionLoss):
 def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "N J"]:
     """Rows of probabilities proportional to a_i b_j e^score, with nearly equal sums of the columns.
 
-    Each iteration scales the columns to sums of N/J, then the rows to sums of 1.
+    Each iteration scales the columns to equal sums, then the rows to sums of 1.
 
     Source: Cuturi (2013), "Sinkhorn distances"; Caron et al. (2020), equation 5.
 

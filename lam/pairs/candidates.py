@@ -51,7 +51,7 @@ class Candidates:
 
     @property
     def n_positives(self) -> int:
-        """Number of matching pairs of an item and a candidate."""
+        """Total weight of the pairs of an item and a matching candidate, as an integer."""
         return int(self.positive.sum())
 
     @property
@@ -60,7 +60,7 @@ class Candidates:
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Reject candidates of another number of items."""
+        """Reject candidates for a number of items other than `size`."""
         if self.size != size:
             raise ValueError(f"candidates must be of the same {size} items, got candidates of {self.size}")
 

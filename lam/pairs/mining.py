@@ -1,10 +1,10 @@
 """`Mining`, the choice of pairs in a batch: all pairs, pairs in triplets of one kind, or the pairs of a miner.
 
-A pair in k triplets has weight k, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled in the same way: each
-is the number of pairs before the choice, times the mean weight of the chosen pairs, rounded. A curvature divides its
-sum S⁺ over the chosen positive pairs by n⁺. The quotient is their weighted mean, times the share of positive pairs that
-were chosen; S⁻/n⁻ is analogous. The choice biases this average, but repeated pairs do not. The loss `log_posterior`
-divides by n⁺ and n⁻, while most losses divide by the total weight of the chosen pairs.
+A pair in k triplets counts k times, as in pytorch-metric-learning. The counts n⁺ and n⁻ are scaled in the same way:
+each is the number of pairs before the choice, times the mean weight of the chosen pairs, rounded. A curvature divides
+its sum S⁺ over the chosen positive pairs by n⁺. So S⁺/n⁺ is a weighted mean over the chosen pairs, times the share of
+positive pairs that were chosen; S⁻/n⁻ is analogous. The choice biases this average, but repeated pairs do not. The loss
+`log_posterior` divides by n⁺ and n⁻, while most losses divide by the total weight of the chosen pairs.
 """
 
 import inspect
@@ -28,7 +28,7 @@ Miner = Callable[[Tensor, Tensor], Any]
 class Mining:
     """The choice of pairs in a batch.
 
-    A triplet (anchor a, positive p, negative n) with distances d on the sphere is
+    A triplet (anchor a, positive p, negative n) with Euclidean distances d of unit embeddings is
 
         easy       if          d_an > d_ap + margin
         violating  if          d_an ≤ d_ap + margin
@@ -38,14 +38,14 @@ class Mining:
     and contains the pairs (a, p) and (a, n). `all` takes every pair, also outside triplets.
 
     Source: Schroff et al. (2015). Kinds and counting follow pytorch-metric-learning's `TripletMarginMiner`: its "all"
-    is `violating` here, and the loss's margin replaces its 0.2. Warburg et al. (2023) mine the same way, and draw at
-    most `max_pairs` triplets for the curvature.
+    is `violating` here, and the loss's margin replaces its default, 0.2. Warburg et al. (2023) mine the same way, and
+    draw at most `max_pairs` triplets for the curvature.
 
     Attributes:
         miner: `all`, `violating`, `easy`, `semihard` or `hard`, for labels and places; or a miner of
             pytorch-metric-learning, for labels.
-        max_pairs: greatest number of triplets of the kind, drawn at random. For `all` and other miners, greatest number
-            of unordered positive pairs, and also of negative pairs. None for no limit.
+        max_pairs: greatest number of triplets, drawn at random. For `all` and miners of pytorch-metric-learning,
+            greatest number of unordered positive pairs, and also of negative pairs. None for no limit.
 
     Raises:
         ValueError: for an unknown name, or a limit that is no integer of at least 1.
@@ -86,7 +86,7 @@ class Mining:
         Args:
             embeddings: (N, D) unit rows; no gradient goes through the choice.
             pairs: pairs to choose from.
-            targets: (N,) labels of the pairs; only a miner of pytorch-metric-learning reads them.
+            targets: (N,) labels of the items; only a miner of pytorch-metric-learning reads them.
             margin: margin of the triplets, positive; None without triplets.
             generator: generator on the CPU for `max_pairs`.
 
@@ -166,7 +166,7 @@ def _choose_triplets(
 
 
 def _draw_distinct(total: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` different random numbers below `total`; a permutation of `total` may be too large."""
+    """`count` different random numbers below `total`, without a permutation of all, which may not fit in memory."""
     drawn = torch.randint(total, (count,), generator=generator).unique()
     while len(drawn) < count:
         drawn = torch.cat([drawn, torch.randint(total, (count,), generator=generator)]).unique()

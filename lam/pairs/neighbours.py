@@ -1,4 +1,4 @@
-"""The near pairs of a data set of places, without a matrix of all pairs."""
+"""The pairs of near places in a data set, without a matrix of all pairs."""
 
 from dataclasses import dataclass
 

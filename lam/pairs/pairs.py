@@ -18,14 +18,14 @@ from lam.utils.checks import check_finite, check_tensor
 class Pairs:
     """The positive and the negative pairs among the N items of a batch.
 
-    The weight of an ordered pair (a, b) says how often it counts; no item is paired with itself. Pairs by label compute
-    the two matrices when one is first read, so that a loss of classes stays linear in the batch.
+    The weight of an ordered pair (a, b) says how often it counts; no item is paired with itself. `by_label` leaves the
+    two matrices to the first access, so a loss that reads only `labels` takes time linear in N.
 
     Attributes:
         positive: (N, N) weights of the positive pairs, symmetric, non-negative, with zero diagonal.
         negative: (N, N) weights of the negative pairs, of the same form; pairs beyond a loss's margin are included.
-        n_positives: number of ordered positive pairs before a miner's choice (n⁺ of the loss).
-        n_negatives: number of ordered negative pairs before a miner's choice (n⁻ of the loss).
+        n_positives: n⁺, the number of ordered positive pairs; for pairs that a miner chose, see `lam.pairs.mining`.
+        n_negatives: n⁻, the number of ordered negative pairs; see `n_positives`.
         labels: (N,) classes of the items, also if a miner chose only some pairs; None for pairs by distance.
     """
 
@@ -53,7 +53,7 @@ class Pairs:
         return int(self.positive.any(1).sum())
 
     def check_size(self, size: int) -> None:
-        """Reject pairs of another number of items."""
+        """Reject pairs of a number of items other than `size`."""
         if self.size != size:
             raise ValueError(f"pairs must be of the same {size} items, got pairs of {self.size}")
 
@@ -64,7 +64,7 @@ class Pairs:
 
     @classmethod
     def by_label(cls, labels: Shaped[Tensor, " N"]) -> "Pairs":
-        """Two items with one label are a positive pair, two other items a negative pair.
+        """Two items with the same label are a positive pair, any other two items a negative pair.
 
         Args:
             labels: (N,) integer label of each item; other types raise a `ValueError`.
@@ -143,7 +143,7 @@ class Pairs:
     ) -> "Pairs":
         """Pairs chosen by a miner of pytorch-metric-learning.
 
-        The tuples are directed and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2. This
+        The pairs are ordered and may repeat. With M the matrix of their counts, the weights are (M + Mᵀ)/2. This
         symmetric matrix gives the same loss.
 
         Args:
@@ -154,7 +154,7 @@ class Pairs:
             labels: (N,) classes of the items, if any.
 
         Raises:
-            ValueError: for another number of tensors or indices, an index outside [0, N), an item paired with itself,
+            ValueError: for a wrong number of tensors or indices, an index outside [0, N), an item paired with itself,
                 or more different pairs than before the choice.
 
         Example:
@@ -189,7 +189,7 @@ def as_targets(targets: Any) -> Tensor:
 
 
 def targets_of(items: Tensor, targets: Any) -> Tensor:
-    """Targets of N items, as a tensor on their device; see `as_targets`. Their number must be N."""
+    """Targets of N items, as a tensor on the items' device; see `as_targets`. There must be N targets."""
     if targets is None:
         raise ValueError("a posterior needs batches of inputs with targets: (inputs, labels)")
     targets = as_targets(targets).to(items.device)
@@ -242,7 +242,7 @@ def negative_distance(positions: Tensor, positive_within: float, negative_beyond
 def squared_distance(one: Float[Tensor, "*#B X"], other: Float[Tensor, "*#B X"]) -> Float64[Tensor, "*B"]:
     """Squared distances of places in float64, summed by coordinate, so that they are equal to the bit in any batch.
 
-    Compare them with d²: a root would round some distances slightly above d to d.
+    Compare them with d², not their roots with d: a root may round a distance slightly above d to d.
     """
     squares = [(x.double() - y.double()).square() for x, y in zip(one.unbind(-1), other.unbind(-1), strict=True)]
     return sum(squares[1:], start=squares[0])

@@ -16,7 +16,7 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 
 @dataclass(frozen=True)
 class Relation:
-    """The definition of positive and negative pairs, and the items among which they are formed.
+    """The definition of positive and negative pairs, within batches or over a data set.
 
     Attributes:
         scope: `batch` for pairs within batches; `dataset` for all pairs of the data set.

@@ -88,8 +88,8 @@ class Posterior(ABC):
     def scale(self) -> float:
         """The likelihood scale s in use: `likelihood_scale`, or its default.
 
-        If `prior_precision` is None too, s is large enough for an α of at least the inverse mean square of the weights.
-        Otherwise a loss of little curvature would have a prior wider than the weights.
+        If `prior_precision` is also None, s is large enough for an α of at least 1 over the mean square of the weights.
+        Otherwise, for a loss of little curvature, the prior would be wider than the weights.
         """
         if self.likelihood_scale is not None:
             return self.likelihood_scale
@@ -115,7 +115,7 @@ class Posterior(ABC):
         """Random last layers; arguments as `noise`.
 
         Returns:
-            (S, D, P) weights and (S, D) biases, or None.
+            (S, D, P) weights, and (S, D) biases or None.
         """
         return self.layers_from(self.noise(n_samples, generator=generator))
 
@@ -130,7 +130,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def layers_from(self, noise: Noise) -> Sampled:
-        """Random last layers, computed from `noise`, which is not changed."""
+        """Random last layers from `noise`, which stays unchanged."""
 
     @abstractmethod
     def output_spread(self) -> Callable[[Tensor], Spread]:
@@ -148,7 +148,7 @@ class Posterior(ABC):
     def clipped_variance_share(self, features: Any) -> float:
         """Share of the predictive variance of N items that lies in directions of negative h.
 
-        There h is clipped to zero, so the variance is the prior's at any likelihood scale.
+        There h is clipped to zero, so the likelihood scale does not change the variance.
         """
 
     @property
@@ -164,8 +164,8 @@ class Posterior(ABC):
     def log_marginal_likelihood(self, prior_precision: float) -> float:
         """Log evidence of the Laplace approximation as a function of α at the posterior's s, up to a constant.
 
-        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. For the evidence
-        as a function of s, the normalisers of the loss's von Mises-Fisher terms would be needed.
+        −½ log det(s h + α) + ½ n log α − ½ α ‖θ*‖² for n weights. The loss at θ* does not depend on α. To compare
+        values of s, the normalisers of the loss's von Mises-Fisher terms would be needed, too.
 
         Source: MacKay (1992); Daxberger et al. (2021), laplace-torch.
         """
@@ -183,22 +183,22 @@ class Posterior(ABC):
         """A function from features, and optionally the network's output, to embeddings. Its noise is drawn only once.
 
         The marginal distribution of an output is f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S
-        outputs with the same noise for every input. This is exact for one input, and an item has the same result alone
-        or in a batch. `network` draws S whole layers, so that samples are consistent across inputs.
+        outputs of each item from this distribution, with the same noise for all items; samples of two items do not come
+        from one layer. `network` draws S whole layers, and sample s of every item comes from layer s.
 
-        With the network's output, the embeddings have exactly its direction. Without it, the layer's output is computed
-        again, and may differ in the last bit.
+        If the function gets the network's output, the embeddings have exactly the direction of this output. Otherwise
+        the function computes the output again, and the direction may differ in the last bit.
 
         Args:
             n_samples: S ≥ 2.
             mode: `marginal` or `network`.
             mean: `network` for the direction of the trained layer's output, f/‖f‖; or `sampled` for the mean direction
-                of the samples, as in the paper, which depends on S.
+                of the samples, as in Warburg et al. (2023), which depends on S.
             return_samples: whether the embeddings include the (S, N, D) samples.
 
         Returns:
             A function that returns the direction, κ and the variance before normalisation. κ follows from the unbiased
-            mean resultant length (Sra 2012). A `ValueError` is raised for features of wrong width or not finite.
+            mean resultant length (Sra 2012). It raises a `ValueError` for features of wrong width or not finite.
 
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.
@@ -236,7 +236,7 @@ class Posterior(ABC):
         return self.joint_predictor(self.noise(n_samples))(features)
 
     def joint_predictor(self, noise: Noise) -> Callable[[Any], Float[Tensor, "S N D"]]:
-        """A function from features to `sampled_embeddings`, under the networks that `noise` determines."""
+        """A function from features to `sampled_embeddings`, by the networks that follow from `noise`."""
         draw = self._network_outputs(noise)
 
         @without_autocast()
@@ -249,10 +249,10 @@ class Posterior(ABC):
     def cosine_variance(
         self, queries: Float[Tensor, "N P"], hits: Float[Tensor, "_ P"]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Cosines of queries and hits, and their variances if one sample of the weights embeds both query and hit.
+        """Cosines of queries and hits, and the variances of these cosines, if the same weights embed query and hit.
 
         The cosine is c = nᵀm, with n = f(φ)/‖f(φ)‖ and m = f(ψ)/‖f(ψ)‖. To first order in the weights its variance is
-        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 for two equal items.
+        uᵀ Σ u, with u = g ⊗ φ + h ⊗ ψ, g = (m − c n)/‖f(φ)‖ and h = (n − c m)/‖f(ψ)‖. It is 0 if φ = ψ.
 
         Args:
             queries: (N, P) features φ.
@@ -293,7 +293,7 @@ class Posterior(ABC):
         return replace(self, prior_precision=float(10.0**best.x))
 
     def with_prior_step(self: Same, rate: float) -> Same:
-        """The posterior with log α moved by `rate`, like Adam's first step, to raise `log_marginal_likelihood`."""
+        """The posterior after a step of size `rate` in log α up `log_marginal_likelihood`, like Adam's first step."""
         alpha, apart = self.alpha, 1e-4
         rise = self.log_marginal_likelihood(alpha * math.exp(apart)) - self.log_marginal_likelihood(
             alpha * math.exp(-apart)
@@ -339,7 +339,7 @@ class Posterior(ABC):
             raise ValueError(f"only posteriors with the same settings add up, got {one} and {another}: tune their sum")
 
     def _parts(self, features: Any, output: Tensor | None, n_samples: int) -> Iterable[tuple[Any, Tensor | None]]:
-        """Checked features, and outputs, split into parts that are predicted one after the other."""
+        """Features, after a check, and outputs, in parts that are predicted one after the other."""
         check_features(features, self.weight)
         rows = max(1, CHUNK_ELEMENTS // max(n_samples * len(self.weight), self.elements_per_item))
         if len(features) <= rows:
@@ -364,7 +364,7 @@ class Posterior(ABC):
         return next(self._normal(n_samples, [(1, len(self.weight))], None, torch.float64))
 
     def _network_outputs(self, noise: Noise) -> Callable[[Tensor], Tensor]:
-        """The function from features to their outputs (S, N, D) under the layers that `noise` determines."""
+        """The function from features to the outputs (S, N, D) of the layers that follow from `noise`."""
         weights, biases = self.layers_from(noise)
 
         def outputs(features: Tensor) -> Tensor:

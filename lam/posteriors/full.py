@@ -18,7 +18,7 @@ from lam.posteriors.spread import FullSpread, Spread, share_of
 class FullPosterior(Posterior):
     """q(θ) = N(θ*, V diag(1/(s·relu(λ) + α)) Vᵀ), λ and V the eigenvalues and eigenvectors of h; see `Posterior`.
 
-    All is computed in float64, because every output sums variances of very different sizes.
+    Computations are in float64, because every output sums variances of very different sizes.
     """
 
     structure = Full
@@ -59,6 +59,6 @@ class FullPosterior(Posterior):
 
     @cached_property
     def _root(self) -> Float[Tensor, "DF DF"]:
-        """V diag(1/√precision); its product with its transpose is the covariance."""
+        """V diag(1/√precision), a root R of the covariance R Rᵀ."""
         values, vectors = self.curvature.eigenbasis
         return vectors * (self.scale * values.relu() + self.alpha).rsqrt()

@@ -43,8 +43,7 @@ class EkfacPosterior(Posterior):
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
         """U_Bᵀ ε U_A, with ε from `Posterior.noise`.
 
-        This makes the root of the covariance symmetric. Samples then do not depend on the signs of eigenvectors, which
-        rounding may flip.
+        Samples then do not depend on the signs of eigenvectors, which rounding may flip.
         """
         (noise,), (U_B, U_A) = super().noise(n_samples, generator=generator), self.basis
         return [U_B.T @ noise @ U_A]
@@ -87,7 +86,7 @@ class EkfacPosterior(Posterior):
 class KronPosterior(EkfacPosterior):
     """`EkfacPosterior` with λ_ij = b_i a_j, the products of the factors' eigenvalues.
 
-    α is added to these products, not to the factors, so the precision is exact.
+    α is added to these products, not to the factors, so the prior is exact.
 
     Source: Ritter, Botev and Barber (2018), with the prior of Daxberger et al. (2021), laplace-torch.
     """

@@ -38,7 +38,7 @@ class LayersAccumulator(Accumulator):
 
     Attributes:
         network: the network, which is not changed.
-        head: path of the layer that computes its outputs.
+        head: path of the layer that computes the network's outputs.
         layers: paths of the layers.
     """
 
@@ -83,7 +83,7 @@ class LayersPosterior(Posterior):
     Source: Immer, Korzepa and Bauer (2021); Daxberger et al. (2021), laplace-torch.
 
     Attributes:
-        weight, bias: parameters of the head, which computes the outputs; it need not be one of the layers.
+        weight, bias: parameters of the head, which computes the outputs; the head need not be one of `layers`.
         network: the network; its weights are the mean θ*.
         head: path of the head in the network.
         layers: paths of the layers.
@@ -212,7 +212,7 @@ class LayersPosterior(Posterior):
         return self._draw(noise, self._output_noise(n_samples), keep=keep)
 
     def _draw(self, noise: Noise | None, output_noise: Float[Tensor, "S 1 D"], *, keep: bool = True) -> Sampler:
-        """Samples under the networks that `noise` determines; without it, marginal samples from `output_noise`."""
+        """Samples by the networks that follow from `noise`; without `noise`, marginal samples from `output_noise`."""
         if noise is not None and self.predictive == "sampled":
             return self._of_networks(self.layers_from(noise), output_noise)
         deviations = None if noise is None else list(self._deviations(noise))
@@ -261,6 +261,6 @@ class LayersPosterior(Posterior):
 
 @dataclass(frozen=True)
 class LayersKronPosterior(LayersPosterior):
-    """`LayersPosterior` in the eigenvectors of two factors of each layer."""
+    """`LayersPosterior` in the eigenvectors of two Kronecker factors of each layer's curvature."""
 
     structure: ClassVar[Any] = LayersKron

@@ -19,9 +19,9 @@ class LowRankPosterior(Posterior):
     """q(θ) with precision s·relu(h) ⊗ (L Lᵀ + diag δ) + α; L and δ are `factor` and `rest` of `lam.hessians.LowRank`.
 
     Along eigenvector i of h, with eigenvalue b_i, the precision over the F inputs is diag(d_i) + s b_i L Lᵀ with
-    d_i = s b_i δ + α. So Woodbury's identity needs only (J, J) matrices. With the eigenvectors Q and eigenvalues σ of
-    s b_i Lᵀ diag(1/d_i) L, the variance of an output is Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where
-    y = √(s b_i) Qᵀ Lᵀ (φ/d_i). All is computed in float64.
+    d_i = s b_i δ + α. L has J columns, so Woodbury's identity needs only (J, J) matrices. With the eigenvectors Q and
+    eigenvalues σ of s b_i Lᵀ diag(1/d_i) L, the variance of the output along eigenvector i is
+    Σ_j φ_j²/d_ij − Σ_k y_k²/(1 + σ_k), where y = √(s b_i) Qᵀ Lᵀ (φ/d_i). Computations are in float64.
     """
 
     structure = LowRank
@@ -31,7 +31,7 @@ class LowRankPosterior(Posterior):
         return 2 * self.theta.shape[1]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        """Noise along the eigenvectors of h; the root is symmetric for the reason in `EkfacPosterior.noise`."""
+        """Noise along the eigenvectors of h, so that their signs do not matter; see `EkfacPosterior.noise`."""
         (noise,) = self._normal(n_samples, [self.theta.shape], generator, torch.float64)
         return [self.curvature.output_eigen[1].T @ noise]
 

@@ -5,10 +5,10 @@ from typing import Any
 from lam.utils.checks import check_at_least, check_positive
 
 LEAST_PRIOR = 1e-30
-"""Least prior precision α. Variances are up to 1/α times squares of features, and could overflow float32 below it."""
+"""Least prior precision α. With a smaller α, variances could overflow float32: up to 1/α times squares of features."""
 
 PRIOR_RATIO = 1e-4
-"""Default `prior_ratio`, α in units of the mean of s h; `benchmarks/real.py posteriors` compares values."""
+"""Default `prior_ratio`, α over the mean eigenvalue of s h; `benchmarks/real.py posteriors` compares values."""
 
 
 def check_settings(

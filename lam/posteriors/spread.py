@@ -11,8 +11,8 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, projected_resultant
 
 LEAST_VARIANCE = 1e-20
-"""Least variance of samples, in units of the output's squared length: far below any posterior's. For an output of
-length zero it is absolute, so that its samples have random directions."""
+"""Least variance of samples, in units of the output's squared length; variances of posteriors are far larger. For an
+output of length zero, the unit is 1, so that samples have random directions."""
 
 
 class Spread(ABC):
@@ -40,7 +40,7 @@ class Spread(ABC):
     def samples(
         self, center: Float[Tensor, "N D"], noise: Float[Tensor, "S 1 D"], least: Float[Tensor, "N 1"], *, keep: bool
     ) -> Float[Tensor, "S N D"] | MeanResultant:
-        """Samples of the outputs, float64. Without `keep`, a subclass may return only their resultant on the sphere."""
+        """Samples of the outputs, float64. Without `keep`, a subclass may return only the samples' `MeanResultant`."""
         return center.double() + self.deviations(noise, least)
 
 
@@ -49,7 +49,7 @@ class AxisSpread(Spread):
     """U diag(v) Uᵀ: variances along axes that all items share."""
 
     variances: Float[Tensor, "N D"]  # v
-    axes: Float[Tensor, "D D"] | None = None  # U, orthonormal columns; None for the coordinates' own
+    axes: Float[Tensor, "D D"] | None = None  # U, orthonormal columns; None for the coordinate axes
 
     @property
     def covariance(self) -> Float[Tensor, "N D D"]:
@@ -108,7 +108,7 @@ class FullSpread(Spread):
 def sum_along(
     slopes: Float[Tensor, "K N D"], inputs: Float[Tensor, "K N F"], variance: Float[Tensor, "D F"]
 ) -> Float[Tensor, " N"]:
-    """Variance of Σ_k g_kᵀ θ φ_k for independent weights with variances v: Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
+    """Variance of Σ_k g_kᵀ θ φ_k for independent weights θ with variances v: Σ_ij v_ij (Σ_k g_ki φ_kj)², float64."""
     slopes, inputs, variance = slopes.double(), inputs.double(), variance.double()
     total = inputs.new_zeros(inputs.shape[1])
     for k, m in itertools.product(range(len(slopes)), repeat=2):
@@ -117,7 +117,7 @@ def sum_along(
 
 
 def share_of(contributions: Float[Tensor, "*B"], chosen: Bool[Tensor, "*B"]) -> float:
-    """Share of the chosen contributions in the sum of all; 0 if all are 0. Contributions must not be negative."""
+    """Share of the chosen contributions in the sum of all, 0 if all are 0; contributions must be at least 0."""
     least = torch.finfo(contributions.dtype).tiny
     return float(contributions[chosen].sum() / contributions.sum().clamp(min=least))
 

@@ -1,4 +1,4 @@
-"""The polar angle of a von Mises-Fisher distribution: draws, quantiles, and its slope in the concentration."""
+"""The polar angle of a von Mises-Fisher distribution: draws, quantiles, and derivative by the concentration."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from lam.vmf.bessel import bessel_ratio_complement
 
 _NODES, _FEW_NODES = (np.stack(np.polynomial.legendre.leggauss(n), 1).tolist() for n in (64, 20))  # (node, weight)
-_REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; less than 1e-13 and 1e-7 lies beyond
+_REACH, _SHORT_REACH = 12, 8  # standard deviations of the polar angle; beyond, the probability is below 1e-13, 1e-7
 _SETTLED = 1e-12  # greatest error of a quantile, in probability
 TINY = torch.finfo(torch.float64).tiny
 _TRIES = {"cpu": 1, "cuda": 8}  # proposals of a draw in one round: each round waits for the GPU
@@ -21,8 +21,8 @@ def draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple
     """One draw from each distribution, by rejection: polar angles (N,) and unit tangents (N, D).
 
     A uniform point on the sphere gives the tangent and a cosine, which are independent. Ulrich's Moebius map turns the
-    cosine into the proposed cosine w. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and
-    z = (1 - cosine) / 2, it is 1 - w = 2 b z / (1 - (1 - b) z). Computing 1 - w, not w, avoids cancellation.
+    cosine into a proposal w. With b = (D - 1) / (2 kappa + sqrt(4 kappa^2 + (D - 1)^2)) and z = (1 - cosine) / 2, the
+    map is 1 - w = 2 b z / (1 - (1 - b) z). The code computes 1 - w, which does not cancel.
     """
     n = loc.shape[-1] - 1
     b = n / (2 * kappa + torch.hypot(2 * kappa, kappa.new_tensor(n)))
@@ -40,7 +40,7 @@ def draw(loc: Tensor, kappa: Tensor, generator: torch.Generator | None) -> tuple
         uniform = torch.rand(shape, dtype=pole.dtype, device=pole.device, generator=generator)
         accepted = log_odds >= uniform.log()
         found = accepted.any(0)
-        chosen = accepted.int().argmax(0)[found], found.nonzero()[:, 0]  # the first of those accepted
+        chosen = accepted.int().argmax(0)[found], found.nonzero()[:, 0]  # the first accepted proposal
         done = pending[found]
         angle[done] = 2 * (centre * ratio / 2).clamp(max=1).sqrt().asin()[chosen]
         tangent[done] = torch.nn.functional.normalize(point[chosen] - cosine[chosen][:, None] * pole[found], dim=-1)
@@ -68,11 +68,11 @@ def _mode_and_width(dimension: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slope(dimension: int, kappa: Tensor, angle: Tensor, *, exact: bool = True) -> Tensor:
-    """Slope da/dkappa of the polar angle a at a fixed value of its distribution function.
+    """Derivative da/dkappa of the polar angle a at a fixed value of its distribution function.
 
     da/dkappa = -(integral from 0 to a of (cos - A_D) density) / density(a). The integral over all angles is 0, so the
-    tail on a's side of the mode is enough. The error is 1e-13 of the largest slope. Without `exact`, it is as large as
-    float32 rounding, and the call takes a third of the time.
+    tail on a's side of the mode is enough. The error is 1e-13 of the largest derivative. Without `exact`, the error is
+    as large as float32 rounding, and the call takes a third of the time.
     """
     mode, width = _mode_and_width(dimension, kappa)
     angle = angle.clamp(min=1e-150)  # at the mean direction itself density and slope are 0

@@ -2,7 +2,7 @@
 
 A_D(kappa) = I_{D/2}(kappa) / I_{D/2-1}(kappa), 1 - A_D, the derivative, the inverse and the log normaliser log C_D have
 nearly full float64 precision for any D >= 2 and finite kappa >= 0. The uniform expansion of log I gives the values at
-an order of at least 20; backward recursion leads down to D. No step subtracts two large numbers up to kappa = 1e8.
+an order of at least 20; backward recursion leads down to D. Up to kappa = 1e8, no step subtracts two large numbers.
 """
 
 import math
@@ -122,8 +122,8 @@ def kappa_from_resultant(
 ) -> Float[Tensor, "*B"]:
     """Concentration of a mean resultant length: the inverse of `bessel_ratio`.
 
-    Halley's method solves A_D(kappa) = R to full precision. It starts at R (D - R^2) / (1 - R^2) times a tabulated
-    correction.
+    Halley's method solves A_D(kappa) = R to full precision, from R (D - R^2) / (1 - R^2) times a tabulated correction.
+    An exported graph may omit Halley's step; see `tabulate_for_export`.
 
     Source: Sra (2012), equation 4; the start is equation 4.4 of Banerjee et al. (2005).
 
@@ -166,10 +166,10 @@ def kappa_from_resultant(
 
 
 def tabulate_for_export(dimension: int) -> None:
-    """Compute the table with which graphs exported later invert `bessel_ratio` below 42 dimensions, to 1e-8.
+    """Compute the table that later exported graphs use to invert `bessel_ratio` below 42 dimensions, to 1e-8.
 
-    Without it, two steps of Halley's method would unroll up to 20 steps of backward recursion each: hundreds of nodes,
-    and half a minute of export. The table takes fourteen nodes.
+    Without the table, a graph unrolls two steps of Halley's method with up to 20 steps of backward recursion each:
+    hundreds of nodes, and half a minute of export. The table takes fourteen nodes.
     """
     if _recursion_steps(dimension) > 0:
         _corrections(dimension)
@@ -197,7 +197,7 @@ def check_floating(**tensors: Tensor) -> None:
 
 
 def check_all(valid: Bool[Tensor, "*B"], rule: str, values: Float[Tensor, "*B"]) -> None:
-    """Raise a `ValueError` with the rule, the first value that breaks it and its index."""
+    """Raise a `ValueError` with the rule, and the first value that breaks it, unless all values are valid."""
     if torch.compiler.is_exporting() or valid.all():  # tracing cannot branch on values
         return
     index = tuple((~valid).nonzero()[0].tolist())

@@ -1,8 +1,7 @@
 """The von Mises-Fisher distribution on the unit sphere: density, moments, sampling, credible caps, fit and fusion.
 
-It is a `torch.distributions.Distribution` of mean directions `loc` (*B, D) and concentrations (*B). It works with
-`Independent`, `MixtureSameFamily`, `TransformedDistribution` and `kl_divergence`. Sums are float64; results have the
-type of the input.
+`VonMisesFisher` is a `torch.distributions.Distribution`, and works with `Independent`, `MixtureSameFamily`,
+`TransformedDistribution` and `kl_divergence`. Sums are float64; results have the type of the input.
 """
 
 import math
@@ -51,7 +50,7 @@ class VonMisesFisher(Distribution):
     Args:
         loc: mean directions (*B, D), unit vectors, D >= 2.
         concentration: kappa (*B), finite and at least 0; 0 is the uniform distribution for any `loc`. The batch shapes
-            of the two are broadcast.
+            of `loc` and `concentration` are broadcast.
         validate_args: whether to check the parameters, and the values of `log_prob`. None means yes, except while torch
             compiles. torch's global default is ignored, because torch.compile turns it off for good.
 
@@ -119,7 +118,7 @@ class VonMisesFisher(Distribution):
     def variance(self) -> Float[Tensor, "*B D"]:
         """Variance of each coordinate, differentiable in loc only; the variances add up to 1 - A_D^2.
 
-        loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0.
+        The variance is loc_i^2 A_D'(kappa) + (1 - loc_i^2) A_D(kappa) / kappa, and 1 / D at kappa = 0.
 
         Source: Shyntar and Hillen (2025), "First and second moments and fractional anisotropy of general von
         Mises-Fisher and peanut distributions": the cosine to loc has variance A_D', each orthogonal coordinate
@@ -135,7 +134,7 @@ class VonMisesFisher(Distribution):
     def log_prob(self, value: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Log density, with respect to the area of the sphere, differentiable in value, loc and concentration.
 
-        It is computed as log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
+        The code computes log C_D + kappa - kappa ||value - loc||^2 / 2, in which nothing large cancels.
 
         Args:
             value: unit vectors (..., D), broadcast against the batch.
@@ -313,7 +312,7 @@ def fuse(means: Float[Tensor, "*B N D"], kappas: Float[Tensor, "*B N"]) -> VonMi
 def credible_cosine(kappa: Float[Tensor, " Q"], dimension: int, *, level: float = 0.95) -> Float[Tensor, " Q"]:
     """Edge of each item's credible cap as a cosine; the cap has probability `level` under the item's distribution.
 
-    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, where the cap means cosines of at *least* t.
+    Source: Kirchhof, Kasneci and Oh (2023), appendix C.5, with cosines *above* the edge in the cap.
 
     Args:
         kappa: (Q,) concentrations.

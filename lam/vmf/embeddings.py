@@ -24,14 +24,14 @@ class Embeddings:
     Attributes:
         mean: (N, D) unit vectors that retrieval compares: the network's f/‖f‖, unless `mean_samples` is set. A row is
             zero if the network's output is zero.
-        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. It joins the three
-            parts of κ below, if they are set; see `lam.tuning.ambiguity`.
+        kappa: (N,) concentration of the von Mises-Fisher distribution, ≥ 0; small means uncertain. If the three parts
+            of κ below are set, `kappa` joins them; see `lam.tuning.ambiguity`.
         resultant: (N,) mean resultant length in [0, 1] that belongs to `kappa`, such as the length of the mean sample.
         variance: (N,) predictive variance before normalisation, summed over the D outputs; large means uncertain.
         samples: (S, N, D) sampled unit vectors, if requested.
-        mean_samples: S if `mean` is the mean direction of S samples; it is comparable only with means of S samples.
-        kappa_epistemic: (N,) how well the weights determine an item: the concentration from the method alone. The three
-            parts of κ are this and the next two. They are set together, by an encoder with a model of ambiguity.
+        mean_samples: S if `mean` is the mean direction of S samples, comparable only with other means of S samples.
+        kappa_epistemic: (N,) concentration from the method alone: how well the weights determine an item. The three
+            parts of κ are this and the next two. An encoder with a model of ambiguity sets all three.
         kappa_aleatoric: (N,) concentration of the item's matches; small for an ambiguous item.
         p_known: (N,) probability in [0, 1] that the item is like the training items.
 

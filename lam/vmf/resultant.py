@@ -72,9 +72,9 @@ def projected_resultant(
 ) -> MeanResultant:
     """Mean resultant length, corrected for chance, of the directions of f + √v ∘ ε for S noise vectors ε.
 
-    Five matrix products of (N, D), (D, S) and (N, S) replace (S, N, D) samples. With f = r n, u = n·(√v ∘ ε) and
-    q = v·ε², a sample has the length ρ = √(r² + 2 r u + q). It exceeds r by e = (2 r u + q)/(ρ + r). For the mean m of
-    the directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)). This form does not cancel near 0.
+    Three products of (N, D) by (D, S) or (N, S) by (S, D) matrices replace (S, N, D) samples. With f = r n,
+    u = n·(√v ∘ ε) and q = v·ε², a sample has the length ρ = √(r² + 2 r u + q), which exceeds r by
+    e = (2 r u + q)/(ρ + r). For the mean m of the directions, n·m − 1 is the mean of (u e − q)/(ρ (ρ + r)).
 
     Args:
         center: (N, D) f, the outputs; a row may be zero.
@@ -128,8 +128,8 @@ def _corrected_for_chance(mean: Tensor, squared: Tensor, shortfall: Tensor, n_sa
 def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Tensor, "S *#B"] | None) -> MeanResultant:
     """Mean direction and mean resultant length of weighted samples; see `mean_resultant_length`.
 
-    One pass computes the mean, a second one the spread around it, in blocks, without a float64 copy of all samples. The
-    spread is the mean of ||x - mean||^2 / 2. For unit vectors it equals 1 - R, which serves as a check of the samples.
+    One pass computes the mean direction, a second pass the mean of ||x - mean||^2 / 2, both in blocks, to save memory.
+    For unit vectors this second mean is 1 - R; other samples are rejected.
 
     Raises:
         ValueError: as `mean_resultant_length`, and for weights that are negative, not finite or all 0.

@@ -31,14 +31,14 @@ CURVATURES: dict[str, type[Curvature]] = {
     "varcon": VarConCurvature,
     "aninfonce": AnInfoNCECurvature,
 }
-"""Every curvature that a file can name; see `register`."""
+"""Curvatures by their names in files; see `register`."""
 
 
 def register(name: str, cls: type[Curvature]) -> None:
-    """Register the curvature of another loss, so that encoders with it can be saved and loaded.
+    """Register the curvature of another loss, so that encoders with this curvature can be saved and loaded.
 
     Args:
-        name: its name in files.
+        name: name of the curvature in files.
         cls: a frozen dataclass derived from `Curvature`, with numbers, strings or booleans as fields.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` turn it into curvature in weights."""
+"""`Curvature` of a loss in the outputs of a network; `lam.hessians.structures` has curvature in the weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, with r the length of f and n its direction.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
-    that are not diagonal. The total curvature h is a weighted sum of T terms; by default one, averaged over the items.
+    that are not diagonal. The total curvature h is a weighted sum of T terms. By default there is one term, averaged
+    over the items.
 
     Attributes:
         average: whether each term is divided by its count; if not, it is a plain sum.
@@ -33,7 +34,7 @@ class Curvature(ABC):
     takes_candidates: ClassVar[bool] = False
 
     def with_defaults(self: Same, settings: Mapping[str, Any]) -> Same:
-        """The curvature, with its unset options (None) from `settings`, such as the settings of a loss."""
+        """The curvature, with `settings`, such as the settings of a loss, in place of options that are None."""
         record: Any = self
         return replace(record, **{name: settings[name] for name in self._unset if settings.get(name) is not None})
 
@@ -50,7 +51,7 @@ class Curvature(ABC):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Weight in h of each term, by name; the name is what the term sums, such as "item"."""
+        """Weight of each term in h, by the name of the term's summands, such as "item"."""
         return {"item": 1.0}
 
     @property
@@ -91,7 +92,7 @@ class Curvature(ABC):
     def cross(
         self, inputs: Float[Tensor, "N F"], n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any
     ) -> Float[Tensor, "T D F"]:
-        """Cross terms, summed over all pairs, as a curvature in the weights of a layer with these inputs."""
+        """Cross terms in the weights of a layer with these inputs, summed over all pairs; only the diagonal."""
         raise ValueError(f"{type(self).__name__} has no cross terms: check has_cross_terms first")
 
     def working_dtype(self, features: Tensor) -> torch.dtype:

@@ -1,10 +1,10 @@
 """Curvature of the contrastive loss: second derivatives of a pair in closed form, and their sums over pairs.
 
-The loss of a pair is ½ d² = 1 − c, with c the cosine of its outputs f = r n. Its Gauss-Newton curvature depends on the
-split of loss∘network: `euclidean` linearises the normalisation n = f/r with the network, `arccos` leaves it in the
-loss. The blocks H11 and H22 hold second derivatives in one output, and H12 those in both. A diagonal over a linear
-layer needs only the diagonals of these blocks. No array of pairs × D × P is formed. Cross terms take one matmul for
-each output, or one for each block of pairs if that is cheaper.
+The loss of a pair is ½ d² = 1 − c, with d the distance and c the cosine of two directions n = f/r. The Gauss-Newton
+curvature depends on the split of loss∘network: `euclidean` linearises the normalisation f/r with the network, `arccos`
+leaves f/r in the loss. The blocks H11 and H22 hold second derivatives in one output f, and H12 in both. A diagonal over
+a linear layer needs only the diagonals of these blocks, and no array of pairs × outputs × inputs. Cross terms take one
+matmul for each output, or one for each block of pairs if that is cheaper.
 
 Source: Warburg et al. (2023), appendix F; the sign of the arccos cross term follows from the derivation there.
 """
@@ -32,10 +32,10 @@ SPLITS: tuple[str, ...] = get_args(Split)
 FIXES: tuple[str, ...] = get_args(Fix)
 
 BLOCK_ELEMENTS = 1 << 22
-"""Number of products φ_aj φ_bj of pairs in memory at once."""
+"""Number of products φ_aj φ_bj of the features of pairs in memory at once."""
 
 GATHER_COST = 40
-"""Cost of forming one such product, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
+"""Cost of one of these products, in multiply-adds of a matmul (measured on two cores: 30 to 60)."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ContrastiveCurvature(SummedByPartners):
     t = 1/n⁺ for positive pairs, −w/n⁻ for negative pairs nearer than the margin, else 0. So h = S⁺/n⁺ − w S⁻/n⁻, with
     sums S⁺ and S⁻ over the two kinds of pairs. n⁺ and n⁻ count all pairs, also outside the margin.
 
-    `fixed` differentiates in each item with the other fixed. `full` adds the cross terms. `positive` is `full` without
-    negative pairs. `projected` is `fixed` with the positive part of each item's curvature, so no entry is clipped
-    later. It has one term, averaged over the positive pairs.
+    `fixed` takes second derivatives in each item, with the other item fixed. `full` adds the cross terms. `positive` is
+    `full` without negative pairs. `projected` takes the positive part of each item's `fixed` curvature, so that no
+    entry is clipped later; it has one term, averaged over the positive pairs.
 
     Source: Warburg et al. (2023), equations 6 to 9 and appendix F.
 
@@ -112,7 +112,7 @@ class ContrastiveCurvature(SummedByPartners):
     def over_dataset(
         self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], relation: Related, *, block_size: int, progress: bool
     ) -> "PartnerItems":
-        """H_a of each item. Positive partners are summed by class or list, negative ones in blocks of similarities."""
+        """H_a of each item; positive partners are summed by class or list, and negative partners in blocks."""
         terms = [relation.positive_partners(n)]
         if self.fix != "positive":
             terms.append(_negative_partners(n, relation, self.least_cosine, block_size, progress))
@@ -163,10 +163,10 @@ class PartnerItems(SliceableItems):
 
     @property
     def _products(self) -> OuterProducts:
-        """2 Σ_b t_ab H11: every item is the first of an ordered pair, and the second of its reverse.
+        """2 Σ_b t_ab H11; the 2 is because item a is the first of each ordered pair, and the second of its reverse.
 
-        euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². Both are linear in
-        the partner n2, so Σ_b t_ab and Σ_b t_ab n_b are enough.
+        euclidean: H11 = (I − n1 n1ᵀ)/r1²; arccos: H11 = (c (I − 3 n1 n1ᵀ) + n1 n2ᵀ + n2 n1ᵀ)/r1². The partner n2 enters
+        at most linearly, so Σ_b t_ab and Σ_b t_ab n_b are enough.
         """
         scale, projected = 2 / self.r.square(), self.curvature.fix == "projected"
         if self.curvature.split == "euclidean":
@@ -178,7 +178,7 @@ class PartnerItems(SliceableItems):
 def _negative_partners(
     n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """For each item, the number and the summed n of its negative partners nearer than the margin.
+    """For each item, the number of its negative partners nearer than the margin, and the sum of their directions.
 
     Each unordered pair of blocks is computed once, because similarities are symmetric.
     """
@@ -231,7 +231,7 @@ def addends_of(vectors: Float[Tensor, "N F"]) -> Float[Tensor, "N _"]:
 
 
 def bytes_of_blocks(n: Float[Tensor, "N D"], block_size: int) -> int:
-    """Memory of a pass over the similarities of all pairs, besides the features."""
+    """Bytes that a pass over the similarities of all pairs takes, besides the features."""
     N, D = n.shape
     return n.element_size() * (N * (D + 1) + 2 * min(block_size, N) ** 2) + 8 * N * (D + 1)
 
@@ -242,7 +242,7 @@ def cross_curvature(
     n2: Float[Tensor, "*pairs D"],
     r2: Float[Tensor, "*pairs 1"],
 ) -> Float[Tensor, "*pairs D"]:
-    """H12_i = −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2) of each pair, the same for both splits."""
+    """Diagonal of H12 of each pair, −(1 − n1_i² − n2_i² + c n1_i n2_i)/(r1 r2), the same for both splits."""
     cosine = (n1 * n2).sum(-1, keepdim=True)
     return (n1.square() + n2.square() - 1 - cosine * n1 * n2) / (r1 * r2)
 
@@ -280,8 +280,8 @@ def cross_sum_of_class(
 ) -> Float[Tensor, "D F"]:
     """Σ 2 H12_i φ_aj φ_bj over all ordered pairs of one class, from its moments.
 
-    With ψ = φ/r the sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k Γ_kij²,
-    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and Γ_ki = Σ_a n_ak n_ai ψ_a; the terms a = b are subtracted.
+    Let ψ = φ/r. The sum over a, b of ψ_aj ψ_bj (1 − n_ai² − n_bi² + c_ab n_ai n_bi) is s_j² − 2 s_j u_ij + Σ_k Γ_kij²,
+    where s = Σ_a ψ_a, u_i = Σ_a n_ai² ψ_a and Γ_ki = Σ_a n_ak n_ai ψ_a. The code subtracts the terms with a = b.
     """
     psi, square = inputs / r, n.square()
     s, u = psi.sum(0), square.T @ psi

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ItemCurvature(ABC):
-    """H_a, the curvature in the output of item a, for N items and T terms. Features and H_a determine any structure."""
+    """H_a, the curvature in the output of item a, for N items and T terms."""
 
     @abstractmethod
     def diagonal(self) -> Float[Tensor, "N T D"]:
@@ -52,7 +52,7 @@ class BatchItems(ItemCurvature):
         return torch.einsum("di,atde,ei->ati", basis, self.matrices(), basis)
 
     def _checked(self, method: str, h: Any) -> Tensor:
-        """The result `h` of a method, if it has the right shape and a row for each of the curvature's terms."""
+        """`h`, the result of a method, after a check of its shape and its number of terms."""
         (N, D), name = self.n.shape, type(self.curvature).__name__
         rest = (D,) if method == "diagonal" else (D, D)
         if not isinstance(h, Tensor) or h.ndim != 2 + len(rest) or (len(h), *h.shape[2:]) != (N, *rest):

@@ -1,8 +1,8 @@
 """Curvatures of items as multiples of the identity plus outer products, and their positive parts.
 
-In a sum over items, a negative direction of one item reduces every positive direction that is not orthogonal to it.
-Clipping the sum's diagonal does not undo this. So before the sum, H_a = Σ_i λ_i q_i q_iᵀ becomes
-Σ_i max(λ_i, 0) q_i q_iᵀ.
+In a sum over items, the negative curvature of one item cancels positive curvature of other items. Clipping the sum's
+diagonal does not undo this. So before the sum, the positive part Σ_i max(λ_i, 0) q_i q_iᵀ replaces
+H_a = Σ_i λ_i q_i q_iᵀ, with eigenvalues λ_i and eigenvectors q_i.
 
 Source: Higham (1988), the nearest symmetric positive semi-definite matrix.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class OuterProducts(NamedTuple):
-    """Matrices w_a I + Σ_k (x_ak y_akᵀ + y_ak x_akᵀ)."""
+    """Matrices w_a I + Σ_k (x_ak y_akᵀ + y_ak x_akᵀ) of items a."""
 
     identity: Float[Tensor, "*B N 1"]  # w
     left: Float[Tensor, "*#B N J D"]  # x
@@ -51,11 +51,11 @@ def arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts
 
 
 def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> OuterProducts:
-    """Positive part of `arccos`, in closed form: no eigenvalues of (D, D) matrices are computed.
+    """Positive part of `arccos` in closed form, without eigenvalues of (D, D) matrices.
 
-    With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Orthogonal to n
-    and e its eigenvalues are c. In their plane one eigenvalue is at most 0, and the other is λ = (c + √(c² + 4q²))/2
-    along q n + λ e.
+    With m = c n + q e, e a unit vector orthogonal to n, the matrix is c (I − n nᵀ) + q (n eᵀ + e nᵀ). Its eigenvalues
+    orthogonal to n and e are c. In the plane of n and e, one eigenvalue is at most 0; the other is
+    λ = (c + √(c² + 4q²))/2, with the eigenvector q n + λ e.
     """
     c = (n * m).sum(-1, keepdim=True)
     across = m - c * n
@@ -69,6 +69,6 @@ def positive_arccos(n: Float[Tensor, "N D"], m: Float[Tensor, "*B N D"]) -> Oute
 
 
 def positive_part(matrices: Float[Tensor, "*B D D"]) -> Float[Tensor, "*B D D"]:
-    """Symmetric matrices with their negative eigenvalues set to zero."""
+    """Symmetric matrices with negative eigenvalues set to zero."""
     values, vectors = torch.linalg.eigh(matrices)
     return (vectors * values.clamp(min=0)[..., None, :]) @ vectors.mT

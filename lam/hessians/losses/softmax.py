@@ -1,17 +1,17 @@
 """Curvature of cross-entropies under a softmax of similarities, the base of SupCon, InfoNCE, VarCon and AnInfoNCE.
 
-The logits of an anchor a over its candidates b are z_ab = n_a · g_b − β_b. For cosines over a temperature τ,
-g_b = n_b/τ and β_b = 0. The derivatives of z_ab in the output f_a are u_ab = (I − n_a n_aᵀ) g_b/r_a. Each loss is
-convex in z_a, with the gradient −t_a and the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this defines t, ω, ε
-and η. The curvature in f_a is, for a split of loss∘network
+Anchor a has the output f_a = r_a n_a, with length r_a, and logits z_ab = n_a · g_b − β_b over its candidates b. For
+cosines over a temperature τ, g_b = n_b/τ and β_b = 0. The derivatives of z_ab in f_a are u_ab = (I − n_a n_aᵀ) g_b/r_a.
+Each loss is convex in z_a, with the gradient −t_a and the second derivative diag(ω_a) − ε_a η_aᵀ − η_a ε_aᵀ: this
+defines t, ω, ε and η. The curvature in f_a is, for a split of loss∘network
 
     at the logits     Σ_b ω_ab u_ab u_abᵀ − e_a h_aᵀ − h_a e_aᵀ,  e_a = Σ_b ε_ab u_ab,  h_a = Σ_b η_ab u_ab:
                       positive semi-definite
     at the outputs    the same plus [c_a (I − 3 n_a n_aᵀ) + n_a m_aᵀ + m_a n_aᵀ]/r_a², with m_a = Σ_b t_ab g_b
                       and c_a = n_a · m_a: the whole second derivative
 
-One cross-entropy with probabilities p and targets y that sum to 1 has ω = p, η = p, ε = p/2 and t = y − p. Diagonals
-are matmuls of (N, O) by (O, D): no (N, O, D) or (N, D, D) array is formed.
+One cross-entropy with probabilities p and targets y that sum to 1 has ω = p, η = p, ε = p/2 and t = y − p. For O
+candidates, a diagonal takes matmuls of (N, O) by (O, D), and no (N, O, D) array unless it is projected.
 
 Source: Schraudolph (2002) for the split.
 """
@@ -82,7 +82,8 @@ class SoftmaxCurvature(SummedByPartners):
     each anchor's curvature. With a split at the logits no curvature is negative, so `projected` equals `fixed`.
 
     Attributes:
-        split: where loss∘network is split. Only `outputs` keeps the whole second derivative of the loss in f_a.
+        split: where loss∘network is split: `logits` or `outputs`. Only `outputs` keeps the whole second derivative of
+            the loss in f_a.
         fix: terms of the curvature: `fixed`, `full` or `projected`.
         average: whether h is an average, like the loss; if not, it is a plain sum.
 
@@ -121,11 +122,11 @@ class SoftmaxCurvature(SummedByPartners):
 
     @abstractmethod
     def normaliser(self, block: Block) -> Float[Tensor, "N 1"]:
-        """Log-sum-exp over a block of each anchor's candidates; over all blocks it normalises the probabilities."""
+        """Log-sum-exp of the logits of a block; all blocks together give the normaliser of the probabilities."""
 
     @abstractmethod
     def sums(self, block: Block, normaliser: Float[Tensor, "N 1"]) -> Float[Tensor, "N J"]:
-        """J sums over a block of each anchor's candidates; `derivatives` needs their totals over all blocks."""
+        """J sums over a block of each anchor's candidates; `derivatives` needs the totals over all blocks."""
 
     @abstractmethod
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
@@ -213,7 +214,7 @@ class Softmaxes(SliceableItems):
         """Derivatives of each anchor's loss in all of its logits, a block of candidates at a time.
 
         A softmax over blocks takes three passes: for the normaliser, for sums that need probabilities, and for the
-        derivatives. A single block is cached between passes; several are computed again, to save memory.
+        derivatives. A single block is cached between passes. Several blocks are computed again, to save memory.
         """
         curvature, starts = self.curvature, range(0, max(1, len(self.gradients)), self.block_size)
         block_at = self._block if len(starts) > 1 else cache(self._block)
@@ -233,7 +234,7 @@ class Softmaxes(SliceableItems):
 
     @property
     def _rows_of_matrices(self) -> int:
-        """Number of items processed at once, if each takes a (D, D) matrix and a (D, block) array for candidates."""
+        """Number of items processed at once, if each takes a (D, D) matrix and a (D, O) array for a block."""
         D = self.n.shape[1]
         return max(1, min(self.block_size, BLOCK_ELEMENTS // (D * max(D, min(self.block_size, len(self.gradients))))))
 
@@ -297,7 +298,7 @@ class Softmaxes(SliceableItems):
         return total + arccos(n, moments.residual * scale).total()
 
     def _as_candidates(self) -> Float[Tensor, "N D"]:
-        """Second derivatives of the anchors' losses with respect to their candidates' outputs; a batch is one block."""
+        """Second derivatives of the anchors' losses in the outputs of their candidates; a batch is one block."""
         ((block, (weights, _, _, residual)),) = self.derivatives()
         g, along = self.gradients, block.along  # the items are the candidates, so `along` is symmetric
         diagonal = projected_squares(self.n, weights.T @ g.square(), (weights * along).T @ g) / self.r.square()

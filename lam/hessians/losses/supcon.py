@@ -1,4 +1,4 @@
-"""Curvatures of SupCon, a softmax over all candidates, and InfoNCE, one over a positive pair and the negatives."""
+"""Curvatures of SupCon, a softmax over all candidates, and InfoNCE, a softmax over a positive pair and negatives."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from lam.pairs.pairs import Pairs
 
 @dataclass(frozen=True)
 class SupConCurvature(SoftmaxCurvature):
-    """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ), averaged over items a with positives P(a).
+    """Curvature of −1/|P(a)| Σ_{p ∈ P(a)} log softmax_p(n_a · n / τ), averaged over items a with positive pairs P(a).
 
     Candidates are the other items of the batch. Unless `fix` is `full`, they can be `lam.pairs.Candidates`: a memory
     bank, or a second view. A repeated candidate counts twice; one that is neither positive nor negative does not count.
@@ -66,8 +66,8 @@ class SupConCurvature(SoftmaxCurvature):
     ) -> Float[Tensor, "T D F"]:
         """Second derivatives in an anchor and its candidate, and in two candidates of one anchor.
 
-        ω, ε and η are defined in `lam.hessians.losses.softmax`. For output i let x_ab = ∂z_ab/∂f_a,i and
-        w_ab = ∂z_ab/∂f_b,i. With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum is
+        `lam.hessians.losses.softmax` defines ω, ε and η. For output i let x_ab = ∂z_ab/∂f_a,i and w_ab = ∂z_ab/∂f_b,i.
+        With e_a = Σ_b ε x, h_a = Σ_b η x, E_a = Σ_b ε w φ_b and H_a = Σ_b η w φ_b, the sum is
         Σ_a 2 φ_a (Σ_b ω x w φ_b − e_a H_a − h_a E_a) − 2 E_a H_a: three matmuls.
         """
         items = self.of_batch(n, r, pairs)
@@ -86,7 +86,7 @@ class SupConCurvature(SoftmaxCurvature):
 class AgainstNegatives:
     """The loss −log e^z_ap/(e^z_ap + Σ_n e^z_an) of each positive pair (a, p), with n the negatives of a.
 
-    Its softmax has no other positive pair. Let π_p be the probability of p, and q the softmax over the negatives alone.
+    The softmax leaves out other positives. Let π_p be the probability of p, and q the softmax over the negatives alone.
     With α_p = π_p(1 − π_p), β = Σ_p (1 − π_p) and γ = Σ_p (1 − π_p)², the sum over p has ω = α + βq, η = q,
     ε = α + γq/2 and t = (1 − π) − βq; `lam.hessians.losses.softmax` defines these.
     """

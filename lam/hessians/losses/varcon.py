@@ -18,9 +18,9 @@ from lam.pairs.pairs import Pairs, class_centroids
 class VarConCurvature(SoftmaxCurvature):
     """Curvature of KL(q ‖ p) − log p_r, averaged over the items, with p the softmax of n · w_c/τ over the classes c.
 
-    w_c is the centroid of class c, and r the class of the item. The target q has odds e^(1/τ₂) in favour of r, with
-    τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. The two terms are cross-entropies, one with the target q and
-    one with the one-hot class y. Together their `Derivatives` are 2p, p, p and t = y + q − 2p.
+    w_c is the centroid of class c, and r the class of the item. In the target q, class r has odds e^(1/τ₂) against each
+    other class, with τ₂ = (τ − ε) + 2ε p_r. Target and centroids are fixed. So the loss is the sum of two
+    cross-entropies, with q and with the one-hot class y. Its `Derivatives` are 2p, p, p and t = y + q − 2p.
 
     Source: Wang et al. (2025), equations 7 to 13.
 
@@ -89,7 +89,7 @@ class VarConCurvature(SoftmaxCurvature):
         return torch.stack([own, others, block.positive.sum(1)], 1)
 
     def derivatives(self, block: Block, normaliser: Float[Tensor, "N 1"], sums: Float[Tensor, "N J"]) -> Derivatives:
-        """Derivatives of the sum of two cross-entropies, one with the target q and one with the class."""
+        """Derivatives of the sum of two cross-entropies; see the class."""
         temperature, epsilon = self.tau, required("epsilon", self.epsilon)
         _, n_others, counted = sums.split(1, 1)
         p = counted * (block.z - normaliser).exp()

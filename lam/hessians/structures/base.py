@@ -18,7 +18,7 @@ MAX_MEMORY = 4 << 30
 """Default limit in bytes on the sums of a structure."""
 
 ROUNDING = 1e-6
-"""A negative value below this share of the largest absolute value counts as a rounding error of float32."""
+"""A negative value smaller than this share of the largest absolute value counts as a rounding error of float32."""
 
 Same = TypeVar("Same", bound="SummedCurvature")  # the type checks of test runs reject typing.Self
 Shapes = Mapping[str, tuple[int, ...]]
@@ -28,8 +28,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class SummedCurvature(ABC):
     """Curvature h = Σ_t w_t S_t/n_t of a loss in some weights of a network, as sums over batches.
 
-    A loss has T terms t, such as positive and negative pairs. Their sums are neither normalised nor clipped, so batches
-    add and subtract exactly; h is computed last. Without the average, h is the plain sum Σ_t w_t S_t.
+    A loss has T terms t, such as positive and negative pairs. The sums S_t are neither normalised nor clipped, so
+    batches add and subtract; h is computed last. If the curvature is not averaged, h is Σ_t w_t S_t.
 
     Attributes:
         sums: (T, ...) sums S_t.
@@ -38,7 +38,7 @@ class SummedCurvature(ABC):
         name: the structure's name in files.
         sum_fields: names of the fields that are sums over batches.
         shared_fields: names of the fields that must be equal in two summands.
-        shared_hint: how two fits get equal `shared_fields`; part of an error message.
+        shared_hint: advice for equal `shared_fields`, part of an error message.
         setting_fields: names of the fields that are settings.
         takes_cross_terms: whether the sums can hold cross terms.
     """
@@ -57,12 +57,12 @@ class SummedCurvature(ABC):
     @property
     @abstractmethod
     def clipped(self) -> float:
-        """Share of h's entries or eigenvalues that are negative, and are set to zero in the posterior precision."""
+        """Share of h's entries or eigenvalues that are negative; the posterior precision sets them to zero."""
 
     @property
     @abstractmethod
     def level(self) -> float:
-        """The mean eigenvalue of h over all weights, after negative ones are set to zero."""
+        """Mean eigenvalue of h over all weights, after negative eigenvalues are set to zero."""
 
     @classmethod
     def check_cross_terms(cls, curvature: Curvature) -> None:
@@ -108,7 +108,7 @@ class SummedCurvature(ABC):
         return {"share_clipped": self.clipped}
 
     def to(self: Same, device: torch.device | str) -> Same:
-        """The curvature on a device; the same object, with its cached results, if it is there already."""
+        """The curvature on a device; the same object, with cached results, if it is on this device already."""
         if self.sums.device == torch.device(device):
             return self
         return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
@@ -188,8 +188,8 @@ class SummedCurvature(ABC):
 class Structure(SummedCurvature):
     """Curvature in the weights of one linear layer: Σ_a H_a ⊗ φ_a φ_aᵀ, or an approximation of it.
 
-    φ_a are the features of item a, and H_a is the curvature of the loss in its output. A bias is the last of F columns,
-    and its feature is 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
+    φ_a are the features of item a, and H_a is the curvature of the loss in the item's output. A bias is the last of F
+    columns, with a feature of 1. A subclass implements `shapes`, `of_items`, `clipped` and `level`.
 
     Attributes:
         has_bias: whether the last column belongs to the bias.
@@ -202,7 +202,7 @@ class Structure(SummedCurvature):
     @classmethod
     @abstractmethod
     def shapes(cls, T: int, D: int, F: int) -> Shapes:
-        """Shapes by name of the sums of T terms, for a layer with D outputs and with F inputs, including the bias."""
+        """Shapes by name of the sums of T terms, for a layer with D outputs and F inputs, including the bias."""
 
     @classmethod
     def n_bytes(cls, T: int, D: int, F: int) -> int:
@@ -259,9 +259,9 @@ def with_ones(features: Float[Tensor, "N P"], has_bias: bool) -> Float[Tensor, "
 
 
 def weighted_by_term(sums: Tensor, curvature: Curvature, counts: tuple[int, ...]) -> Tensor:
-    """Σ_t w_t S_t/n_t, or Σ_t w_t S_t without the average, over the terms with a positive count.
+    """Σ_t w_t S_t/n_t, or Σ_t w_t S_t without the average, over the terms with n_t > 0.
 
-    A `ValueError` is raised if the first term has a count of zero.
+    A `ValueError` is raised if the first n_t is 0.
     """
     if counts[0] < 1:
         _, *others = counted(curvature, counts)

@@ -14,9 +14,8 @@ from lam.hessians.structures.kron import Kron
 class Ekfac(Structure):
     """diag((U_B ⊗ U_A)ᵀ (Σ_a H_a ⊗ φ_a φ_aᵀ) (U_B ⊗ U_A)), exactly, with U_B, U_A the eigenvectors of a `Kron`.
 
-    It takes two passes over the data: one for the basis, one for the diagonal in it. Batches in the same basis add and
-    subtract, but two fits have different bases. The posterior precision sets negative
-    entries to zero.
+    A fit takes two passes over the data, one for the basis and one for the diagonal. Batches in the same basis add and
+    subtract, but two fits have different bases. The posterior precision sets negative entries to zero.
 
     Source: George et al. (2018), eigenvalue-corrected Kronecker factors.
 

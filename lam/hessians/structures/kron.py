@@ -17,10 +17,10 @@ _SAME = 1e-5  # relative to A: above the error of eigenvectors that were rounded
 class Kron(Structure):
     """h ⊗ A approximates Σ_a H_a ⊗ φ_a φ_aᵀ: h = Σ_t w_t S_t/n_t with S_t = Σ_a H_a, and A is the mean of φφᵀ.
 
-    It is exact if all items have the same features, or the same H_a. Its eigenvectors are products of eigenvectors of h
-    and A. The posterior precision sets negative eigenvalues of h to zero. The eigenvectors of A take F³ steps, so a
-    saved posterior includes them. NNGeometry's `PMatKFAC` and `PMatEKFAC` take no loss over pairs, but agree with this
-    class if they get square roots of each H_a (tests/hessians/test_nngeometry.py).
+    The product is exact if all items have the same features, or the same H_a. Its eigenvectors are products of
+    eigenvectors of h and A. The posterior precision sets negative eigenvalues of h to zero. The eigenvectors of A take
+    F³ steps, so a saved posterior includes them. NNGeometry's `PMatKFAC` takes no loss over pairs, but agrees with this
+    class if it gets square roots of each H_a (tests/hessians/test_nngeometry.py).
 
     Source: Martens and Grosse (2015), KFAC, for a linear layer.
 
@@ -58,7 +58,7 @@ class Kron(Structure):
         return self._outputs[0][:, None] * self.input_eigen[0]
 
     def with_input_eigen(self, values: Float[Tensor, " F"], vectors: Float[Tensor, "F F"]) -> "Kron":
-        """The curvature with an `input_eigen` from a file; a `ValueError` if this is not the eigenbasis of A."""
+        """The curvature with an `input_eigen` from a file; a `ValueError` if these are not the eigenvectors of A."""
         A = self.inputs.double() / self.n_items
         if values.shape != A.shape[:1] or vectors.shape != A.shape:
             shapes = tuple(values.shape), tuple(vectors.shape)

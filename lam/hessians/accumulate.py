@@ -61,7 +61,7 @@ class StructureOptions:
     def empty(self, weight: Float[Tensor, "D P"], curvature: Curvature, *, has_bias: bool) -> Any:
         """The structure with all sums zero, for the first pass over the data; for an `Ekfac`, this is a `Kron`."""
         cls: Any = self.structure
-        if cls is Ekfac:  # the first pass computes its basis, as a `Kron`; its checks run before that pass
+        if cls is Ekfac:  # a `Kron` computes the basis in the first pass; the checks of an `Ekfac` come first
             T, D, F = len(curvature.terms), len(weight), weight.shape[1] + has_bias
             Ekfac.check(curvature, (D, F), Ekfac.n_bytes(T, D, F), self.max_memory)
             cls = Kron
@@ -76,8 +76,7 @@ class Accumulator(ABC):
     Attributes:
         empty: the structure with all sums zero, and with the curvature of the loss.
         relation: definition of pairs, and the choice of pairs in a batch.
-        seed: seed of random choices of pairs. Every batch starts from this seed, so the order of batches does not
-            matter.
+        seed: seed of random choices of pairs, the same in every batch, so the order of batches does not matter.
     """
 
     empty: Any
@@ -115,7 +114,7 @@ class Accumulator(ABC):
         return _total_of(*self.accumulate(batches))
 
     def pairs(self, targets: Tensor, outputs: Callable[[], Float[Tensor, "N D"]]) -> Pairs:
-        """The pairs chosen in a batch. `outputs`, called only if not all pairs count, computes the batch's outputs."""
+        """The pairs chosen in a batch. `outputs` computes the batch's outputs; it is not called if all pairs count."""
         pairs = self.relation.pairs(targets)
         if self.relation.mining == ALL_PAIRS:
             return pairs

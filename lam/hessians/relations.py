@@ -27,7 +27,7 @@ class Related(ABC):
 
     @abstractmethod
     def exclude(self, t: Float[Tensor, "rows columns"], rows: slice, columns: slice) -> bool:
-        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether it may have any."""
+        """Set a block of t, sorted by `order`, to zero except at negative pairs; return whether any may be left."""
 
     @abstractmethod
     def block(self, rows: slice, columns: slice) -> tuple[Bool[Tensor, "rows columns"], Bool[Tensor, "rows columns"]]:

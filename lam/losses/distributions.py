@@ -66,12 +66,7 @@ class DistributionLoss(nn.Module, ABC):
 
     @abstractmethod
     def curvature(self, dimension: int, kappa: float) -> dict[str, Any]:
-        """Name and settings of the curvature in `lam.hessians` that is closest to this loss's, in the mean directions.
-
-        Args:
-            dimension: D.
-            kappa: one concentration for all items.
-        """
+        """Name and settings of the closest curvature in the mean directions, if all items have the κ `kappa`."""
 
     @abstractmethod
     def _compute(self, mean: Tensor, kappa: Tensor, pairs: Pairs, generator: torch.Generator | None) -> Tensor: ...

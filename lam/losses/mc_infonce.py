@@ -1,4 +1,4 @@
-"""MCInfoNCE: InfoNCE over samples of the items' distributions, which learn the posteriors of the latents."""
+"""MCInfoNCE: InfoNCE over samples of the items' distributions, which become posteriors of latent variables."""
 
 from typing import Any
 
@@ -23,7 +23,8 @@ class MCInfoNCE(DistributionLoss):
     32 negatives are best; by figure 3, 16 samples are enough.
 
     Args:
-        kappa_pos: concentration of the latents of a positive pair, > 0; the inverse of a temperature.
+        kappa_pos: concentration of one latent variable of a positive pair around the other, > 0; the inverse of a
+            temperature.
         n_samples: S ≥ 1.
         n_negatives: M ≥ 1 random negatives of each anchor; None for all in the batch.
         learn_kappa_pos: whether the logarithm of κ_pos is learned, starting from the value of `kappa_pos`.

@@ -31,7 +31,7 @@ class SupCon(TemperatureLoss):
     def of_anchors(
         self, embeddings: Float[Tensor, "N D"], pairs: Pairs
     ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-        """The loss of each item, and whether it has a positive pair; items without one have no loss."""
+        """The loss of each item, and whether the item has a positive pair, and so a loss."""
         logits = embeddings @ embeddings.T / self.temperature
         positive = pairs.positive.to(logits.dtype)
         others = positive + pairs.negative.to(logits.dtype)

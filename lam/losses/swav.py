@@ -1,4 +1,4 @@
-"""SwAV: each view predicts the prototype of the other; assignments share the prototypes evenly."""
+"""SwAV: each view predicts the other view's assignment to prototypes; all prototypes get nearly equal shares."""
 
 from typing import Any
 

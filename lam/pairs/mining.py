@@ -81,7 +81,7 @@ class Mining:
         margin: float | None,
         generator: torch.Generator,
     ) -> Pairs:
-        """The chosen pairs of a batch, possibly none; the same object if all are chosen without a limit.
+        """The chosen pairs of a batch, possibly none; `pairs` itself for the miner `all` without a limit.
 
         Args:
             embeddings: (N, D) unit rows; no gradient goes through the choice.

@@ -21,7 +21,7 @@ class Relation:
     Attributes:
         scope: `batch` for pairs within batches; `dataset` for all pairs of the data set.
         positive_within: greatest distance of a positive pair of places, in metres; None if targets are labels.
-        negative_beyond: distance above which pairs of places are negative, in metres.
+        negative_beyond: distance above which pairs of places are negative, in metres; by default `positive_within`.
         angle_within: greatest difference of the compass angles of a positive pair of places, in degrees; near pairs
             with a greater difference are neither. The last column of the targets is then the angle; NaN is unknown, and
             matches any angle. If None, all columns are coordinates.
@@ -62,7 +62,7 @@ class Relation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a curvature is a sum over batches, so that it can add or remove single batches."""
+        """Whether a curvature is a sum over batches, so that single batches can be added or removed."""
         return self.scope == "batch"
 
     def pairs(self, targets: Tensor) -> Pairs:

@@ -148,7 +148,7 @@ class Posterior(ABC):
     def clipped_variance_share(self, features: Any) -> float:
         """Share of the predictive variance of N items that lies in directions of negative h.
 
-        There h is clipped to zero, so the likelihood scale does not change the variance.
+        There h is clipped to zero, so the variance is the variance of the prior.
         """
 
     @property
@@ -180,7 +180,7 @@ class Posterior(ABC):
     def predictor(
         self, *, n_samples: int = 32, mode: Mode = "marginal", mean: Mean = "network", return_samples: bool = False
     ) -> Predictor:
-        """A function from features, and optionally the network's output, to embeddings. Its noise is drawn only once.
+        """A function from features, and optionally the network's output, to embeddings. Noise is drawn only once.
 
         The marginal distribution of an output is f | φ ~ N(Wφ + b, C), with C from `output_spread`. `marginal` draws S
         outputs of each item from this distribution, with the same noise for all items; samples of two items do not come
@@ -198,7 +198,7 @@ class Posterior(ABC):
 
         Returns:
             A function that returns the direction, κ and the variance before normalisation. κ follows from the unbiased
-            mean resultant length (Sra 2012). It raises a `ValueError` for features of wrong width or not finite.
+            mean resultant length (Sra 2012). Features of wrong width or not finite raise a `ValueError`.
 
         Raises:
             ValueError: for fewer than 2 samples, or an unknown mode or mean.

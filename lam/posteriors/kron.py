@@ -84,7 +84,7 @@ class EkfacPosterior(Posterior):
 
 @dataclass(frozen=True)
 class KronPosterior(EkfacPosterior):
-    """`EkfacPosterior` with λ_ij = b_i a_j, the products of the factors' eigenvalues.
+    """`EkfacPosterior` with λ_ij = b_i a_j, the products of the eigenvalues of the factors h and A of a `Kron`.
 
     α is added to these products, not to the factors, so the prior is exact.
 
@@ -94,7 +94,7 @@ class KronPosterior(EkfacPosterior):
     structure = Kron
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weight, bias, curvature, and the eigenvectors of its input factor, which take seconds to compute."""
+        """Weight, bias and curvature; also eigenvalues and eigenvectors of A, which take seconds to compute."""
         return {**super().tensors(), "input_values": self.curvature.input_eigen[0], "input_vectors": self.basis[1]}
 
     @classmethod

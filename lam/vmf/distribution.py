@@ -28,7 +28,7 @@ from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length 1, up to the rounding of float16."""
+    """Vectors of length 1, up to `UNIT_TOLERANCE`."""
 
     event_dim = 1
 

@@ -22,8 +22,7 @@ class Curvature(ABC):
     """The curvature of a loss in the outputs f = r n of a network, with r the length of f and n its direction.
 
     A subclass is a frozen dataclass of the loss's settings. It implements `diagonal`, and `matrices` for structures
-    that are not diagonal. The total curvature h is a weighted sum of T terms. By default there is one term, averaged
-    over the items.
+    other than `Diagonal`. The total curvature h is a weighted sum of T terms; by default one, over all items.
 
     Attributes:
         average: whether each term is divided by its count; if not, it is a plain sum.
@@ -61,7 +60,7 @@ class Curvature(ABC):
 
     @property
     def has_matrices(self) -> bool:
-        """Whether the class implements `matrices`, which all structures except `diag` need."""
+        """Whether the class implements `matrices`, which all structures except `Diagonal` need."""
         return type(self).matrices is not Curvature.matrices
 
     def counts(self, pairs: Any) -> tuple[int, ...]:
@@ -110,8 +109,7 @@ class Curvature(ABC):
         """H_a of each item over every pair of a data set.
 
         Args:
-            n: (N, D) unit outputs.
-            r: (N, 1) their lengths before normalisation.
+            n, r: as for `diagonal`.
             relation: the pairs of the data set.
             block_size: rows and columns of a block of similarities.
             progress: show a progress bar on standard error.

@@ -178,10 +178,7 @@ class PartnerItems(SliceableItems):
 def _negative_partners(
     n: Tensor, relation: Related, cosine: float, block_size: int, progress: bool
 ) -> tuple[Tensor, Tensor]:
-    """For each item, the number of its negative partners nearer than the margin, and the sum of their directions.
-
-    Each unordered pair of blocks is computed once, because similarities are symmetric.
-    """
+    """For each item, the number of its negative partners nearer than the margin, and the sum of their directions."""
     ordered = n[relation.order]
     summed = _masked_sum(torch.cat([ordered, n.new_ones(len(n), 1)], 1))
     blocks = [slice(i, min(i + block_size, len(n))) for i in range(0, len(n), block_size)]
@@ -189,7 +186,7 @@ def _negative_partners(
     title = cost_of(len(n) * (len(n) - 1) // 2, bytes_of_blocks(n, block_size))
     with tqdm(total=len(blocks) * (len(blocks) + 1) // 2, desc=title, disable=not progress, unit="block") as bar:
         for index, rows in enumerate(blocks):
-            for columns in blocks[index:]:
+            for columns in blocks[index:]:  # similarities are symmetric
                 bar.update()
                 t = (ordered[rows] @ ordered[columns].T).gt_(cosine)
                 if not relation.exclude(t, rows, columns):

@@ -230,13 +230,9 @@ class Structure(SummedCurvature):
 
     @classmethod
     def check(cls, curvature: Curvature, shape: tuple[int, int], n_bytes: int, max_memory: int) -> None:
-        """Reject cross terms that the sums cannot hold, and sums over `max_memory`; the error names what fits.
+        """Reject cross terms that the sums cannot hold, and `n_bytes` of sums over `max_memory`.
 
-        Args:
-            curvature: curvature of the loss.
-            shape: (D, F) shape of the layer's weights with its bias.
-            n_bytes: size of the sums in bytes.
-            max_memory: limit on this size.
+        `shape` is the shape (D, F) of the layer's weights with its bias. The error names structures that fit.
         """
         cls.check_cross_terms(curvature)
         if n_bytes > max_memory:

@@ -1,4 +1,4 @@
-"""InfoNCE, also called NT-Xent, and the log ratios of positive pairs to negatives for its family."""
+"""InfoNCE, also called NT-Xent, and the log ratios of positive pairs to negatives that related losses share."""
 
 import torch
 from jaxtyping import Float, Shaped

@@ -14,7 +14,7 @@ POSTERIORS: dict[str, type[Posterior]] = {
     "full": FullPosterior,
     "low_rank": LowRankPosterior,
 }
-"""Every posterior by the structure of its covariance, as files and `structure=` name it."""
+"""Posteriors by the name of their structure, in files and as the option `structure`."""
 
 LAYERS_POSTERIORS: dict[str, type[LayersPosterior]] = {"diag": LayersPosterior, "kron": LayersKronPosterior}
 """Posteriors over several layers of a network, by the same names."""

@@ -27,7 +27,7 @@ from lam.utils.autocast import without_autocast
 from lam.utils.checks import check_choice
 
 Predictive = Literal["linearised", "sampled"]
-"""The distribution of outputs: of f + J δ, in closed form; or of the outputs of sampled networks."""
+"""`linearised` for outputs f + J δ, with a distribution in closed form; `sampled` for outputs of sampled networks."""
 
 Same = TypeVar("Same", bound="LayersPosterior")
 

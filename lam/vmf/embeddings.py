@@ -11,7 +11,7 @@ from torch import Tensor
 from lam.vmf.resultant import MeanResultant, mean_resultant_length
 
 Mean = Literal["network", "sampled"]
-"""The direction of an embedding: of the network's output, or of the mean of S samples, which depends on S."""
+"""Direction of an embedding: `network` for the network's output, `sampled` for the mean of S samples."""
 
 KAPPA_RANGE = (1e-6, 1e8)
 """Least and greatest κ of an embedding; values outside are clamped."""

@@ -25,7 +25,7 @@ class Curvature(ABC):
     other than `Diagonal`. The total curvature h is a weighted sum of T terms; by default one, over all items.
 
     Attributes:
-        average: whether each term is divided by its count; if not, it is a plain sum.
+        average: whether each term is divided by its count; if not, each term is a plain sum.
         takes_candidates: whether items can be compared with `lam.pairs.Candidates` instead of each other.
     """
 

@@ -1,4 +1,4 @@
-"""`python -m lam`: the command for launchers that start modules, `torchrun --nproc_per_node 2 -m lam run CONFIG`."""
+"""The command `lam` as a module: `python -m lam`, or `torchrun --nproc_per_node 2 -m lam run CONFIG`."""
 
 import sys
 

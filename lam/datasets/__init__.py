@@ -1,7 +1,4 @@
-"""Images, texts and places by name, in three disjoint splits, and out-of-distribution (OOD) sets.
-
-Each source has its own file; `lam.datasets.base` has their common part.
-"""
+"""Data sets by name: images, texts and places in three disjoint splits, and out-of-distribution (OOD) sets."""
 
 import inspect
 from collections.abc import Callable
@@ -57,7 +54,7 @@ DATASETS: dict[str, Callable[..., Splits]] = {
     "docstrings": docstrings.splits,
     "spots": spots.splits,
 }
-"""Every data set that a configuration can name: a function that returns `Splits`. See `register`."""
+"""The loader of each data set, a function that returns `Splits`. `register` adds another."""
 
 OOD_SETS: dict[str, Callable[..., Dataset]] = {  # the test split of any data set is one, too
     "digits_held_out": digits.held_out,
@@ -84,8 +81,8 @@ def load(
         root: folder or file of the data. digits, docstrings and spots take no root; folder, places and texts need it;
             all others have a default.
         seed: seed of every random choice.
-        preprocessing: preprocessing of images: a whole record, or only the fields that differ from ImageNet's
-            preprocessing at 224 pixels, such as {"size": 32}. Each data set has its default.
+        preprocessing: preprocessing of images: a `Preprocessing`, or only the fields that differ from ImageNet's at 224
+            pixels, such as {"size": 32}. Each data set has its default.
         options: options of the data set. For cub200 and cars196, they are arguments of
             `lam.datasets.published.HalvedClasses.splits`; for fashionmnist, mnist, cifar10 and svhn, of
             `lam.datasets.small_images.SmallImages.splits`; for clinc150 and banking77, of functions in
@@ -93,8 +90,8 @@ def load(
             they are arguments of `splits` in the module with its name.
 
     Raises:
-        ValueError: If the name or an option is unknown, an option has a wrong type, or texts get a preprocessing of
-            images; and the errors of the data set.
+        ValueError: If the name or an option is unknown, an option or a file is invalid, or texts get a preprocessing of
+            images.
         MissingDataError: If files are missing.
 
     Example:
@@ -121,18 +118,18 @@ def _as_files(splits: Splits, preprocessing: Preprocessing) -> Splits:
 
 
 def load_ood(name: str, *, like: Dataset, root: str | Path | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """Load items outside the distribution of `like`, in its shape.
+    """Load out-of-distribution items with the shape of the items in `like`.
 
     Args:
-        name: one of `OOD_SETS`, or another name of `load`, which gives its test split. Texts, and a folder without
-            splits, are read as a whole. Images are read with the preprocessing of `like`.
+        name: one of `OOD_SETS`, or another data set, whose test split is loaded. Texts, and a folder without splits,
+            are read as a whole. Images get the preprocessing of `like`.
         like: an in-distribution set.
         root: as for `load`.
         seed: seed of every random choice.
         options: options of the data set.
 
     Raises:
-        ValueError: If the name or an option is unknown, or if `like` holds images and this set does not.
+        ValueError: If the name or an option is unknown, or the items differ in shape from those in `like`.
         MissingDataError: If files are missing.
 
     Example:

@@ -1,4 +1,4 @@
-"""Random views of images, only for training: resized crops and horizontal flips, new whenever an image is read."""
+"""Random views of images for training: crops and horizontal flips, drawn anew whenever an image is read."""
 
 import copy
 import math
@@ -17,15 +17,15 @@ from lam.inputs.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class AugmentationOptions:
-    """Random crops and flips of every image; none by default.
+    """Random crops and flips of every image, both off by default.
 
-    A crop's share of the area is uniform in [crop_scale, 1], and its ratio of width to height log-uniform in
-    [1/crop_ratio, crop_ratio]. After ten draws that do not fit into the image, the largest centre crop is taken. Crops
-    are resized to the size of the data set's images.
+    A crop's share of the area is uniform in [crop_scale, 1]. Its ratio of width to height is log-uniform in
+    [1/crop_ratio, crop_ratio]. If ten draws do not fit into the image, the largest centre crop is taken. Crops are
+    resized to the size of the data set's images.
 
     Source: Szegedy et al. (2015), "Going deeper with convolutions", section 6. Warburg et al. (2023), appendix G.1,
-    crop and flip only CUB-200 and LFW, without ranges in the text; their code has `crop_scale=0.08`, `flip=0.5` and
-    the default ratio of lam.
+    crop and flip only CUB-200 and LFW and state no ranges; their code has `crop_scale=0.08`, `flip=0.5` and
+    `crop_ratio=4/3`.
 
     Args:
         crop_scale: least share of the image's area in a crop, in (0, 1]; None for no crop.
@@ -47,17 +47,17 @@ class AugmentationOptions:
 
 
 class Augmented(Dataset):
-    """A data set that gives a new random view whenever an image is read.
+    """A data set of images that are cropped and flipped anew whenever they are read.
 
-    Files (`FolderImages`) are cropped at their own resolution, before they are resized. Images in memory are cropped,
-    and the crop is enlarged.
+    Image files (`FolderImages`) are cropped at full resolution and then resized. Images in memory are cropped and then
+    enlarged to their former size.
 
-    Views are drawn from torch's global generator. `lam.training` reseeds it for every batch in the process that reads
-    the batch, so a resumed run draws the same views as an uninterrupted run.
+    Random numbers come from torch's global generator. `lam.training` reseeds this generator for every batch, so a
+    resumed run draws the same views as an uninterrupted run.
 
     Args:
         dataset: a data set of images; labels, targets, classes and size are kept.
-        options: options of the views.
+        options: options of the crops and flips.
 
     Example:
         >>> from lam.datasets import TensorImages
@@ -103,7 +103,7 @@ class Augmented(Dataset):
 
 
 def without_augmentation(dataset: Any) -> Any:
-    """The data set behind an `Augmented`, or another data set unchanged; posteriors are fitted on plain images."""
+    """The data set inside an `Augmented`; any other data set unchanged. Posteriors are fitted on plain images."""
     return dataset.dataset if isinstance(dataset, Augmented) else dataset
 
 

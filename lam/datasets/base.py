@@ -1,7 +1,4 @@
-"""Labelled items of one shape, their subsets, and images in memory.
-
-`lam.inputs` turns images and texts into tensors.
-"""
+"""Labelled items of one shape, their subsets, and images in memory."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -24,19 +21,19 @@ Items = TypeVar("Items", bound="Dataset")
 ImageOptions = Preprocessing | Mapping[str, Any] | None
 """A preprocessing, the fields that differ from ImageNet's, or None for the default."""
 
-_PER_CLASS = 4  # greatest number of items from a class, if a limit cannot draw from every class
+_PER_CLASS = 4  # greatest number of items that `limit` draws from a class, if it cannot draw two from every class
 
 
 class MissingDataError(FileNotFoundError, ValueError):
-    """Files of a data set are missing; the message names each and says how to get them."""
+    """Files of a data set are missing; the message names them and says how to get them."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """A picture or a text of an item, for people.
+    """A small picture or the text of an item, for display.
 
     Attributes:
-        path: its file, or its name.
+        path: file of the item, or its name.
         picture: a small PNG or JPEG; None for a text.
         text: the text; None for an image.
         metadata: further values by name.
@@ -56,12 +53,12 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         name: name of the data set in tables.
         classes: names of the classes, by default the labels. All splits share them, so some may have no item here.
         preprocessing: preprocessing of images or texts.
-        per_item: further attributes with a value for each item, which subsets keep: tensors, tuples or data sets.
+        per_item: further attributes with one value for each item: tensors, tuples or data sets. Subsets keep them.
 
     Attributes:
         shape: shape of an input.
         is_query: (N,) True for queries, False for the gallery; None if every item is a query and searches all others.
-        soft_labels: (N, C) shares of people who chose each class; None if unknown.
+        soft_labels: (N, C) share of people who chose each class; None if unknown.
 
     Raises:
         ValueError: For no items, a label without a class, an attribute without N values, or inputs of unknown shape.
@@ -120,7 +117,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Numbers (N,), equal for matching items: labels, or cells of a grid for places."""
+        """Numbers (N,) by which batches group matching items: labels, or cells of a grid for places."""
         return self.labels
 
     @property
@@ -161,10 +158,10 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
         return part
 
     def limit(self: Items, n: int, *, seed: int = 0) -> Items:
-        """At most n random items, most of them with a match among these.
+        """At most n random items, most with a match among them.
 
-        If n is at least twice the number of classes, the classes keep their proportions. Otherwise up to four items are
-        drawn from each of some random classes; classes with a single item are drawn last.
+        If n is at least twice the number of classes, the classes keep their proportions. Otherwise the items come from
+        random classes, up to four from each; classes with a single item come last.
         """
         check_at_least("limit", n, 1)
         return self if n >= len(self) else self.subset(self._draw(n, seed))
@@ -205,7 +202,8 @@ class TensorImages(Dataset):
     Args:
         images: (N, C, H, W), C = 1 or 3; uint8, or floating point if they are already inputs of a network.
         labels, name, classes: as for `Dataset`.
-        preprocessing: preprocessing of files and 8-bit values; by default images are resized to (H, W), in [0, 1].
+        preprocessing: preprocessing of 8-bit images, and of image files that are compared with them; by default a
+            resize to (H, W) and values in [0, 1].
 
     Raises:
         ValueError: If shapes do not match or a value is not finite.
@@ -256,7 +254,7 @@ class TensorImages(Dataset):
         return self._scaled(self.pixels[index]), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        # DataLoader calls it with a whole batch.
+        # DataLoader calls this with a whole batch.
         images = self.batch(indices).unbind()
         return list(zip(images, self.labels[indices].tolist(), strict=True))
 
@@ -289,11 +287,10 @@ class ImagesAsFiles(Dataset):
 
 
 def stratified_split(labels: Int64[Tensor, " N"], sizes: Sequence[int], *, seed: int) -> tuple[Tensor, ...]:
-    """Sorted positions of disjoint random parts of these sizes, with each class in proportion.
+    """Positions in disjoint random parts of these sizes, with each class in proportion; each part is sorted.
 
     The shuffled items of each class are spread evenly over one sequence, with a random offset. The parts are
-    consecutive pieces of that sequence. So a class of divisible size is divided exactly, and a small class may be in
-    any part.
+    consecutive pieces of that sequence, so a small class may be in any part.
 
     Example:
         >>> [len(part) for part in stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), (2, 6), seed=0)]

@@ -1,11 +1,11 @@
 """Stanford Cars: 16,185 photographs of 196 models of cars, in either layout of its authors.
 
-In one file, as metric learning uses it:
+With all annotations in one file, as papers on metric learning use it:
 
     cars_annos.mat    `annotations` with the fields relative_im_path and class, `class_names`
     car_ims/*.jpg
 
-Or with the development kit, also below torchvision's folder stanford_cars:
+Or with the development kit, at the root or in torchvision's folder stanford_cars:
 
     devkit/cars_meta.mat                                            `class_names`
     devkit/cars_train_annos.mat, cars_test_annos_withlabels.mat     `annotations` with the fields fname and class
@@ -13,8 +13,8 @@ Or with the development kit, also below torchvision's folder stanford_cars:
 
 Source: J. Krause, M. Stark, J. Deng and L. Fei-Fei (2013).
 
-Bounding boxes and the authors' split within classes are not read. Tested on generated files in these layouts, not on
-the original files.
+Bounding boxes are not read, nor is the authors' split, which divides every class. Tested on generated files in these
+layouts, not on the original files.
 """
 
 from collections.abc import Iterator

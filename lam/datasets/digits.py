@@ -35,7 +35,7 @@ def splits(*, seed: int = 0, held_out: Sequence[int] = (8, 9), validation: float
 
 
 def held_out(*, like: Dataset) -> TensorImages:
-    """The digits of the classes that `like`, a split of the data set digits, leaves out."""
+    """The digits that are not classes of `like`, a split of the data set digits."""
     if like.name != "digits":
         raise ValueError(f"digits_held_out belongs to the data set digits, got {like.name}; take another OOD set")
     rest = [digit for digit in range(10) if str(digit) not in like.classes]
@@ -45,7 +45,7 @@ def held_out(*, like: Dataset) -> TensorImages:
 
 
 def patches(*, like: Dataset, seed: int = 0) -> TensorImages:
-    """As many grey patches (1, 8, 8) of scikit-learn's two photographs as `like` has items, labelled by photograph."""
+    """Random grey patches (1, 8, 8) of scikit-learn's two photographs, labelled by photograph; as many as in `like`."""
     from sklearn.datasets import load_sample_images  # heavy, and needed only here
 
     generator = torch.Generator().manual_seed(seed)

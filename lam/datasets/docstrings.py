@@ -26,7 +26,7 @@ def splits(*, seed: int = 0, validation: float = 0.2, test: float = 0.2) -> Spli
     """The first docstring sentence of public functions, classes and methods in the standard library.
 
     The label is the module; the metadata hold the member's name. Modules with fewer than ten sentences are left out.
-    The sentences depend on the version of Python. `validation` and `test` are fractions of them.
+    The sentences depend on the version of Python. `validation` and `test` are fractions of the sentences.
     """
     seen: set[str] = set()
     found: dict[str, dict[str, str]] = {}
@@ -66,10 +66,7 @@ def _documented(module: ModuleType) -> dict[str, str]:
 
 
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Public functions and classes of a module, and the methods of the classes.
-
-    Members that other packages add at run time belong to another module, and are left out.
-    """
+    """Public functions, classes and methods of a module, without members that other packages add at run time."""
 
     def is_own(name: str, member: object, *, default: str | None) -> bool:
         origin = (getattr(member, "__module__", None) or default or "").lstrip("_").partition(".")[0]

@@ -1,8 +1,8 @@
 """The user's images: a folder with a sub-folder for each class, or a folder of images only.
 
 The layout is root/class/image.jpg, or root/{train, validation, test}/class/image.jpg with split names in any case.
-If root contains only one folder, like an unpacked archive, that folder is read instead. If root or a split holds a COCO
-file, its categories are the classes. Without classes, or with a single class, no two images match.
+If root contains only one folder, like an unpacked archive, that folder is read instead. A COCO file in root or a split
+gives the classes by its categories. Without classes, or with a single class, no two images match.
 """
 
 import warnings
@@ -34,7 +34,7 @@ _SYSTEM = frozenset(
         *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r"),
     )
 )
-"""Lower-case names of files that file managers, network drives and archives create."""
+"""Lower-case names of files and folders that file managers, network drives and archives create."""
 _OF_SYSTEM = "are of the system"  # a reason for leaving files out
 _NO_IMAGE = "do not have the suffix of an image"
 
@@ -47,7 +47,7 @@ class FolderImages(Dataset):
         labels, name, classes, preprocessing, per_item: as for `Dataset`.
 
     Raises:
-        ValueError: If paths and labels differ in number; later, when a file that is read is not an image.
+        ValueError: If paths and labels differ in number; on reading an item, if its file is not an image.
     """
 
     paths: tuple[Path, ...]
@@ -92,9 +92,9 @@ def splits(
 ) -> Splits:
     """Read a folder of images in three disjoint splits.
 
-    The folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`, `eval`) are
-    the splits, if root has a folder for training. Missing splits are drawn from the training images, see
-    `lam.datasets.splits.carve_missing`. Without classes, or with a single class, the label of each image is its path.
+    The splits are the folders `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or
+    `testing`, `eval`). Missing splits are drawn from the training images; see `lam.datasets.splits.carve_missing`.
+    Without classes, or with a single class, the label of each image is its path.
 
     Args:
         root, seed, preprocessing: as for `lam.datasets.load`.
@@ -123,9 +123,9 @@ def splits(
 
 
 def read(*, root: str | Path, preprocessing: Preprocessing, labelled: bool = False) -> FolderImages:
-    """Read all images of a folder. The label of an image is its sub-folder, or empty without sub-folders.
+    """Read all images of a folder, or only the split `test` of a folder with this split.
 
-    If the folder has the splits `train` and `test`, only `test` is read. `labelled` requires classes.
+    Labels are sub-folders or COCO categories; without either they are empty, or an error if `labelled`.
     """
     root = _resolved(root)
     root = _part_folders(root).get("test", root)
@@ -159,7 +159,7 @@ def _resolved(root: str | Path) -> Path:
 
 
 def _unwrapped(root: Path) -> Path:
-    """The folder that holds the classes or parts: the root, or its only sub-folder, at any depth."""
+    """The folder that holds the classes or splits: the root, or its only sub-folder, at any depth."""
     inner = list(_folders(root))
     if len(inner) != 1 or _part_folders(root) or coco_file(root) or not any(_folders(inner[0])):
         return root
@@ -182,7 +182,7 @@ def _part_folders(root: Path) -> dict[str, Path]:
     """The folder of each split; empty if the folders are classes."""
     allowed = {name: part for part, names in PARTS.items() for name in names}
     folders = [(allowed.get(folder.name.lower(), ""), folder) for folder in _folders(root)]
-    # A class may be named "train": it is a part only if it contains classes, or all other folders are parts.
+    # A class may be named "train": this folder is a split only if it contains classes, or all other folders are splits.
     found = [part for part, folder in folders if part and any(_folders(folder))]
     named = [part for part, _ in folders]
     if not found and len(named) > 1 and "train" in named and all(named):
@@ -234,7 +234,7 @@ def _as_utf8(name: str) -> str:
 
 
 def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
-    """All files below a folder that have an image's suffix; other visible files join `left_out`, by reason."""
+    """All files below a folder that have an image's suffix; other visible files are added to `left_out`, by reason."""
     images: list[Path] = []
     for path in sorted(folder.rglob("*")):
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -252,7 +252,7 @@ def _image_files(folder: Path, left_out: dict[str, list[Path]]) -> list[Path]:
 
 
 def _is_of_system(path: Path, folder: Path) -> bool:
-    """Whether a file manager, network drive or archive created a path, or a folder between `folder` and it."""
+    """Whether a path, or a folder above it within `folder`, has a name that the system gives its own files."""
     parts = path.relative_to(folder).parts
     return any(part.lower() in _SYSTEM or part.upper().startswith("SYNOPHOTO_THUMB_") for part in parts)
 
@@ -273,7 +273,7 @@ def _warn_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> None
 
 
 def _warn_merged(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
-    """Warn of classes with images in several sub-folders: these may be the real classes, or train and test."""
+    """Warn of classes with images in several sub-folders, which may be the real classes, or train and test."""
     merged: list[str] = []
     for name, files in classes.items():
         inner = {parts[1] for path in files if len(parts := path.relative_to(folder).parts) > 2}

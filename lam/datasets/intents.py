@@ -29,7 +29,7 @@ _PARTS = {"train": "train", "validation": "val", "test": "test"}
 def clinc150(*, root: str | Path | None = None) -> Splits:
     """The 150 intents of CLINC150 in the published splits, without questions out of scope.
 
-    The root has data_full.json; it is $LAM_DATA/clinc150 by default.
+    `root` is the folder of data_full.json, by default $LAM_DATA/clinc150.
     """
     path, content = _clinc150(root)
     classes = sorted({label for _, label in _pairs(path, content, "train")})

@@ -6,10 +6,10 @@
         subtask_index.csv       key and a column for each subtask: all, s2w, w2s, o2n, n2o, d2n, n2d
         images/<key>.jpg
 
-Single images are retrieved, without their sequences (seq_info.csv). Panoramas are left out, as by the authors. The
-positions of the authors' test cities (`UNPUBLISHED`) are not published: `TEST` holds their validation cities, as in
-most papers, and `VALIDATION` holds training cities of lam's choice. Tested on generated files in this layout, not on
-the original files.
+Single images are retrieved; their sequences (seq_info.csv) are not read. Panoramas are left out, as in the authors'
+code. The positions of the authors' test cities (`UNPUBLISHED`) are not published. So `TEST` holds their validation
+cities, as in most papers, and `VALIDATION` two of their training cities. Tested on generated files in this layout, not
+on the original files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,7 +106,7 @@ def splits(
 def _read(
     folder: Path, subtask: str | None, *, angles: bool, allow_missing: bool
 ) -> tuple[list[Path], Float64[Tensor, "N 2"], Float64[Tensor, " N"]]:
-    """Images, positions and angles (or NaN) of the queries, or of the database, of one city."""
+    """Images, positions and angles (NaN if not read) from one city's folder of queries or of the database."""
     table = Table.read(folder / "postprocessed.csv", needed=("key", "easting", "northing"))
     raw = Table.read(folder / "raw.csv", needed=("key", "pano", *(("ca",) if angles else ())))
     keys = table.columns["key"]

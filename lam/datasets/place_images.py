@@ -1,4 +1,4 @@
-"""Photographs of places: image files with positions in metres, in areas far from each other."""
+"""Photographs of places: image files with positions in metres, in separate areas."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ AREA_DISTANCE = 1e7
 """Least distance between two areas, in metres."""
 
 CELL = 7.0
-"""Side of the cells that group places, in metres; their diagonal is below 10 m, the default of positive pairs."""
+"""Side in metres of the cells that group places. Places in one cell are less than 10 m apart."""
 
 _NEAREST = 4  # number of database images that a limit draws with each query
 
@@ -32,13 +32,13 @@ class PlaceImages(FolderImages):
     Args:
         paths: N image files.
         labels: (N,) int64, areas.
-        positions: (N, X) in metres, in a coordinate system of each area.
+        positions: (N, X) in metres, in the coordinate system of their area.
         name, preprocessing, is_query: as for `Dataset`; items that are not queries are the database.
         classes: names of the areas.
-        angles: (N,) compass angles in degrees, with any number of whole turns.
+        angles: (N,) compass angles in degrees, also outside [0, 360).
 
     Raises:
-        ValueError: If these differ in length, a position is not finite, or an angle is infinite.
+        ValueError: If arguments differ in length, a position is not finite, or an angle is infinite.
     """
 
     positions: Float64[Tensor, "N _"]
@@ -65,7 +65,7 @@ class PlaceImages(FolderImages):
 
     @property
     def targets(self) -> Float64[Tensor, "N _"]:
-        """Positions for `lam.pairs.Relation`, with the angles, if any, as the last column."""
+        """Positions for `lam.pairs.Relation`; angles, if known, are the last column."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 
     @property

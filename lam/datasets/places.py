@@ -7,7 +7,7 @@ The table, places.csv in the folder, names its columns; other columns are ignore
     easting, northing       position in metres, or
     lat, lon                position in degrees
     role                    optional: query or database; without it every image is both
-    area (or city)          optional: images of two areas never match; each area has its own frame of metres
+    area (or city)          optional: images of two areas never match; each area has its own coordinates
     split                   optional: train, validation (or val, valid, dev) or test (or eval)
     angle                   optional: compass angle in degrees, empty if unknown; read with angles=True
 
@@ -47,8 +47,8 @@ def splits(
 ) -> Splits:
     """Photographs of places in three splits, by the column `split` or by strips of land.
 
-    Without that column, each area is cut along its longer side into strips for training, validation and testing, in
-    this order, so that few places are in two splits. Nothing is drawn at random.
+    Without that column, each area is cut across its longest side into strips for training, validation and testing, in
+    this order, so that few places are in two splits.
 
     Args:
         root: the folder.
@@ -132,7 +132,7 @@ def earth_centred(degrees: Float64[Tensor, "N 2"]) -> Float64[Tensor, "N 3"]:
     """Coordinates of latitudes φ and longitudes λ on the WGS 84 ellipsoid, in metres from the centre of the earth.
 
     x = ν cos φ cos λ, y = ν cos φ sin λ, z = (1 − e²) ν sin φ with ν = a / √(1 − e² sin² φ), equatorial radius a and
-    eccentricity e. No map projection distorts distances: at 10 km, they are 1 mm shorter than along the ground.
+    eccentricity e. Distances are straight lines: at 10 km, they are 1 mm shorter than along the ground.
 
     Source: National Imagery and Mapping Agency (2000), TR8350.2, Department of Defense World Geodetic System 1984,
         equation 4-14, at height 0.

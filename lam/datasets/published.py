@@ -1,4 +1,4 @@
-"""Files, annotations and splits by class of published data sets."""
+"""Published data sets: their files, annotations and splits by class."""
 
 import os
 import warnings
@@ -19,7 +19,7 @@ from lam.inputs.preprocessing import Preprocessing
 from lam.utils.checks import first_of
 
 SIZE = 227
-"""Default side of photographs in pixels, as in the paper."""
+"""Default side of photographs in pixels, as in Warburg et al. (2023)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Source:
         return roots
 
     def file(self, folder: Path, name: str) -> Path:
-        """The path of a file; the path of its compressed form if the plain file does not exist."""
+        """The path of a file, or of its compressed form if the plain file does not exist."""
         plain = folder / name
         return plain if plain.exists() or not self.compressed else plain.with_name(f"{plain.name}.gz")
 
@@ -71,7 +71,7 @@ class Source:
 
 
 def check_present(paths: Sequence[Path], *, annotated_in: Path, allow_missing: bool) -> Bool[Tensor, " N"]:
-    """Which of the N images in a list exist. Missing ones are an error, or with `allow_missing` a warning."""
+    """Whether each of N annotated images exists; a missing image is an error, or with `allow_missing` a warning."""
     files: dict[Path, set[str]] = {}
     for folder in filter(Path.is_dir, {path.parent for path in paths}):
         with os.scandir(folder) as entries:  # many times faster than a call for each file
@@ -113,12 +113,12 @@ class Annotations:
 class HalvedClasses:
     """Photographs with the first half of the classes for training and validation, and the second half for testing.
 
-    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). The paper does not say on which data the epoch is
-        chosen; here on held-out classes of the first half, so that validation meets unseen classes, like the test.
+    Source: K. Musgrave, S. Belongie and S.-N. Lim (2020). Warburg et al. (2023) do not name the data that choose the
+        epoch; here held-out classes of the first half do, so that validation sees unseen classes, as the test does.
 
     Args:
         source: name of the data set, and how to get it.
-        read: reads its annotations from a root, as for `Source.roots`.
+        read: function that reads the annotations from a root; see `Source.roots`.
     """
 
     source: Source
@@ -152,8 +152,8 @@ class HalvedClasses:
 def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: float, seed: int) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`, with each class in only one split.
 
-    `validation` is a fraction of the classes that are not test classes. It is the same for classes with one image and
-    for larger classes.
+    `validation` is a fraction of the classes that are not test classes, both among classes with one image and among
+    larger classes.
 
     Source: K. Musgrave, S. Belongie and S.-N. Lim (2020), A metric learning reality check, section 3.
     """
@@ -174,7 +174,7 @@ def split_by_class(images: Dataset, is_test: Bool[Tensor, " C"], *, validation: 
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The numbered lines of a text file in UTF-8, stripped; empty ones are left out."""
+    """The non-empty lines of a text file in UTF-8, stripped, with their numbers."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

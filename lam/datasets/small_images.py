@@ -76,7 +76,7 @@ class SmallImages:
         return self._part("test", root, download)
 
     def _part(self, part: str, root: str | Path | None, download: bool) -> TensorImages:
-        # if there are several roots, one must have every file: parts from two would not belong together
+        # if there are several roots, one must have every file: files of two roots may be different versions
         needed = self.files[part] if self.source.system_root is None else sum(self.files.values(), start=())
         try:
             folder = self.source.folder(root, needed=needed, below=self.below)
@@ -102,7 +102,7 @@ class SmallImages:
 def read_idx(path: Path) -> UInt8[Tensor, "..."]:
     """Values of an IDX file of bytes: two zero bytes, type, number of axes, their big-endian sizes, the values.
 
-    A file with the suffix .gz is decompressed. torchvision's reader cannot do this, and checks with `assert`.
+    A file with the suffix .gz is decompressed; torchvision's reader cannot do this.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits.
     """

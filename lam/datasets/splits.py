@@ -1,4 +1,4 @@
-"""`Splits`, a data set in three disjoint splits, and random splits with each class in proportion."""
+"""`Splits`: a data set in three disjoint splits; and random splits of a data set."""
 
 import re
 import warnings
@@ -22,7 +22,7 @@ PARTS = {
 }
 """Allowed names of the folder or file of each split."""
 
-_LEAST_TRAINED_ON = 5  # least items for training after pairs are held out, as a run requires
+_LEAST_TRAINED_ON = 5  # least number of training items for a run
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Splits:
         validation: items for tuning and for the choice of the epoch.
         test: items for the reported metrics.
         strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
-        gallery: what a gallery of this data holds: see `GalleryKind`.
+        gallery: kind of the gallery.
         answers: whether the gallery holds answers to questions. Answers are never used as queries.
         notes: remarks on reading the data, such as the columns used.
 
@@ -63,7 +63,7 @@ class Splits:
 
 
 def note_like_names(classes: Iterable[str], source: object) -> None:
-    """Warn, by a `Note`, of classes that differ only in case, in blanks, or as 1 and 1.0; they stay separate."""
+    """Warn, by a `Note`, of classes that differ only in case or blanks, or like 1 and 1.0; they stay separate."""
     groups: dict[str, list[str]] = {}
     for name in classes:
         plain = " ".join(name.casefold().split())
@@ -75,7 +75,7 @@ def note_like_names(classes: Iterable[str], source: object) -> None:
 
 
 def carve(dataset: Items, sizes: Sequence[int], *, seed: int) -> tuple[Items, ...]:
-    """Random subsets of these sizes with each class in proportion, followed by the subset of all other items."""
+    """Random subsets of these sizes with each class in proportion, and then the subset of all other items."""
     rest = len(dataset) - sum(sizes)
     parts = stratified_split(dataset.labels, (*sizes, rest), seed=seed)
     return tuple(dataset.subset(part) for part in parts)
@@ -86,9 +86,9 @@ def carve_missing(
 ) -> dict[str, Any]:
     """The splits `train`, `validation` and `test`; missing ones are drawn at random from `train`.
 
-    Each class is in every split in proportion. If classes are so small that most items of a split would lack a match,
-    each split gets whole classes instead, as is usual for faces and products. If there are too few classes for that,
-    each split gets pairs of items of one class. A `Note` says so.
+    Each class is in every split in proportion. If classes are so small that most items of a split would lose their
+    matches, the drawn splits get whole classes instead, as is usual for faces and products. If there are too few
+    classes, they get pairs of items of one class. A `Note` reports both exceptions.
 
     Args:
         parts: splits by name, at least `train`.
@@ -140,7 +140,7 @@ def _by_part(parts: Iterable[str], numbers: Iterable[int]) -> str:
 
 
 def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
-    """Remove and return pairs of positions, each from the largest remaining class, never twice in a row from one."""
+    """Remove and return pairs of positions, each from the largest remaining class, but no class twice in a row."""
     drawn, last = list[int](), None
     while len(drawn) < size:
         last = max((label for label in left if label != last), key=lambda label: len(left[label]))
@@ -151,7 +151,7 @@ def _draw_pairs(left: dict[int, list[int]], size: int) -> list[int]:
 
 
 def _share_matched(dataset: Dataset) -> float:
-    """Share of items whose label another item has, too."""
+    """Share of items that have their label in common with another item."""
     counts = dataset.labels.unique(return_counts=True)[1]
     return float(counts[counts > 1].sum()) / len(dataset)
 

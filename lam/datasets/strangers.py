@@ -1,6 +1,6 @@
 """Held-out classes, which training never sees: with them, a run can bound errors on strangers.
 
-`lam.retrieval.decisions.conformal` computes the rates that a number of classes can bound.
+`lam.retrieval.decisions.conformal` computes which error rates a number of held-out classes can bound.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def hold_out_classes(splits: Splits, share: float | None = None, *, seed: int) -
     Args:
         splits: splits of labelled items.
         share: share of the classes of all three splits, in [0, 1), rounded to at least one class; 0 holds out no class.
-            The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. It is also 0 if no class has two
-            items, items are places, or the splits share a gallery, which must stay complete.
+            The default is `SHARE` with at least `LEAST_CLASSES` classes, else 0. The default is also 0 if no class has
+            two items, items are places, or the splits share a gallery, which must stay complete.
         seed: seed of the draw.
     """
     parts = splits.parts()

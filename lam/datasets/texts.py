@@ -37,7 +37,7 @@ class Columns:
 
     Attributes:
         text: column of texts; by default `text`, or `question` in a file of questions only.
-        label: column of labels; texts with the same label match. By default `label`, if there is such a column.
+        label: column of labels; texts with the same label match. By default `label`, if the file has this column.
         question: column of questions, the queries; the answer in the same row is right.
         answer: column of answers, the gallery.
 
@@ -178,10 +178,10 @@ def splits(*, root: str | Path, seed: int = 0, options: TextOptions = _DEFAULTS)
     """Read texts in three splits.
 
     A folder has the files `train` (or `training`), `validation` (or `val`, `valid`, `dev`) and `test` (or `testing`,
-    `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts,
+    `eval`). A single file may have these names in a column `split`. Missing splits are drawn from the training texts;
     see `lam.datasets.splits.carve_missing`. With answers, only questions are divided: the gallery of every split holds
-    all answers. Labels are the column `label`. Without it, the answers are the labels, so that only a question's own
-    answer matches it.
+    all answers. Labels are the column `label`. Without this column, the answers are the labels, and a question matches
+    only its own answer.
     """
     files = {part: _read(path, options) for part, path in _files(Path(root).expanduser()).items()}
     rows = {part: queries for part, (queries, _, _) in files.items()}
@@ -225,12 +225,12 @@ def read(
 
 
 def outsiders(*, root: str | Path, like: Dataset, text: str | None = None) -> Texts:
-    """All texts of a file, or its questions, as inputs of the same length as in `like`; see `read`."""
+    """All texts or questions of a file, as inputs of the same length as in `like`; see `read`."""
     return read(root=root, preprocessing=preprocessing_like(like), columns=Columns(text=text), answered=False)
 
 
 def preprocessing_like(other: Dataset) -> TextPreprocessing:
-    """The preprocessing of another data set, or the default if that holds no texts."""
+    """The preprocessing of another data set; the default if the other data set holds no texts."""
     return other.preprocessing if isinstance(other.preprocessing, TextPreprocessing) else TextPreprocessing()
 
 
@@ -298,7 +298,7 @@ def _read(
 
 
 def _by_split(rows: Sequence[_Row], source: object) -> dict[str, list[_Row]]:
-    """The rows of each split that a column `split` names; all as `train` if no value of the column names a split."""
+    """The rows of each split in a column `split`; all rows as `train` if no value of the column names a split."""
     part_of = {name: part for part, names in PARTS.items() for name in names}
     columns = {name for row in rows for name in row.metadata if name.lower() == "split"}
     values = [row.metadata.get(min(columns, default=""), "") for row in rows]
@@ -337,7 +337,7 @@ def _keys(table: Table, columns: Columns, *, labelled: bool) -> list[str]:
 
 
 def _distinct(rows: Iterable[_Row]) -> list[_Row]:
-    """Of all rows with the same text and label, the first one, in the place of the last one."""
+    """One row for each text and label: the first of equal rows, at the position of the last."""
     return list({(row.text, row.key): row for row in reversed(list(rows))}.values())[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Several random views of every image: two views that match only each other, or one view of each kind."""
+"""Several random views of every image: two views that match only each other, or one view for each augmentation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Views(AugmentationOptions):
 
 
 class _ViewsOfImages:
-    """A batch holds the first views of all its images, then the second views, and so on: `views` for each image."""
+    """A data set whose batches hold the first views of all images, then the second views, and so on."""
 
     def __init__(self, dataset: Any, options: Sequence[AugmentationOptions], advice: str) -> None:
         check_images(dataset, advice)
@@ -88,10 +88,10 @@ class TwoViews(_ViewsOfImages):
 
 
 class ViewsOfKinds(_ViewsOfImages):
-    """A data set that gives one view of every image for each kind of augmentation; a view has the image's target.
+    """A data set of one view of every image for each kind of augmentation; a view has the image's target.
 
-    A batch holds the first kind of view of all images, then the second kind, and so on. The data set's own
-    augmentation is ignored.
+    A batch holds all images in the first kind, then all in the second kind, and so on. The data set's own augmentation
+    is ignored.
 
     Example:
         >>> from lam.datasets import TensorImages

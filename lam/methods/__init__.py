@@ -1,7 +1,7 @@
-"""Methods, one file each: how a network is trained, and the encoder that comes out.
+"""Methods, one file each: a method trains a network and makes an encoder of it.
 
-A method is a record of its options, such as `Hib(n_samples=4)`, with the functions of `lam.methods.base.Method`, above
-all `train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
+A method is a dataclass of options, such as `Hib(n_samples=4)`, derived from `lam.methods.base.Method`. Its main
+function is `train(network, dataset, training)`. `METHODS` holds the classes by name; `register` adds another.
 """
 
 from lam.methods.aninfonce import Aninfonce

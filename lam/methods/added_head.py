@@ -19,7 +19,7 @@ DIMENSION = 64
 BATCH_SIZE, LEARNING_RATE = 256, 1e-2
 MOST_EPOCHS, MOST_STEPS = 50, 1000
 HELD_OUT, MOST_HELD_OUT = 0.1, 1000
-"""Share and largest number of the items that choose the epoch."""
+"""Share and largest number of the held-out items, which choose the epoch."""
 
 
 @without_autocast()
@@ -33,15 +33,15 @@ def train_layer(
     seed: int = 0,
     progress: bool = False,
 ) -> nn.Linear:
-    """Train a linear layer on features by the contrastive loss. Initially, it whitens their principal components.
+    """Train a linear layer on features by the contrastive loss, from weights that whiten principal components.
 
-    The paper has no such step. lam's settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000 steps, at
-    most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch of the lowest loss. If they or
-    the other items lack positive or negative pairs, all items train the layer and the last epoch is kept.
+    Warburg et al. (2023) add no layer. The settings were chosen on sentences: Adam at 1e-2, batches of 256, 1,000
+    steps, at most 50 epochs. 10 % of the items, at most 1,000, are held out and choose the epoch of the lowest loss.
+    If either part lacks positive or negative pairs, all items train the layer and the last epoch is kept.
 
     Args:
         features, targets: (N, P) outputs of a network, and (N,) labels or (N, X) positions.
-        relation: what makes a pair.
+        relation: which items are pairs.
         margin: margin of the loss.
         dimension: D, from 2 to P; by default 64, or P if that is less.
         seed: seed of the split and of the order of items.
@@ -77,11 +77,10 @@ def train_layer(
 
 
 def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None) -> nn.Linear:
-    """A float32 layer to the first D principal components of features (N, P), with more equal variances.
+    """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean of the features, U and λ the eigenvectors and eigenvalues of
-    their covariance, and λ̄ the mean of λ. Without λ̄, directions of little variance, mostly noise if items are few,
-    would grow large.
+    their covariance, and λ̄ the mean of λ. λ̄ keeps directions of little variance small; they are mostly noise.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

@@ -27,9 +27,9 @@ _LEAST_CROP = 0.3  # default crop_scale of the last member
 class Aninfonce(Deterministic):
     """Train a network by AnInfoNCE instead of `training.loss`; `History.learned` holds the concentrations Λ − Λ⁻.
 
-    An ensemble learns M vectors Λ, each from its own kind of crops; later members crop more. A batch holds every image
-    in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no curvature for
-    several members, without normalisation, or if an entry of Λ is at most `negatives`.
+    An ensemble has M members. Each learns its own vector Λ from its own kind of crops; later members crop more. A batch
+    holds every image in every kind of crop, pairs stay within a kind, and the members' losses add up. The loss has no
+    curvature for several members, without normalisation, or if an entry of Λ is at most `negatives`.
 
     Source: equation 3, corollaries B.1 (hard negatives) and B.2 (ensembles).
 
@@ -37,8 +37,8 @@ class Aninfonce(Deterministic):
         concentration: initial Λ > 0 of all dimensions; 5 is InfoNCE at temperature 0.1.
         n_members: M ≥ 1; several members need images.
         crop_scales: the least share of an image's area in a view, for each member; by default evenly from 1 to 0.3.
-        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`; it says how closely negatives lie around their
-            anchor, if `training.miner` prefers near ones. The loss compares rows by Λ − Λ⁻.
+        negatives: Λ⁻ ≥ 0 of all dimensions, below `concentration`: the concentration of negatives around their anchor,
+            if `training.miner` prefers near negatives. The loss compares rows by Λ − Λ⁻.
         normalise: whether the loss compares unit rows; otherwise it compares the head's output. Retrieval always
             compares directions.
     """
@@ -64,12 +64,12 @@ class Aninfonce(Deterministic):
         self.kinds()
 
     def kinds(self, base: AugmentationOptions | None = None) -> list[AugmentationOptions]:
-        """Crops and flips of each member; `base` sets the flips."""
+        """The augmentation of each member: its crops, with the other options of `base`."""
         scales = self.crop_scales or torch.linspace(1, _LEAST_CROP, self.n_members).tolist()
         return [replace(base or AugmentationOptions(), crop_scale=None if scale == 1 else scale) for scale in scales]
 
     def training_loss(self, loss: Loss, dimension: int) -> AnInfoNCE:
-        """AnInfoNCE, with the margin of the training's loss for miners."""
+        """AnInfoNCE, with the margin of `loss`, which miners use."""
         negatives = torch.full((dimension,), float(self.negatives))
         options: dict[str, Any] = {"n_members": self.n_members, "negatives": negatives, "margin": margin_of(loss)}
         return AnInfoNCE(dimension, self.concentration, **options)
@@ -98,7 +98,7 @@ class Aninfonce(Deterministic):
 
 
 class AnInfoNCEStep(Step):
-    """The sum of the members' losses, each over its own views. Losses compare unit rows, or outputs of `head`."""
+    """A training step by the sum of the members' losses, each over the member's own views of the images."""
 
     def __init__(self, options: dict[str, Any], head: str) -> None:
         self.settings, self.head = options, head
@@ -126,7 +126,7 @@ def rows_of_members(batch: Minibatch, n_members: int) -> list[Tensor]:
 
 
 def pairs_among(pairs: Pairs, rows: Tensor) -> Pairs:
-    """The pairs with both items among these rows."""
+    """The pairs with both items among the rows."""
     positive, negative = pairs.positive[rows][:, rows], pairs.negative[rows][:, rows]
     labels = None if pairs.labels is None else pairs.labels[rows]
     return Pairs(positive, negative, int(positive.sum()), int(negative.sum()), labels)

@@ -1,4 +1,4 @@
-"""`Method`: how a network becomes an encoder, and what all methods share."""
+"""`Method`: how a network becomes an encoder; and functions that methods share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ Refit = Callable[["Method"], Encoder]
 
 
 class Trained(NamedTuple):
-    """An encoder, and how its networks were trained.
+    """A fitted encoder and its training.
 
     Attributes:
-        encoder: fitted, in evaluation mode.
-        histories: the record of each training, by name, such as `network`.
+        encoder: the encoder, in evaluation mode.
+        histories: the history of each training, by name, such as `network`.
     """
 
     encoder: Encoder
@@ -45,13 +45,13 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """How a network becomes an encoder. The fields of a method are its options, which are checked when it is made.
+    """How a network becomes an encoder. The fields of a method are its options; creation checks them.
 
     Attributes:
-        name: its key in `lam.methods.METHODS` and in configurations.
-        encoder: the class of its encoders.
-        reads_labels: whether training reads labels; otherwise only evaluation does.
-        learns_from_matches: whether the method needs matching items even for a network that is not trained.
+        name: key of the method in `lam.methods.METHODS` and in configurations.
+        encoder: class of its encoders.
+        reads_labels: whether training reads labels; otherwise only evaluation reads them.
+        learns_from_matches: whether the method needs matching items even if the network has nothing to train.
     """
 
     name: ClassVar[str] = ""
@@ -75,13 +75,13 @@ class Method(ABC):
         """
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:
-        """Reject an unusable network, data set or start before any work; arguments as in `train`."""
+        """Reject an unusable network, data set or start of the training before any work; arguments as in `train`."""
         self.check_start(pretrained=training.pretrained)
         if not training.pretrained and _can_learn(network):
             check_data(dataset, training)
 
     def check_start(self, *, pretrained: bool) -> None:  # noqa: B027 - most methods take both
-        """Reject a start that the method cannot use, such as a trained network or missing files, before any work."""
+        """Reject a trained network, if the method cannot start from it, or missing files, before any work."""
 
     @property
     def n_seeds(self) -> int:
@@ -109,13 +109,13 @@ class Method(ABC):
         """
 
     def training_loss(self, loss: Loss, dimension: int) -> Loss:
-        """The loss that trains networks of D dimensions: the loss of the training, or the method's own loss."""
+        """The loss for networks of D dimensions: `loss`, the training's, or the method's own."""
         return loss
 
     def trained_by(self, loss: Loss, dimension: int, learned: Learned | None = None) -> dict[str, Any]:
-        """Name and settings of the training loss's curvature; empty for a loss without one.
+        """Name and settings of the training loss's curvature; empty for a loss without a curvature.
 
-        A method that trains on two views of each image adds their settings as `views`.
+        A method that trains on two views of each image adds the settings of the views as `views`.
 
         Args:
             loss: the training's loss.
@@ -131,7 +131,7 @@ class Method(ABC):
     def train_network(
         self, network: nn.Module, dataset: Any, training: Training, step: Step | None = None
     ) -> dict[str, History]:
-        """Train a network in place; a trained one, or one without trainable weights, only moves to the device.
+        """Train a network in place; a network that is trained, or has nothing to train, only moves to the device.
 
         Returns:
             The history as `network`; empty if nothing was trained.
@@ -157,7 +157,7 @@ def _can_learn(network: nn.Module) -> bool:
 
 
 def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, Any]:
-    """Name and settings of a loss's curvature, with the learned parameters; settings without a value are left out.
+    """Name, settings and learned parameters of a loss's curvature, without settings that have no value.
 
     Empty if the loss lacks a setting that the curvature needs, such as a margin.
 
@@ -188,7 +188,7 @@ def probe_of(dataset: Any) -> Tensor:
 
 
 def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
-    """Arguments of every encoder: relation, preprocessing, and hashes of training items."""
+    """Arguments that every encoder takes: relation, preprocessing, and hashes of training items."""
     plain = without_augmentation(dataset)
     return {
         "relation": training.relation,
@@ -198,9 +198,9 @@ def inputs_of(dataset: Any, training: Training) -> dict[str, Any]:
 
 
 def reference_inputs(dataset: Any, size: int, *, seed: int) -> Iterator[Any]:
-    """Batches of inputs of at most `size` random items of a data set, not augmented.
+    """Batches of inputs from at most `size` random items of a data set, not augmented.
 
-    The seed also drives the data set's own random numbers; torch's global generator stays as it was.
+    The seed also drives the data set's own random numbers; torch's global generator does not change.
     """
     positions = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].tolist()
     batches = Batches(Subset(without_augmentation(dataset), positions), batch_size=_REFERENCE_BATCH, seed=seed, epoch=0)

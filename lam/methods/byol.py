@@ -21,8 +21,8 @@ from lam.methods.views import ViewsMethod
 class Byol(ViewsMethod):
     """Train by the distance of each view's prediction from the other view's target.
 
-    Targets come from a copy of the network. Its weights ξ follow the network's θ, ξ ← m ξ + (1 − m) θ, before each
-    training pass; in the source m grows to 1. Checkpoints hold the copy, the encoder does not.
+    Targets come from a copy of the network. Before each training pass, the copy's weights ξ follow the network's
+    weights θ: ξ ← m ξ + (1 − m) θ. In the source, m grows to 1. Checkpoints hold the copy, the encoder does not.
 
     Attributes:
         predictor: units of the predictor's hidden layer; the encoder has no predictor.
@@ -70,6 +70,6 @@ class MomentumNetwork(DistributionNetwork):
 
 @torch.no_grad()
 def follow(target: nn.Module, network: nn.Module, momentum: float) -> None:
-    """ξ ← m ξ + (1 − m) θ for all weights, in place; weights that are equal stay exactly equal."""
+    """ξ ← m ξ + (1 − m) θ for all weights, in place; equal weights stay exactly equal."""
     for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
         slow.lerp_(fast, 1 - momentum)

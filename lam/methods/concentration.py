@@ -1,4 +1,4 @@
-"""Methods that learn each item's concentration by a loss of von Mises-Fisher distributions."""
+"""Methods that learn each item's concentration κ by a loss of von Mises-Fisher distributions."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -27,14 +27,14 @@ KappaBy = Literal["phases", "shared", "norm", "none"]
 
 @dataclass(frozen=True)
 class ConcentrationMethod(HeadMethod):
-    """Train μ and κ of each item by a loss of distributions.
+    """Train the mean direction μ and the concentration κ of each item by a loss of distributions.
 
     "phases" trains the network with one κ for all items, then freezes it and trains a κ head on its features. "shared"
-    trains both together. "norm" takes the length of the embedding before normalisation as κ, without a head. "none"
+    trains network and head together. "norm" has no head: κ is the length of the embedding before normalisation. "none"
     trains with one κ for all items, and the encoder has no uncertainty. `training.loss` only gives miners their margin.
 
     Attributes:
-        kappa: how κ is learned: "phases", "shared", "norm" or "none".
+        kappa: how κ is learned.
         hidden: units of the κ head's hidden layer, at least 1.
         start: initial κ; also the κ of all items while κ is not learned.
     """
@@ -61,7 +61,7 @@ class ConcentrationMethod(HeadMethod):
 
     @abstractmethod
     def loss(self, dimension: int, seed: int) -> DistributionLoss:
-        """A new loss of embeddings of D dimensions; the seed initialises its learned parameters."""
+        """A new loss for embeddings of D dimensions; the seed initialises its learned parameters."""
 
     def model(self) -> Callable[..., "DistributionNetwork"]:
         """Class of the trained module, with the arguments of `DistributionNetwork`."""
@@ -75,7 +75,7 @@ class ConcentrationMethod(HeadMethod):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train μ and κ; see `Method.train`. Stages are `train` and, in phases, `head`.
 
-        In phases, a trained network is kept and only the head is trained; otherwise it is trained further.
+        In phases, a network that is already trained stays as it is; otherwise it is trained further.
         """
         path = head_of(network, dataset)
         layer: Any = network.get_submodule(path)
@@ -113,7 +113,7 @@ class ConcentrationMethod(HeadMethod):
 
 
 class DistributionNetwork(nn.Module):
-    """All that is trained together: a network, the κ head on its features, and parameters of the loss.
+    """The modules that are trained together: a network, the κ head on its features, and the loss.
 
     Args:
         network, head: a network that ends in a linear layer, normalised or not, and the layer's path.

@@ -25,7 +25,7 @@ class DeepEnsemble(Method):
     Attributes:
         n_members: M ≥ 2 networks.
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
-        combine: `concatenate`, or the paper's `mean`; see `EnsembleEncoder`.
+        combine: `concatenate`, or `mean` as in Warburg et al.; see `EnsembleEncoder`.
         reference: number of random training items, at least 2, that align the members.
     """
 
@@ -53,7 +53,7 @@ class DeepEnsemble(Method):
         return self.n_members
 
     def check_start(self, *, pretrained: bool) -> None:
-        """Reject a single trained network, and missing files of members."""
+        """Reject a single trained network, and missing checkpoints."""
         if pretrained:
             raise ValueError(
                 f"a deep ensemble cannot start from one trained network: give {self.n_members} files as checkpoints "
@@ -65,9 +65,9 @@ class DeepEnsemble(Method):
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
         """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
 
-        The network is the first member; `training.another` makes the others from the following seeds. Pretrained
-        weights need `training.another`, because `network.recipe` does not hold them. Histories and sub-folders of
-        checkpoints are named `member-1` and so on.
+        The network is the first member. `training.another`, by default `network.recipe`, makes the other members from
+        the following seeds. A recipe does not hold pretrained weights. Histories and sub-folders of checkpoints are
+        named `member-1` and so on.
         """
         self.check_start(pretrained=training.pretrained)
         members = [network, *self._others(network, training)]

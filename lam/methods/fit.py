@@ -45,7 +45,7 @@ _IMAGENET_CLASSES = (1000, 21841, 21843)
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 _MANY_CLASSES = 100
-"""With fewer classes, embeddings may have as many dimensions by chance."""
+"""With fewer classes, embeddings may have as many dimensions as there are classes by chance."""
 
 
 @torch.inference_mode(False)
@@ -63,7 +63,7 @@ def fit(
     """Put a Laplace posterior over the last layer of a trained retrieval network.
 
     Under torchrun, every process calls `fit` with the same network and loader and reads its share of the batches
-    (`lam.utils.distributed.shard`). All get the posterior that a single process would get, up to the order of sums.
+    (`lam.utils.distributed.shard`). All get the posterior that a single process would get, up to rounding.
     With `pairs="dataset"` only the features are computed in parallel; the first process forms the curvature.
 
     Args:
@@ -74,7 +74,7 @@ def fit(
         options: settings of the posterior; by default `Laplace(margin=margin)`.
         margin: margin of the contrastive loss, in (0, 2]: `fit(network, loader, margin=0.7)` is short for
             `fit(network, loader, Laplace(margin=0.7))`.
-        preprocessing: how an image file becomes an input; by default the data set's.
+        preprocessing: preprocessing of an image file or a text; by default the data set's.
         seed: seed of the posterior's noise.
         progress: show progress bars on standard error.
 
@@ -83,8 +83,8 @@ def fit(
 
     Raises:
         ValueError: for settings outside their range; a network whose output is not (N, D), does not come from a linear
-            layer, or differs between batches; unusable layers; features or a curvature that are not finite; features
-            that are all zero; data without positive or negative pairs.
+            layer, is random, or depends on other items of the batch; unusable layers; features or a curvature that are
+            not finite; features that are all zero; data without positive or negative pairs.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -99,7 +99,7 @@ def fit(
             f"network must be a torch.nn.Module, got {type(network).__name__}: call lam.fit(network, loader, ...)"
         )
     while type(network).__name__ in _WRAPPERS:
-        network = network.get_submodule("module")  # a wrapper may cast outputs, so that no layer gives them
+        network = network.get_submodule("module")  # a wrapper may cast outputs, so that they match no layer's output
     options = _settings_of(options, margin)
     options = replace(options, head=default_head(network, options.head))
     head, relation = options.head, options.relation
@@ -167,7 +167,7 @@ def fit_features(
     seed: int = 0,
     progress: bool = False,
 ) -> BayesianEncoder:
-    """Fit the posterior over all pairs, from stored features and the linear layer that takes them.
+    """Fit the posterior of a linear layer to all pairs of stored features, the layer's inputs.
 
     Args:
         features: (N, P) inputs of the layer.
@@ -278,7 +278,7 @@ def _is_identity(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _hint_at_logits(path: str, dimension: int, labels: Any) -> None:
-    """Warn if a head has as many outputs as there are classes: they may be logits."""
+    """Warn if a head has as many outputs as there are classes: the outputs may be logits."""
     targets = as_targets([] if labels is None else labels)
     n_classes = len(targets.unique()) if targets.ndim == 1 else 0
     if dimension in _IMAGENET_CLASSES or dimension == n_classes >= _MANY_CLASSES:
@@ -306,7 +306,7 @@ def _features(
 def _train_layer(
     features: Iterable[tuple[Tensor, Any]], device: torch.device, options: Laplace, *, seed: int, progress: bool
 ) -> tuple[nn.Linear, Iterable[tuple[Tensor, Any]]]:
-    """A layer trained on features, and this process's batches of features and targets."""
+    """A layer trained on features of all processes, and this process's batches of features and targets."""
     inputs = [(part.to(device), targets) for part, targets in distributed.batches_of_all(features)]
     targets = torch.cat([targets_of(part, targets) for part, targets in inputs])
     if options.relation.positive_within is None:
@@ -317,6 +317,6 @@ def _train_layer(
 
 
 def detached_copies(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Copies that later training does not change, float32 or wider."""
+    """Copies in float32 or wider, which later training of the layer does not change."""
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return weight.detach().to(dtype, copy=True), None if bias is None else bias.detach().to(dtype, copy=True)

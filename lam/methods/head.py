@@ -39,8 +39,8 @@ class HeadMethod(Method):
     ) -> History:
         """Train a head on the inputs (N, P) of the layer `path`, in the stage and the sub-folder `head`.
 
-        All pairs of a batch are used; other settings are the same as for the network. The last epoch is kept, because
-        validation measures retrieval, which the head does not change.
+        The head learns from all pairs of a batch; other settings are the same as for the network. The last epoch is
+        kept, because validation measures retrieval, which the head does not change.
         """
         own = replace(
             training,
@@ -57,9 +57,9 @@ class HeadMethod(Method):
 
 
 class HeadStep(Step):
-    """The gradient of a head's loss; the network stays in evaluation mode, without gradients.
+    """A training step by a head's loss; the network stays in evaluation mode, without gradients.
 
-    A resumed run must have the same `options`, path and network weights, which a hash compares.
+    A resumed run must have the same `options`, path and network weights; a hash compares the weights.
     """
 
     def __init__(self, network: nn.Module, path: str, loss: HeadLoss, options: dict[str, Any]) -> None:
@@ -67,6 +67,6 @@ class HeadStep(Step):
         self.settings = {**options, "head": path, "frozen": sha256_of_weights(network)[:12]}
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
-        """The head's own loss; `loss` is not used."""
+        """The head's loss; the argument `loss` is not used."""
         features, output = features_and_output(self.network, self.path, batch.inputs)
         return self.loss(network(features.float()), F.normalize(batch.gather(output).float()), batch)

@@ -26,16 +26,16 @@ from lam.utils.checks import check_at_least, check_positive
 class Hib(Method):
     """Train a network and its uncertainty head together.
 
-    Samples at distance d match with p(match) = sigmoid(b − a d). The loss is the mean of −log p(match) over positive
-    pairs, plus the mean of −log(1 − p(match)) over negative pairs, plus β times the items' mean KL(N(μ, diag(σ²)) ‖
-    N(0, I)). As in the source, μ is the head's output before normalisation: on the sphere the divergence is the same
-    for every mean. Retrieval and validation compare directions of means.
+    Two samples at distance d match with p(match) = sigmoid(b − a d). The loss is the mean of −log p(match) over
+    positive pairs, plus the mean of −log(1 − p(match)) over negative pairs, plus β times the items' mean KL divergence
+    of N(μ, diag(σ²)) from N(0, I). As in the source, μ is the head's output before normalisation: for unit vectors,
+    the divergence would not depend on μ. Retrieval and validation compare directions of means.
 
-    The number of samples and β come from the source, which gives no initial a and b. p(match) is ½ at distance 1 for
-    a = b = 5, and at distance 0 for a = 1 and b = 0, which made the loss fall far slower. a is learned as log a.
+    The number of samples and β come from the source, which states no initial a and b. With a = b = 5, p(match) is ½ at
+    distance 1. With a = 1 and b = 0, the loss fell far slower. Training learns log a.
 
     Attributes:
-        n_samples: samples of each item in a step, at least 1; a pair compares all samples of one with all of the other.
+        n_samples: samples of each item in a step, at least 1; a pair compares all samples of its two items.
         kl_weight: β ≥ 0.
         scale: initial a > 0 of p(match).
         offset: initial b of p(match), finite.
@@ -80,7 +80,7 @@ class Hib(Method):
 
 
 class HibNetwork(nn.Module):
-    """All that HIB trains: a network, the uncertainty head on its features, and the scale and offset in p(match)."""
+    """A network, the uncertainty head on its features, and the scale and offset in p(match), trained together."""
 
     def __init__(self, network: nn.Module, head: str, uncertainty: UncertaintyHead, options: Hib) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class HibNetwork(nn.Module):
 
 
 class HibStep(Step):
-    """The soft contrastive loss of samples plus the divergence from the unit Gaussian."""
+    """A training step by the soft contrastive loss of samples plus the divergence from the unit Gaussian."""
 
     def __init__(self, options: Hib) -> None:
         self.options, self.settings = options, asdict(options)

@@ -11,7 +11,7 @@ from lam.methods.concentration import ConcentrationMethod, KappaBy
 
 @dataclass(frozen=True)
 class HibVmf(ConcentrationMethod):
-    """Train μ and κ together by the probabilities that samples match: sigmoid(a cosine + b).
+    """Train μ and κ together by the probabilities that two samples match: sigmoid(a cosine + b).
 
     Attributes:
         n_samples: samples of each item in a step.

@@ -1,4 +1,4 @@
-"""The feature distance to the k-th nearest training item as uncertainty."""
+"""Uncertainty as the distance of features to the k-th nearest training item."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class KnnDistance(Method):
             raise ValueError(f"dataset must hold at least k = {self.k} items, got {len(dataset)}: lower k")
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and keep its reference; see `Method.train`."""
+        """Train a network and keep reference features; see `Method.train`. Stages are `train` and `reference`."""
         self.check(network, dataset, training)
         head = head_of(network, dataset)
         histories = self.train_network(network, dataset, training)

@@ -17,39 +17,39 @@ from lam.posteriors.settings import PRIOR_RATIO, check_settings
 from lam.utils.checks import check_choice
 
 KRON_WIDTH = 4096
-"""Largest width of a layer, in inputs or outputs, for `kron` by default. Wider factors take minutes to decompose."""
+"""Largest number of inputs or outputs for `kron` by default. Wider factors take minutes to decompose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """Settings of a Laplace posterior, checked when the record is made.
+    """Settings of a Laplace posterior, checked on creation.
 
     Attributes:
-        margin: margin of the contrastive loss, in (0, 2], for miners, an added layer, and a curvature without a margin.
+        margin: margin of the contrastive loss, in (0, 2], for miners, an added layer, and a curvature without its own.
         curvature: curvature of the loss: an object of `lam.hessians`, its name, or a mapping of name and settings.
-        pairs: `batch` takes all pairs within a batch, so that fits add up and batches can be forgotten. `dataset` takes
-            every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
+        pairs: `batch` takes all pairs within a batch, so that posteriors can be added and batches forgotten. `dataset`
+            takes every pair of the data set. A `lam.pairs.Relation` defines places or mined pairs.
         head: path of the last linear layer, found by default. `train` and `identity` add a layer after the unchanged
-            network. `train` trains it on all outputs of the network, held in memory (`lam.methods.added_head`).
-            `identity` keeps the network's embeddings; its κ says little about the distance from the data, so its OOD
-            score is k-NN. TorchScript networks take `identity` by default.
+            network. `train` trains this layer on all outputs of the network, held in memory; see
+            `lam.methods.added_head`. `identity` keeps the network's embeddings. With it, κ says little about the
+            distance from the data, so the OOD score is k-NN. TorchScript networks take `identity` by default.
         dimension: D of the layer of `head="train"`; by default 64, or the width of the output if that is less.
         layers: the layers of the posterior: `last`, `all` layers with weights, or a list of paths. Several layers take
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
             or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
             (derivatives in two items); the others need `fix="fixed"`. `ekfac` reads the features twice, from a
-            temporary file. The default is `kron`. It is `diag` for several layers, more than 4,096 inputs or outputs, a
-            curvature with cross terms, and a curvature without matrices.
+            temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs or outputs, and
+            a curvature that has cross terms or no matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
             one item. S sampled networks later need S times the memory of the layers' weights in addition.
-        rank: for `low_rank`: the largest number of feature directions that the structure tells apart; 256 by default.
+        rank: for `low_rank`: largest number of feature directions with a covariance of their own; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature
             and s the likelihood scale. Tuning s then changes the posterior's width and not its shape.
-        prior_ratio: factor r > 0 in that default.
-        likelihood_scale: s > 0; by default the squared number of items, or 1 for a plain sum; `BayesianEncoder.tune`
-            chooses it.
+        prior_ratio: factor r > 0 in the default of `prior_precision`.
+        likelihood_scale: s > 0; by default the squared number of items, or 1 if the curvature is a plain sum over
+            pairs. `BayesianEncoder.tune` chooses s.
 
     Raises:
         ValueError: for a setting outside its range, or settings that exclude each other.
@@ -143,7 +143,7 @@ class Laplace:
         curvature.check_complete()
 
     def added_layer(self, head: str, width: int) -> nn.Linear:
-        """The layer that `head` adds to outputs of a width, on the meta device."""
+        """The layer that `head` adds after outputs of this width, on the meta device."""
         if head == "identity":  # a bias would add the same variance to all items
             return nn.Linear(width, width, bias=False, device="meta")
         if self.loss_margin is None:
@@ -151,7 +151,7 @@ class Laplace:
         return nn.Linear(width, dimension_of(width, self.dimension), device="meta")
 
     def _check_layers(self) -> None:
-        """Reject settings of several layers if there is one, and settings of the last layer if there are several."""
+        """Reject settings that do not fit the number of layers, one or several."""
         is_paths = isinstance(self.layers, list | tuple) and all(isinstance(path, str) for path in self.layers)
         if not (is_paths or isinstance(self.layers, str)):
             raise ValueError(f'layers must be "last", "all" or a list of paths, got {self.layers!r}')

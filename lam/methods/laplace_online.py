@@ -1,4 +1,4 @@
-"""Online Laplace: a network and its posterior are trained together, and the posterior's noise shapes the network.
+"""Online Laplace: a network learns together with its posterior, under noise from the posterior.
 
 Monte-Carlo EM: each step samples the last layer from the posterior, applies the loss's gradient at the sample to the
 mean, and updates the curvature by the batch's curvature.
@@ -52,8 +52,8 @@ class LaplaceOnline(LaplaceMethod):
         warmup_epochs: number of first epochs without noise; they update h, too.
         refresh_every: steps from one update of h to the next.
         refit: whether to form the curvature again after training, at the final weights, with the structure and the
-            prior of `laplace_posthoc`. Without it, h is a mean over past, noisy layers, so seen and unseen data differ
-            less.
+            prior of `laplace_posthoc`. Without a refit, h is a mean over past, noisy layers, so seen and unseen data
+            differ less.
         hessian_miner: pairs of h_batch: `all`, or pairs of `violating`, `easy`, `semihard` or `hard` triplets; see
             `lam.pairs.Mining`.
         hessian_max_pairs: largest number of these triplets, or of pairs of each type for `all`, drawn at random.
@@ -98,10 +98,7 @@ class LaplaceOnline(LaplaceMethod):
             )
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`.
-
-        The encoder has the weights and the curvature of one epoch, which the training chooses.
-        """
+        """Train a network and its posterior; see `Method.train`. Stages are `train` and, with `refit`, `fit`."""
         self.check(network, dataset, training)
         if self.curvature == OWN:
             return self.resolved(training).train(network, dataset, training)
@@ -134,7 +131,7 @@ class LaplaceOnline(LaplaceMethod):
             options._refit(path, training)
 
     def _refit(self, head: str, training: Training) -> LaplacePosthoc:
-        """The method that refits. It pairs places in the whole data set, as batches hold hardly any positive pairs."""
+        """The method of the refit. Places pair within the whole data set, as batches hold hardly any positive pairs."""
         has_places = not training.by_label
         if has_places and self.hessian_miner != "all":
             raise ValueError("refit takes all pairs of places: leave out hessian_miner, or refit")
@@ -149,11 +146,11 @@ class LaplaceOnline(LaplaceMethod):
 
 
 class OnlineLaplaceStep(Step):
-    """The gradient at last layers sampled from the posterior, and an update of the curvature.
+    """A training step: the gradient at last layers sampled from the posterior, and an update of the curvature h.
 
     Args:
         head: path of the last linear layer.
-        options: options of the posterior; missing settings of its curvature come from the loss at each step.
+        options: options of the posterior; missing settings of the curvature come from the loss at each step.
     """
 
     def __init__(self, head: str, options: LaplaceOnline) -> None:
@@ -168,7 +165,7 @@ class OnlineLaplaceStep(Step):
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:
         """Add the mean gradient at the samples, and update h; see `Step.backward`.
 
-        Miners choose pairs by each sample's own embeddings, for its loss and for its curvature.
+        For each sampled layer, miners choose pairs by the embeddings of this layer.
         """
         layer: Any = network.get_submodule(self.head)
         features = batch.gather(head_input_and_output(network, self.head, batch.inputs)[0])

@@ -51,13 +51,13 @@ class LaplaceMethod(Method):
     Attributes:
         tune: what to choose after training: `calibration` chooses the likelihood scale s on held-out data,
             `marginal_likelihood` the prior precision α, and `none` nothing.
-        tune_step: with `marginal_likelihood`, move log α once by this step, instead of to the maximum.
+        tune_step: with `marginal_likelihood`, size of a single step of log α, taken instead of the maximum.
         mean: the direction of an embedding: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
             outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
             `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.
-        margin: margin of the contrastive curvature, which is zero for negative pairs beyond it. By default the training
-            loss's margin, which mined triplets always use.
+        margin: margin of the contrastive curvature; negative pairs beyond the margin have no curvature. By default the
+            training loss's margin, which mined triplets always use.
         split, fix, negative_weight: settings of the contrastive curvature; see `ContrastiveCurvature`.
     """
 
@@ -99,7 +99,7 @@ class LaplaceMethod(Method):
             raise ValueError(f"{where}{error}") from None
 
     def resolved(self: Options, training: Training) -> Options:
-        """The options, with `own` replaced by the training loss's curvature; `ValueError` for a loss without one."""
+        """The options, with the training loss's curvature for `own`; `ValueError` for a loss without a curvature."""
         if self.curvature != OWN:
             return self
         if training.trained_by is None:
@@ -126,19 +126,19 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The options, once with each alternative curvature of the same loss that is never negative."""
+        """The options with each other curvature of the same loss that is never negative, in turn."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
         for method in self.without_clipping():
-            with suppress(ValueError):  # such a curvature may be zero everywhere
+            with suppress(ValueError):  # the curvature may be zero everywhere
                 yield cast(BayesianEncoder, refit(method)).posterior
 
     def tune_on(self, encoder: Encoder, held_out: HeldOut | Iterable[Batch], *, refit: Refit | None = None) -> None:
-        """Choose s or α of the posterior as the options say, and recommend an OOD score for images.
+        """Choose s or α of the posterior by the options, and recommend an OOD score for images.
 
-        If clipped weights make most of the predictive variance, `without_clipping` is tried too, and the best is kept.
-        See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
+        If weights with clipped curvature cause most of the predictive variance, the curvatures of `without_clipping`
+        are tried too, and the best is kept. See `BayesianEncoder.tune` and `BayesianEncoder.recommend`.
         """
         bayesian, held_out = cast(BayesianEncoder, encoder), HeldOut.of(held_out)
         if self.tune == "calibration":
@@ -158,9 +158,9 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         miner: which pairs of a batch the curvature takes: `all`, `violating`, `easy`, `semihard` or `hard`.
         max_pairs: largest number of mined triplets, or of pairs of each type for `all`.
         views: settings of two random views of each image, which match each other only; the curvature is then formed on
-            these views, without labels. By default it is formed on the plain images. `curvature=own` takes the views of
-            the training.
-        average: whether the curvature is averaged over the pairs of each type; otherwise it is their plain sum.
+            the views, without labels. By default the curvature is formed on plain images. `curvature=own` takes the
+            training's views.
+        average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
         batch_size: items in a batch, at least 2; pairs are formed within batches.
     """
 
@@ -217,7 +217,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 
     def without_clipping(self) -> Iterator["LaplacePosthoc"]:
-        """The options, once with each contrastive curvature that is never negative; only for `diag` and `kron`."""
+        """The options with each contrastive curvature that is never negative, in turn; only for `diag` and `kron`."""
         if isinstance(self.loss_curvature, ContrastiveCurvature) and self.structure in (None, "diag", "kron"):
             if self.layers == "last" and self.structure == "diag":
                 yield replace(self, split="euclidean", fix="positive")
@@ -265,5 +265,5 @@ def fit_posterior(
 
 
 def learned_parameters(histories: Mapping[str, History]) -> Learned:
-    """Learned parameters of the loss; empty for a network that was trained before."""
+    """Learned parameters of the loss; empty for a network that was already trained."""
     return histories["network"].learned if "network" in histories else {}

@@ -24,9 +24,9 @@ class LossPrediction(HeadMethod):
     """Train a network, then freeze it and train a head that predicts each item's loss.
 
     The predicted loss is the supervised contrastive loss of an item as an anchor, whichever loss trained the network.
-    Items with a match in the batch train the head. κ is 1 / prediction, so only its order has a meaning. A Laplace run
-    that starts from this run uses this κ as κ_a. The source trains network and head together; here the frozen network
-    keeps its retrieval.
+    Items with a match in the batch train the head. κ is 1 / prediction; only its order has a meaning. A Laplace run
+    that starts from this run uses this κ as κ_a. The source trains network and head together; here the head does not
+    change retrieval.
 
     Attributes:
         temperature: temperature of the predicted loss, positive.

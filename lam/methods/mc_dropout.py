@@ -15,7 +15,7 @@ from lam.training import Training
 
 @dataclass(frozen=True)
 class McDropout(Deterministic):
-    """Train a network with the dropout layers that it has, at their rates.
+    """Train a network with its own dropout layers.
 
     The seed also drives the masks. A trained network may have been trained with or without dropout.
     """

@@ -1,4 +1,4 @@
-"""The length of the unnormalised embedding as κ: a baseline without cost."""
+"""κ as the length of the embedding before normalisation: a baseline without cost."""
 
 from dataclasses import dataclass
 

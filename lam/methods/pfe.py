@@ -23,8 +23,7 @@ class Pfe(HeadMethod):
     The mean of an embedding is the network's unit vector. The head learns from all positive pairs of a batch.
 
     Attributes:
-        learning_rate: learning rate of the head. It is high, as the head starts at the same variance, e⁻⁷, for all
-            inputs.
+        learning_rate: learning rate of the head, high because the head starts at variance e⁻⁷ for all inputs.
         shared: whether the head's last batch norm shares one scale and shift between all dimensions.
     """
 

@@ -1,4 +1,4 @@
-"""SimCLR with an explicit concentration: two views of each image, no labels, κ from how well the views agree.
+"""SimCLR with an explicit concentration: two views of each image, no labels, κ from the agreement of the views.
 
 Source: Chen et al. (2020), "A simple framework for contrastive learning of visual representations".
 """

@@ -20,7 +20,7 @@ class Varcon(Deterministic):
 
     Attributes:
         temperature: τ₁ > 0 of `lam.losses.VarCon`.
-        epsilon: initial ε of this loss, within ±τ₁; by default τ₁ / 5.
+        epsilon: initial ε of `lam.losses.VarCon`, within ±τ₁; by default τ₁ / 5.
         learn_epsilon: whether ε is learned.
     """
 
@@ -34,7 +34,7 @@ class Varcon(Deterministic):
         self._loss()
 
     def training_loss(self, loss: Loss, dimension: int) -> VarCon:
-        """VarCon, with the margin of the training's loss for miners."""
+        """VarCon, with the margin of `loss`, which miners use."""
         return self._loss(margin_of(loss))
 
     def check(self, network: nn.Module, dataset: Any, training: Training) -> None:

@@ -20,10 +20,9 @@ class ViewsMethod(ConcentrationMethod):
     """Train μ and κ together on two random views of each image, without labels.
 
     The loss has three parts: a loss of directions, the alignment of the two views scaled by their κ, and a regulariser
-    of κ. κ is softplus of the head's output; kappa="none" keeps the loss of directions only. The network's head serves
-    as projection; `cifar_resnet18` with the option `projection` has two layers, as in the sources. A run keeps the
-    epoch of the best retrieval on the validation split, by labels. If no two images match there, it keeps the last
-    epoch.
+    of κ. κ is softplus of the κ head's output; kappa="none" keeps the loss of directions only. The network's head is
+    the projection; `cifar_resnet18` with the option `projection` has two layers, as in the sources. A run keeps the
+    epoch of the best retrieval on the validation split, by labels, or the last epoch if no two images match there.
 
     Source: "Probabilistic contrastive learning with explicit concentration on the hypersphere", equations 5, 6, 10, 11.
 
@@ -32,7 +31,7 @@ class ViewsMethod(ConcentrationMethod):
         regulariser: "square", λκ², or "likelihood", κ − (D − 1)/2 log κ.
         decay: λ of "square".
         crop_scale: least share of an image's area that a view shows.
-        flip: probability that a view is mirrored; 0 where left and right mean something.
+        flip: probability that a view is mirrored; leave 0 if left and right differ in meaning.
         jitter: largest change of a view's contrast and brightness.
         noise: largest standard deviation of a view's Gaussian noise, in standard deviations of the image.
     """

@@ -44,7 +44,7 @@ class Laplace:
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
         max_memory: limit in bytes for the sums that the structure keeps; with several layers, also for one batch and
             one item. S sampled networks later need S times the memory of the layers' weights in addition.
-        rank: for `low_rank`: largest number of feature directions with a covariance of their own; 256 by default.
+        rank: for `low_rank`: largest rank of the input factor; 256 by default.
         prior_precision: α > 0; by default `prior_ratio` times the mean of s·h over all weights, with h the curvature
             and s the likelihood scale. Tuning s then changes the posterior's width and not its shape.
         prior_ratio: factor r > 0 in the default of `prior_precision`.

@@ -1,6 +1,6 @@
 """Networks by name: they map images or texts to the unit sphere, and end in a linear layer called `head`.
 
-Each network holds the recipe that rebuilds it, so a saved encoder needs no pickle. `lam.fit` takes other modules too.
+Each network holds a recipe, the arguments that rebuild it, so a saved encoder needs no pickle.
 """
 
 import inspect
@@ -46,13 +46,13 @@ _LIBRARIES: dict[str, Callable[..., EmbeddingNetwork]] = {
 def build(
     name: str, *, dimension: int, weights: str | None = None, seed: int = 0, **options: Option
 ) -> EmbeddingNetwork:
-    """A new network by its name; `build(**network.recipe)` builds another of the same shape.
+    """A new network by name; `build(**network.recipe)` builds another network of the same shape.
 
     Args:
         name: a network of lam, "torchvision:NAME", "timm:NAME" or "sentence-transformers:NAME". "convnet8" takes images
             of 8 × 8 pixels, "convnet28" of 28 × 28 and "convnet32" of 32 × 32.
         dimension: embedding dimensions D, at least 2.
-        weights: the library's name of pretrained weights, or a file; None for random weights. The head is always new.
+        weights: the library's name for pretrained weights, or a file; None for random weights. The head is always new.
         seed: seed of the random weights; torch's global random state does not change.
         options: options of the network, such as `channels`, `pooling` or `dropout`.
 
@@ -107,8 +107,8 @@ def rebuild(recipe: Any, state: Mapping[str, Tensor]) -> EmbeddingNetwork:
         state: the saved tensors; only shapes and types are read, so the meta device is enough.
 
     Raises:
-        ValueError: as `build`; also for a recipe with weights, a seed or lists, or for shapes that differ from
-            `state`. These are found before memory is allocated.
+        ValueError: as `build`; also, before memory is allocated, for a recipe with weights, a seed or lists, or for
+            shapes that differ from `state`.
     """
     if not isinstance(recipe, dict) or not all(isinstance(value, Option) for value in recipe.values()):
         raise ValueError("a network's recipe must hold only names and numbers")
@@ -147,7 +147,7 @@ class _WeightsOnMeta(TorchFunctionMode):
 
 
 def preprocessing_of(name: str) -> Preprocessing | None:
-    """Preprocessing of a pretrained network; None for a network that lam trains on any images.
+    """Preprocessing of images that a network prescribes; None for other networks.
 
     Example:
         >>> preprocessing_of("efficientnet_lite0").shape, preprocessing_of("resnet18")

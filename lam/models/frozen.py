@@ -1,6 +1,6 @@
-"""Networks with frozen weights and a head of lam; the features of an input are computed once.
+"""Networks with frozen weights and a new head; features of an input are computed once.
 
-A network's state_dict omits its frozen weights; its recipe has their source and their hash.
+The state_dict of a network leaves its frozen weights out; the recipe has the source and the hash of these weights.
 """
 
 from abc import ABC, abstractmethod
@@ -19,19 +19,18 @@ from lam.utils.checks import check_choice
 Head = Literal["train", "identity"]
 Layers = Literal["last", "all"]
 KEPT_BYTES = 2**30
-"""Greatest size in bytes of a network's cached features; features of further inputs are computed each time."""
+"""Greatest size in bytes of a network's cached features; features of further inputs are computed every time."""
 
 
 class Frozen(nn.Module, ABC):
-    """Map inputs to the features (N, P) of a network that is never trained.
+    """Map inputs to the features (N, P) of a network that is never trained; inputs that are features pass unchanged.
 
-    Features are cached once training has begun, because every epoch needs them. Inputs that already are features are
-    returned unchanged.
+    From the start of training, features are cached, because every epoch needs them.
 
     Attributes:
         width: number of features P.
         sha256: SHA-256 of the frozen weights, in hexadecimal.
-        data_features: (N, P) features of whole data sets, kept while these exist; see `lam.training.features`.
+        data_features: (N, P) features of each data set, kept while the data set exists; see `lam.training.features`.
     """
 
     def __init__(self, network: Any, width: int) -> None:
@@ -59,7 +58,7 @@ class Frozen(nn.Module, ABC):
         )
 
     def train(self, mode: bool = True) -> "Frozen":
-        """Change the mode; the first change to training mode starts the cache of features."""
+        """Set the mode; the first training mode starts the cache of features."""
         if mode:
             self.keep()
         return super().train(mode)
@@ -117,7 +116,7 @@ def with_head(
 ) -> EmbeddingNetwork:
     """A frozen network with a new head: dropout and a linear layer, or for `identity` a layer that keeps the features.
 
-    Name and layers go into the recipe. If `sha256` is not None, the frozen weights must have this hash.
+    `name` and `layers` go into the recipe. If `sha256` is given, the frozen weights must have this hash.
     """
     if sha256 not in (None, frozen.sha256):
         raise ValueError(f"{name} has other weights than the saved network: put the old ones back, or train anew")

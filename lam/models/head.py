@@ -1,8 +1,8 @@
-"""The head, which is the linear layer that computes a network's output, and the features that enter it.
+"""The head, the linear layer that computes a network's output; and features, the head's inputs.
 
-The last linear layer is not always the head: in a classifier it computes logits, and many sentence encoders do not use
-it for their output. So a probe batch shows which layer is the head. A network without one gets a layer after its output
-(`ADDED`); the posterior stores the weights of this layer.
+The last linear layer is not always the head: many sentence encoders do not compute their output with it. So a probe
+batch shows which layer is the head. A network without a head gets a layer after its output (`ADDED`); the posterior
+stores the weights of this layer.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from lam.utils.checks import check_finite
 RELATIVE_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 ADDED = "(added)"
-"""Path of a head after the network; its input is the network's output."""
+"""Path of a head that is added after the network; its input is the network's output."""
 
 network_lock = threading.RLock()
 """Lock for passes that change hooks, modes or weights of a network, because networks may share modules."""
@@ -39,7 +39,7 @@ _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep 
 
 
 def default_head(network: nn.Module, head: str | None) -> str | None:
-    """The head setting; None becomes `identity` for a TorchScript network, because its layers cannot be reached."""
+    """The setting `head`; None becomes `identity` for a TorchScript network, because its layers cannot be reached."""
     return "identity" if head is None and isinstance(network, torch.jit.ScriptModule) else head
 
 
@@ -57,8 +57,8 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
         The layer's path in the network; if several layers match, the one that runs last.
 
     Raises:
-        ValueError: if no linear layer matches, or the layer `head` does not; if the layer computes more than a linear
-            map; or for the reasons in `probe_output`.
+        ValueError: if no linear layer matches, or `head` does not match; if the layer computes more than weight times
+            input plus bias; or for the reasons in `probe_output`.
     """
     linear = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     if head is not None and head not in linear:
@@ -79,7 +79,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     with evaluating(network):  # in training mode, reading a spectral norm's weight changes it
         for path in reversed(matching):  # the last one is nearest to the output; an earlier one may only feed it
             layer, (inputs, _) = linear[path], calls[path][-1]
-            with without_autocast():  # a head may have run without it
+            with without_autocast():  # a head may have run without autocast
                 linear_output = F.linear(inputs[0].to(layer.weight.dtype), layer.weight, layer.bias)
             if _same_direction(linear_output.to(output.dtype), output):
                 return path
@@ -94,7 +94,7 @@ def probe_output(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
     Raises:
         ValueError: if the network does not take the batch; if its output is not a finite matrix (N, D); or if an item's
-            output is random or depends on other items, as in a batch norm that uses the batch's statistics.
+            output is random or depends on other items, as with a batch norm that uses the batch's statistics.
     """
     output = _embeddings_of(network, probe)
     _check_by_item(network, probe, output)
@@ -147,7 +147,7 @@ def record_head_inputs(network: nn.Module, head: str) -> Iterator[list[Any]]:
 
 @contextmanager
 def record_layers(network: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[tuple[tuple[Any, ...], Any]]]]:
-    """Inputs and outputs of layers by path, recorded while the network runs, in the order of the calls.
+    """Inputs and outputs of layers by path, in the order of the calls, recorded while the network runs.
 
     With gradients enabled, an output without a gradient becomes a leaf of the autograd graph. Later layers get a copy
     of the output, so they cannot change the record in place.
@@ -247,7 +247,7 @@ def _refusal(inputs: Tensor, parameter: Tensor | None, error: str) -> str | None
 
 
 def items(inputs: Any, rows: slice | list[int]) -> Any:
-    """Some items of a batch; each named tensor has one row for each item."""
+    """Rows of a batch, and of every tensor in a batch of named inputs."""
     if isinstance(inputs, Mapping):
         return {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
     return inputs[rows]
@@ -255,7 +255,7 @@ def items(inputs: Any, rows: slice | list[int]) -> Any:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within the context, a network is in evaluation mode without gradients; then every module's mode is restored."""
+    """Within the context, a network is in evaluation mode without gradients; afterwards, every mode is restored."""
     with network_lock:
         training = [module for module in network.modules() if module.training]
         if training:
@@ -271,7 +271,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def _runs_in(thread: int) -> bool:
     """Whether the current thread is `thread`; hooks ignore other threads that call the network.
 
-    While torch compiles it is True, because compiled code cannot check threads; `network_lock` guards the compilation.
+    Also True while torch compiles: compiled code cannot check threads, and `network_lock` guards the compilation.
     """
     return torch.compiler.is_compiling() or threading.get_ident() == thread
 
@@ -295,7 +295,7 @@ def _embeddings_of(network: nn.Module, probe: Any) -> Float[Tensor, "N D"]:
 
 
 def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
-    """Reject a network whose output for an item depends on the other items of the batch."""
+    """Reject a network whose output for an item is random or depends on the other items of the batch."""
     with evaluating(network):
         norm = next((path for path, module in network.named_modules() if _is_norm_of_batch(module)), None)
         if norm is not None:
@@ -321,7 +321,7 @@ def _check_by_item(network: nn.Module, probe: Any, output: Tensor) -> None:
 
 
 def _is_norm_of_batch(module: nn.Module) -> bool:
-    """Whether a batch norm uses statistics of the batch in evaluation mode, too."""
+    """Whether a module is a batch norm that uses statistics of the batch in evaluation mode, too."""
     is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return is_norm and (module.training or module.running_mean is None)
 

@@ -1,4 +1,4 @@
-"""`KappaHead`: the concentration of an embedding, from the inputs of its head."""
+"""`KappaHead`: a network that computes the concentration of an embedding from features."""
 
 import math
 from typing import Literal, get_args
@@ -17,10 +17,10 @@ _LEAST = 1e-8  # so that 1 / softplus(r) is at most 1e8
 
 
 class KappaHead(nn.Module):
-    """Map features to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
+    """Map features φ to a concentration κ > 0 by a network with one hidden layer, r = w₂ relu(W₁φ + b₁) + b₂.
 
-    κ is 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"); "inverse" suits a softplus(r) that
-    predicts a loss. w₂ starts small, so κ starts near `start` for every input.
+    κ is 1 + e^r ("exp"), softplus(r) ("softplus"), or 1 / softplus(r) ("inverse"). "inverse" is for a network that
+    predicts a loss, softplus(r). w₂ starts small, so κ starts near `start` for every input.
 
     Args:
         features: number P of features, the inputs of the embedding's head.

@@ -1,4 +1,4 @@
-"""A network's layers with weights, and derivatives of its output with respect to the outputs of these layers.
+"""A network's layers with weights, and derivatives of the network's output with respect to the layers' outputs.
 
 Autograd differentiates all operations between the layers, so any network works. A layer must map one tensor to one
 tensor with a row for each item, and run once.
@@ -18,15 +18,15 @@ from lam.utils.blocks import row_blocks
 from lam.utils.checks import layers_without
 
 AT_ONCE = 1 << 26
-"""Greatest number of tensor elements for linearised items at once (256 MiB of float32); one item may take more."""
+"""Greatest number of tensor elements of a slice of linearised items (256 MiB of float32); one item may take more."""
 
 _SHARE_OF_GPU = 10
-"""On a GPU a tenth of its memory is the limit instead, because D backward passes cost the same for more items."""
+"""On a GPU, the limit is a tenth of its memory, because D backward passes take as long for more items."""
 
 
 @dataclass(frozen=True)
 class LayerPass:
-    """One layer when N items pass through a network, with its parameters by name and its inputs.
+    """A layer in one pass of N items: its parameters by name, and its inputs.
 
     `slopes` are the derivatives of the network's D outputs with respect to the layer's output.
     """
@@ -39,12 +39,12 @@ class LayerPass:
 
 
 def weighted_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold parameters themselves, by path."""
+    """The modules with parameters of their own, by path."""
     return {path: module for path, module in network.named_modules() if own_weights(module)}
 
 
 def own_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a module itself, not of its submodules, detached."""
+    """The detached parameters of a module, without its submodules, by name."""
     return {name: parameter.detach() for name, parameter in module.named_parameters(recurse=False)}
 
 
@@ -57,8 +57,8 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
         layers: `all` layers with weights, or a list of paths.
 
     Raises:
-        ValueError: for a path without weights, and for a layer that shares weights, does not run exactly once, or does
-            not map one tensor to one with a row for each item. The error names the layer and the usable layers.
+        ValueError: for a path without weights, or a layer that a posterior cannot cover, such as one that shares
+            weights or runs twice. The error names the layer and the usable layers.
     """
     weighted = weighted_layers(network)
     known = ", ".join(path or "''" for path in weighted)
@@ -78,7 +78,7 @@ def find_layers(network: nn.Module, probe: Any, layers: Literal["all"] | Sequenc
 def linearised(
     network: nn.Module, head: str, paths: Sequence[str], inputs: Any
 ) -> tuple[Float[Tensor, "N D"], list[LayerPass]]:
-    """Outputs of the head, and their derivatives in each layer's output, by D backward passes in evaluation mode."""
+    """Outputs of the head, and each layer with its slopes, from D backward passes in evaluation mode."""
     detached = {name: parameter.detach() for name, parameter in network.named_parameters()}  # no earlier graph
     with evaluating(network), torch.enable_grad(), record_layers(network, {*paths, head}) as calls:
         _run_with(network, detached, inputs)
@@ -126,8 +126,8 @@ def elements_of_pass(
 ) -> int:
     """Tensor elements that one linearised item takes: slopes of all layers, and the largest working memory of a layer.
 
-    A layer with a matrix takes its inputs at every place. Another layer takes its input and output for each output of
-    the network. With `jacobians`, either also takes twice the size of its Jacobian.
+    The working memory of a layer with a matrix is its inputs at every position. The working memory of another layer is
+    its input and output for each output of the network. `jacobians` adds twice the size of the layer's Jacobian.
     """
     with evaluating(network), record_layers(network, {*paths, head}) as calls:
         run(network, items(inputs, slice(0, 1)))
@@ -187,7 +187,7 @@ def _problems(network: nn.Module, probe: Any, paths: Sequence[str]) -> dict[str,
             run(network, items(probe, [0] * N))
         return calls
 
-    calls, more_calls = calls_with(2), calls_with(3)  # rows that are not the items may match one size by chance
+    calls, more_calls = calls_with(2), calls_with(3)  # a first axis other than items may have one size by chance
     users: dict[int, list[str]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):

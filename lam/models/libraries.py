@@ -16,7 +16,7 @@ _INCEPTIONS = ("googlenet", "inception_v3")
 def from_torchvision(
     architecture: str, *, dimension: int, weights: str | None = None, **options: Option
 ) -> EmbeddingNetwork:
-    """A classification network of torchvision with a new head instead of its last linear layer.
+    """A classifier of torchvision with a new head instead of its last linear layer.
 
     Args:
         architecture: torchvision's name, such as "resnet50" or "vit_b_16".
@@ -44,7 +44,7 @@ def from_torchvision(
     except TypeError as error:
         raise ValueError(f"{architecture} of torchvision does not take these options ({error})") from None
     if architecture in _INCEPTIONS:
-        network.transform_input = True  # torchvision sets it by `weights`, which a rebuilt network does not have
+        network.transform_input = True  # torchvision sets this only with `weights`, which a rebuilt network lacks
     linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(f"{architecture} has no linear classifier that a head could replace; choose another network")
@@ -59,12 +59,12 @@ def from_torchvision(
 
 
 def from_timm(architecture: str, *, dimension: int, weights: str | None = None) -> EmbeddingNetwork:
-    """A network of timm without its classifier.
+    """A network of timm with a new head instead of its classifier.
 
     Args:
         architecture: timm's name, such as "resnet50.a1_in1k", which also names the weights.
         dimension: embedding dimensions D.
-        weights: "DEFAULT" for the weights that the name states, or a file with weights; None for random weights.
+        weights: "DEFAULT" for the weights in the name, or a file with weights; None for random weights.
     """
     try:
         import timm

@@ -1,4 +1,4 @@
-"""`EmbeddingNetwork`, the form of every network of `lam.models`: features, a linear head, normalisation."""
+"""`EmbeddingNetwork`, the class of every network of `lam.models`: features, a linear head, normalisation."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
@@ -8,7 +8,7 @@ Option = str | int | float | bool
 
 
 class EmbeddingNetwork(nn.Module):
-    """Map inputs to points on the unit sphere: n = f/‖f‖ with f = head(features(x)).
+    """Map inputs x to points n on the unit sphere: n = f/‖f‖ with f = head(features(x)).
 
     Attributes:
         features: maps N inputs to (N, P), the inputs of the head.

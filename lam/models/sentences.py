@@ -1,4 +1,4 @@
-"""Frozen networks of sentence-transformers with a head of lam; see `lam.models.frozen`."""
+"""Frozen networks of sentence-transformers with a new head; see `lam.models.frozen`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -58,8 +58,7 @@ class SentenceFeatures(Frozen):
 class EveryLayer(nn.Module):
     """Module after a sentence-transformer that concatenates the token means of earlier layers and the embedding.
 
-    The embedding is scaled to length 1 and each mean to length 0.2, so that at first a new head depends mostly
-    on the embedding.
+    The embedding has length 1 and each mean length 0.2, so that at first a new head depends mostly on the embedding.
     """
 
     def __init__(self, width: int) -> None:
@@ -86,7 +85,7 @@ def from_sentence_transformers(
     dropout: float = 0.5,
     sha256: str | None = None,
 ) -> EmbeddingNetwork:
-    """A network of sentence-transformers, frozen, with a new head.
+    """A frozen network of sentence-transformers with a new head.
 
     Args:
         architecture: a folder that `SentenceTransformer.save` wrote, or a name that sentence-transformers resolves;
@@ -94,7 +93,7 @@ def from_sentence_transformers(
         dimension: embedding dimensions D of a trained head.
         head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
         layers: `last` for the embedding only; `all` adds the token mean of each earlier layer, which keeps information
-            on words that the last one loses. By default a trained head takes `all` if the layers can be read.
+            on words that the last layer loses. By default a trained head takes `all` if the layers can be read.
         dropout: rate in [0, 1) of the dropout before a trained head.
         sha256: expected hash of the frozen weights; None for any.
     """
@@ -115,7 +114,7 @@ def is_cut(network: nn.Module | None, text: str) -> bool:
 
 
 def _n_layers(network: Any) -> int:
-    """Number of layers before the last of a sentence-transformer; 0 if they cannot be read."""
+    """Number of layers before the last, with the token embeddings as the first; 0 if layers cannot be read."""
     first = network[0] if isinstance(network, nn.Sequential) else None
     return getattr(getattr(getattr(first, "model", None), "config", None), "num_hidden_layers", 0)
 
@@ -132,7 +131,7 @@ def _with_every_layer(network: Any, name: str) -> Any:
 
 
 def _load(name: str, *, local: bool) -> Any:
-    """The network of sentence-transformers with this name; with `local`, without a download."""
+    """The network of sentence-transformers with this name; `local` forbids a download."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Small convolutional networks for small images, cheap enough for a CPU.
 
-Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): it drops whole channels, before every
-convolution from the second on and before the head. The names of a network's weights are the same without it.
+Dropout is "between all trainable layers" (Warburg et al. 2023, appendix G.4): before every convolution from the second
+on, where it drops whole channels, and before the head. Weights have the same names with and without dropout.
 """
 
 from torch import nn
@@ -10,11 +10,11 @@ from lam.models.network import EmbeddingNetwork, check_dropout
 
 
 def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The paper's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
+    """The source's network for 32 × 32 images: three 3 × 3 convolutions, one pooling, a linear layer of 9,216 inputs.
 
-    The paper states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
+    The source states the channels (32, 64, 64), a pooling of 2 after the second convolution, and 9,216 features. This
     implies 3 × 3 filters without padding. The text says one colour channel, but CIFAR-10 has three. The authors' code
-    also pools after the first convolution and has 1,024 features; this is the network of the text.
+    also pools after the first convolution and has 1,024 features; lam follows the text.
 
     Source: Warburg et al. (2023), appendix G.2.
 
@@ -32,7 +32,7 @@ def convnet32(*, dimension: int, channels: int = 3, dropout: float = 0.0) -> Emb
 
 
 def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """The paper's network for 28 × 28 images: two 3 × 3 convolutions, pooling, one linear layer of 9,216 inputs.
+    """The source's network for 28 × 28 images: two 3 × 3 convolutions, pooling, one linear layer of 9,216 inputs.
 
     Source: Warburg et al. (2023), appendix G.2.
 
@@ -45,7 +45,7 @@ def convnet28(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> Emb
 
 
 def convnet8(*, dimension: int, channels: int = 1, dropout: float = 0.0) -> EmbeddingNetwork:
-    """`convnet28` for 8 × 8 images: half of the filters, padded borders, a linear layer of 512 inputs.
+    """`convnet28` for 8 × 8 images: half as many filters, padded borders, a linear layer of 512 inputs.
 
     Args:
         dimension: embedding dimensions D.

@@ -1,4 +1,4 @@
-"""Weights from files, such as a user's .safetensors or .pth; code in a file is never run."""
+"""Weights from files, such as a user's .safetensors or .pth, without running code in a file."""
 
 import argparse
 import hashlib
@@ -37,7 +37,7 @@ def load_weights(
 
     Raises:
         ValueError: for a file that is missing, damaged, or holds more than plain tensors; or for tensors that differ
-            from the network's, naming them.
+            from the network's.
     """
     saved = read_weights(Path(path))
     if any(name.startswith("last/network/") for name in saved):
@@ -69,7 +69,7 @@ def load_weights(
 
 
 def _prefix(state: Iterable[str], needed: Iterable[str], source: str) -> str:
-    """Prefix of a network's names in a file; if the file holds several networks, averaged weights are preferred."""
+    """Prefix of a network's names in a file; if the file holds several networks, the prefix of averaged weights."""
     names, needed = set(state), set(needed)
     if not needed:
         return ""
@@ -105,7 +105,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm and others save options, too
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm and other libraries save options, too
             saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # errors of a damaged or hostile file have no common class
         raise ValueError(f"checkpoint {path} holds no plain weights ({type(error).__name__}): {_ADVICE}") from None
@@ -130,7 +130,8 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
     With `with_types`, the network's tensors get the types of the saved tensors.
 
     Raises:
-        ValueError: for tensors that are missing, left over, or of another shape or type. After `source` it names some.
+        ValueError: for tensors that are missing, left over, or of another shape or type; the message begins with
+            `source`.
     """
     own = network.state_dict()
     check_state(own, state, source=source)
@@ -173,7 +174,7 @@ def sha256_of_weights(network: nn.Module) -> str:
 def plain_names(names: Iterable[str]) -> dict[str, str]:
     """Map each name of a network's tensors to the name without the prefixes of wrappers.
 
-    `torch.compile` puts `_orig_mod` before names in the wrapped module; parallel training puts `module` before all.
+    `torch.compile` puts `_orig_mod` before the names of its module; parallel training puts `module` before all names.
 
     Example:
         >>> plain_names(["module.body.weight", "module.head._orig_mod.weight"])
@@ -191,7 +192,7 @@ def by_plain_name(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def plain_path(network: nn.Module, path: str) -> str:
-    """Path of a layer without the prefixes of wrappers; for a layer without tensors, the path is unchanged."""
+    """Path of a layer without the prefixes of wrappers; the path of a layer without tensors does not change."""
     prefix = f"{path}." if path else ""
     names = plain_names(network.state_dict())
     inside = next((name for name in names if name.startswith(prefix)), None)
@@ -199,6 +200,6 @@ def plain_path(network: nn.Module, path: str) -> str:
 
 
 def own_path(network: nn.Module, plain: str) -> str:
-    """Path in `network` of the linear layer whose `plain_path` is `plain`; `plain` itself if there is none."""
+    """Path in `network` of the linear layer with the `plain_path` `plain`; `plain` if no layer has this path."""
     linear = (path for path, module in network.named_modules() if isinstance(module, nn.Linear))
     return next((path for path in linear if plain_path(network, path) == plain), plain)

@@ -1,3 +1,3 @@
-"""Helpers of every room: whole files, tables, processes, seeds, checks."""
+"""Helpers for all of lam: files, tables, processes, seeds, checks."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Turns torch's autocast off for computations on the outputs of networks."""
+"""Computations without torch's autocast."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

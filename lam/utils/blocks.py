@@ -1,4 +1,4 @@
-"""Rows in blocks, for computations with an intermediate matrix too large for memory or cache."""
+"""Blocks of rows, for computations with an intermediate matrix too large for memory or cache."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ def row_blocks(n: int, width: int, *, elements: int, most: int | None = None) ->
     Args:
         n: number of rows N.
         width: columns of a block's intermediate matrix.
-        elements: greatest number of elements of that matrix; a block has at least one row.
+        elements: greatest number of elements of this matrix; a block has at least one row.
         most: greatest number of rows of a block.
 
     Example:

@@ -1,4 +1,4 @@
-"""Checks of arguments, with one wording for all rooms; each raises a `ValueError`."""
+"""Checks of arguments, with one wording for all of lam; each raises a `ValueError`."""
 
 import inspect
 import math
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def check_tensor(name: str, values: Any) -> None:
-    """Require a tensor, because arrays and lists have other methods."""
+    """Require a tensor, not an array or a list."""
     if not isinstance(values, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(values).__name__}: give torch.as_tensor({name})")
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Require finite numbers (N, ...); the error names the first row that has another value."""
+    """Require finite numbers (N, ...); the error names the first row with another value."""
     check_tensor(name, values)
     if not values.isfinite().all():
         place = (~values.isfinite()).nonzero()[0]
@@ -26,7 +26,7 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def check_no_nan(name: str, values: Tensor) -> None:
-    """Require numbers without NaN; the error names the first row with one. Infinities pass: they have an order."""
+    """Require numbers that can be sorted: infinities, but no NaN. The error names the first row with NaN."""
     check_tensor(name, values)
     if values.isnan().any():
         raise ValueError(f"{name} must not hold NaN, got one at index {_first(values.isnan())}")
@@ -82,7 +82,7 @@ def check_length(name: str, values: Tensor, reference: str, length: int) -> None
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
     """Rows scaled to length one in float64.
 
-    Float32 rows have length one only to within 6e-8; near neighbours in a tight cluster lie closer than that.
+    Float32 rows would have length one only to within 6e-8; cosines in a tight cluster can differ by less.
 
     Args:
         name: name of the vectors in errors.
@@ -92,7 +92,7 @@ def unit_rows(name: str, vectors: Tensor) -> Tensor:
         (..., N, D) float64 unit rows.
 
     Raises:
-        ValueError: If a row is not finite or is all zero; the error names the first. Also for fewer than two axes.
+        ValueError: If there are fewer than two axes, or a row is not finite or all zero; the error names the first.
     """
     check_tensor(name, vectors)
     if vectors.ndim < 2:
@@ -167,7 +167,7 @@ def layers_without(unusable: Collection[str], paths: Collection[str]) -> str:
 
 
 def check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Explain why a call failed: raise for the first option of a wrong type.
+    """Explain why a call failed: raise a `ValueError` for the first option of a wrong type.
 
     The function itself checks options whose type is a choice of words.
 

@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 T = TypeVar("T")
 
 LONGEST_WAIT = timedelta(hours=6)
-"""Timeout of processes that wait while the first evaluates alone; torchrun ends all as soon as one fails."""
+"""Timeout of processes that wait while the first evaluates alone; torchrun ends all processes as soon as one fails."""
 
 _IS_ALONE = ContextVar("is_alone", default=False)
 
@@ -32,11 +32,11 @@ _IS_ALONE = ContextVar("is_alone", default=False)
 def join() -> None:
     """Join the other processes of torchrun, once; does nothing in a single process.
 
-    Tensors on CUDA go through NCCL, all else through gloo. So processes that wait for the first one keep no GPU busy.
+    Tensors on CUDA go through NCCL, all else through gloo, so waiting processes keep no GPU busy.
     """
     if not dist.is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         return
-    # DistributedDataParallel imports it later; imported while a group exists, it keeps the group alive after `leave`
+    # DistributedDataParallel imports this module later; an import while a group exists keeps the group after `leave`
     import torch._dynamo
 
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -47,7 +47,7 @@ def join() -> None:
 def leave() -> None:
     """Leave the other processes, if this one has joined them; also called when the process ends.
 
-    It ends gloo's threads: a thread that releases a tensor while the interpreter shuts down aborts the process.
+    This ends gloo's threads: a thread that releases a tensor while the interpreter shuts down aborts the process.
     """
     if dist.is_initialized():
         gc.collect()  # a DistributedDataParallel left over would end the group before its threads have finished
@@ -72,7 +72,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process, from 0; torchrun's number before `join`, and 0 within `alone`."""
+    """Number of this process, from 0, also before `join`; 0 within `alone`."""
     if _IS_ALONE.get():
         return 0
     if dist.is_available() and dist.is_initialized():
@@ -121,7 +121,7 @@ def rank_zero_first(function: Callable[[], T]) -> T:
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
-    """Sum of a tensor over all processes, equal to the bit in each."""
+    """Sum of a tensor over all processes, the same to the bit in each process."""
     if world_size() == 1:
         return tensor
     total = tensor.clone()
@@ -139,8 +139,8 @@ def overwrite_by_rank_zero(tensors: Iterable[Tensor]) -> None:
 def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     """Rows of all processes, concatenated in the order of their ranks; gradients flow back.
 
-    The gradient of a process's rows is the sum of their gradients in all processes. If each process computes the same
-    loss of all rows, averaging the weights' gradients over processes gives the gradients of a single process.
+    The gradient of a row is the sum of its gradients in all processes. If each process computes the same loss of all
+    rows, the mean of the weights' gradients over processes is the gradient of a single process.
 
     Args:
         rows: (n, ...) rows of this process.
@@ -159,7 +159,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     Any other loader must give the same batches in every process; each process reads all and skips the rest.
 
     Returns:
-        The loader's first batch, or None if it is empty, and the batches of this process.
+        The loader's first batch, or None if the loader is empty, and the batches of this process.
 
     Raises:
         ValueError: If the loader has a `DistributedSampler`.
@@ -182,10 +182,10 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
 
 
 def worker_context(num_workers: int) -> BaseContext | None:
-    """Start method of a `DataLoader`'s workers if there are several processes; None for the default.
+    """Start method of a `DataLoader`'s workers; None, the default, in a single process or without workers.
 
     Neither gloo nor NCCL survives a fork: a worker forked at the wrong moment never starts, and all processes hang.
-    So workers are forked from a server without threads; data sets must be picklable.
+    So several processes fork their workers from a server without threads; data sets must be picklable.
 
     Source: the documentation of `torch.nn.parallel.DistributedDataParallel`.
     """
@@ -197,7 +197,7 @@ def worker_context(num_workers: int) -> BaseContext | None:
 
 
 def batches_of_all(batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Batches of all processes, in the order before `shard`. If there are several processes, tensors are on the CPU."""
+    """Batches of all processes, in their order before `shard`; with several processes, tensors are on the CPU."""
     if world_size() == 1:
         yield from batches
         return
@@ -249,7 +249,7 @@ def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
             "the loader's DistributedSampler divides items between processes, but lam divides batches: leave it out"
         )
     indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
-    # the same draws as the loader itself would make
+    # makes the same random draws as the loader itself
     order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
     own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")

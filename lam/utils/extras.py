@@ -7,9 +7,7 @@ DISTRIBUTION = "lam-retrieval"  # `lam` on PyPI is another project
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds an extra to an installed lam, in any folder.
-
-    pip finds that lam is installed, also from a clone, and fetches only the libraries of the extra.
+    """The shell command that adds an extra to an installed lam, also to one that was installed from a clone.
 
     Args:
         extra: an extra of `setup.cfg`, such as "serve".

@@ -1,8 +1,8 @@
 """Files that are written atomically and checked by hashes before they are parsed.
 
 Every file is written under a temporary name in its own folder, flushed, synced and renamed. A folder's `MANIFEST.json`
-holds the SHA-256 of each of its files and is written last. Readers check it first: without it, a flipped bit in a
-safetensors file loads as another weight.
+holds the SHA-256 of each of its files and is written last. Readers check these hashes first: otherwise a flipped bit in
+a safetensors file would load as another weight.
 """
 
 import csv
@@ -35,7 +35,7 @@ class CorruptFileError(ValueError):
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that readers see the old file or the new one, even if the process dies.
+    """Write a file so that readers see either the old file or the new one, even if the process dies.
 
     Args:
         path: path of the file; its folder must exist.
@@ -90,9 +90,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file atomically; dataclasses become objects, and numbers of NumPy or torch plain numbers.
+    """Write a JSON file atomically; dataclasses become objects, and numbers of NumPy or torch become plain numbers.
 
-    The format rejects NaN and infinities: a caller stores them as null.
+    Callers must replace NaN and infinities by None: JSON does not have them.
     """
     text = json.dumps(value, indent=2, allow_nan=False, default=_plain)
     write_text(path, text + "\n")
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as CSV with a header, atomically; keys that are no column are left out."""
+    """Write rows as CSV with a header, atomically; keys without a column are left out."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -128,8 +128,8 @@ def read_record(path: str | Path, *, format: int) -> dict[str, Any]:
     """Read a JSON object of `write_record`, without its format number.
 
     Raises:
-        CorruptFileError: naming a file that is no JSON.
-        ValueError: for another format, naming the file and both.
+        CorruptFileError: if the file is missing or no JSON.
+        ValueError: for another format.
     """
     value = read_json(path)
     check_format(path, value.pop("format", None), readable=format)
@@ -162,8 +162,8 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Tensors of a safetensors file; `verify` its folder first.
 
-    They are aligned in memory as torch aligns its own. Otherwise a matrix product may differ in the last bit from the
-    product before saving.
+    The tensors are aligned in memory as torch aligns its own. Otherwise a matrix product may differ in the last bit
+    from the product before saving.
     """
     from safetensors.torch import load_file
 
@@ -173,7 +173,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """Files of a folder that holds a record, as JSON with a format number, and tensors, as safetensors.
+    """The files of a folder: a record, as JSON with a format number, and tensors, as safetensors.
 
     Attributes:
         number: the format number.
@@ -200,11 +200,11 @@ class FolderFormat:
         write_record(folder / self.record, record, format=self.number)
 
     def read_files(self, folder: Path) -> tuple[Any, ...]:
-        """The record and the tensors of each file, after their hashes were checked; None for a missing optional file.
+        """The record and the tensors of each file, None for a missing optional file. Callers check hashes first.
 
         Raises:
-            CorruptFileError: naming a file that is no JSON.
-            ValueError: for another format, naming the file and both.
+            CorruptFileError: if the record is missing or no JSON.
+            ValueError: for another format.
         """
         record = read_record(folder / self.record, format=self.number)
         files = (folder / name for name in self.tensors + self.optional)
@@ -215,7 +215,7 @@ class FolderFormat:
         write_generation(folder, lambda generation: self.write_files(generation, record, *tensors))
 
     def read(self, folder: str | Path) -> tuple[Any, ...]:
-        """The record and the tensors that `write` stored, as `read_files` returns them; hashes are checked first.
+        """The record and the tensors that `write` stored; see `read_files`. Hashes are checked first.
 
         Raises:
             CorruptFileError: naming the file that is missing, truncated, altered or not listed.
@@ -259,13 +259,13 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def seal(folder: str | Path, names: Iterable[str]) -> None:
-    """Write the manifest of a folder with the hashes of these files: the last step of saving a folder."""
+    """Write the manifest of a folder with the hashes of these files, the last step of saving a folder."""
     folder = Path(folder)
     write_json(folder / MANIFEST, {"sha256": {name: sha256_of(folder / name) for name in sorted(names)}})
 
 
 def verify(folder: str | Path, names: Iterable[str] = (), *, others: bool = True) -> None:
-    """Check files of a sealed folder against its manifest, before anything is parsed.
+    """Check files of a sealed folder against the hashes in its manifest.
 
     Args:
         folder: a folder that `seal` closed.
@@ -315,16 +315,16 @@ def _manifest_names(folder: Path) -> list[str]:
 def write_generation(folder: str | Path, write: Callable[[Path], object], *, unsealed: Iterable[str] = ()) -> None:
     """Replace a folder's contents, so that readers see either all old files or all new ones.
 
-    The new files are written to a new sub-folder beside the old one. Renaming the new manifest over the old one makes
-    it current. Only then is the old sub-folder deleted.
+    The new files are written to a new sub-folder beside the old one. A new manifest then replaces the old manifest and
+    makes the new sub-folder current. Only then is the old sub-folder deleted.
 
     Args:
-        folder: created if it does not exist.
-        write: writes files into the new sub-folder, its argument.
+        folder: the folder; created if it does not exist.
+        write: function that writes files into the new sub-folder, its argument.
         unsealed: names of files that the manifest leaves out, such as caches that can be rebuilt.
 
     Raises:
-        ValueError: if the manifest lists files, but none with a new file's name; the folder stays as it was.
+        ValueError: if `folder` is a file, or its manifest lists files but no name of a new file; nothing changes then.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -351,7 +351,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
 
 
 def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
-    """The current sub-folder of a folder that `write_generation` wrote, after its hashes were checked.
+    """The current sub-folder of a folder that `write_generation` wrote, after a check of hashes.
 
     Args:
         folder: the folder.
@@ -369,7 +369,7 @@ def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
 
 
 def _generation_in(names: Iterable[str]) -> str | None:
-    """The current sub-folder, by the file names of a manifest."""
+    """The name of the current sub-folder, from the file names in a manifest."""
     return next((Path(name).parts[0] for name in names if name.startswith(_GENERATION)), None)
 
 
@@ -381,9 +381,9 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder; the lock ends with the process, even if it is killed.
+    """Lock a folder against writers in other processes; the lock ends with the process, even if it is killed.
 
-    The folder itself is locked, so no lock file stays behind.
+    The lock is on the folder itself, so no lock file stays behind.
 
     Raises:
         ValueError: if another process holds the lock.

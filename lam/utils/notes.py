@@ -1,4 +1,4 @@
-"""`Note`: a warning about a decision that lam made, when nothing is wrong."""
+"""`Note`: a warning that reports a decision of lam, not a problem."""
 
 
 class Note(UserWarning):

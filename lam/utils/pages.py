@@ -1,7 +1,4 @@
-"""Self-contained HTML pages from jinja2 templates: style, numbers and pictures.
-
-`page.html.jinja` holds their macros.
-"""
+"""Self-contained HTML pages from jinja2 templates; `page.html.jinja` holds the macros that they share."""
 
 import base64
 from pathlib import Path
@@ -11,7 +8,7 @@ _WIDE = 1.45  # a picture with a greater ratio of width to height takes a row of
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """A rendered template; it may include templates of its own folder, and the macros of `page.html.jinja`."""
+    """A rendered template, which may include templates of its own folder and `page.html.jinja`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -13,7 +13,7 @@ def derive_seed(*place: int | str) -> int:
 
 
 def derive_seed_of_part(part: int, *place: int | str) -> int:
-    """`derive_seed` for a part of a batch; part 0 has the seed that the whole batch has in one process."""
+    """`derive_seed` for a part of a batch; part 0 has the seed of the whole batch."""
     return derive_seed(*place, *((part,) if part else ()))
 
 
@@ -26,7 +26,7 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    """A generator on the device: the same one if it is there, else a new one with its initial seed."""
+    """The generator, if it is on the device; else a new generator on the device with the same initial seed."""
     if generator.device.type == device.type:
         return generator
     return torch.Generator(device).manual_seed(generator.initial_seed())

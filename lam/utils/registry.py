@@ -1,4 +1,4 @@
-"""Tables of classes by name, which users may extend."""
+"""Tables of classes and functions by name, which users may extend."""
 
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
         entry: the class or function.
 
     Raises:
-        ValueError: If another entry has the name.
+        ValueError: If another entry has the name, or the name is empty.
 
     Example:
         >>> table = {"int": int}
@@ -32,7 +32,7 @@ def enter(table: dict[str, T], kind: str, name: str, entry: T) -> None:
 
 
 def check_class(kind: str, entry: Any, base: type, *, record: bool = False) -> None:
-    """Require a class derived from `base`; with `record`, a dataclass, as its fields are its settings."""
+    """Require a class derived from `base`; with `record`, it must be a dataclass, because its fields are settings."""
     if not (isinstance(entry, type) and issubclass(entry, base)):
         name = f"{base.__module__.removesuffix('.base')}.{base.__name__}"
         raise ValueError(

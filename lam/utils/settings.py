@@ -9,7 +9,7 @@ import yaml
 
 
 def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Every setting of a dataclass and its sections, by its dotted name."""
+    """The dotted name and the field of every setting of a dataclass and its sections, which are dataclasses, too."""
     for setting in fields(record):
         if is_dataclass(setting.type):
             yield from settings_of(setting.type, f"{prefix}{setting.name}.")
@@ -18,7 +18,7 @@ def settings_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]
 
 
 def parse_setting(argument: str, record: Any, command: str) -> tuple[str, Any]:
-    """The name and value of `--NAME=VALUE`: text for a setting of type text, else YAML.
+    """Name and value of `--NAME=VALUE`. The value is text for a setting of type text, and else parsed as YAML.
 
     Args:
         argument: an argument of the command line.
@@ -69,7 +69,7 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
 
 
 def describe(record: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Name of each setting, with its default and, if they are few, its allowed values."""
+    """Name of each setting, with its default and, for a choice, its allowed values."""
     return [(name, _describe_default(setting)) for name, setting in settings_of(record, prefix)]
 
 
@@ -98,7 +98,7 @@ def _expand_home(settings: Any) -> Any:
 
 
 def _describe_problem(problem: Mapping[str, Any], record: Any, command: str, prefix: str) -> str:
-    """The message of a problem, from the record's own check or from pydantic."""
+    """The message for a problem that the record's own check or pydantic found."""
     kind, place = problem["type"], prefix + ".".join(map(str, problem["loc"]))
     if kind == "unexpected_keyword_argument":
         return unknown_setting(place, command)

@@ -11,14 +11,14 @@ from lam.utils.extras import install_command
 LARGEST = 2**30  # bytes unpacked
 _CELL = 8  # least bytes of a cell
 _LAST_ROW = 2**20  # last row of a sheet
-_ROWS = 64  # unpacked at once: few, because a small file may hold a long text in every row
+_ROWS = 64  # rows unpacked at once: few, because a small file may hold a long text in every row
 
 
 def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
     """The non-empty rows of the first sheet with their numbers, padded to the width of the first row.
 
     Raises:
-        ValueError: If it is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or if openpyxl is missing.
+        ValueError: If the file is no workbook, unpacks to over 1 GiB, or has a row beyond 2²⁰; or without openpyxl.
     """
     library, rows, n_cells = _library("openpyxl", path), [], 0
     try:
@@ -44,10 +44,10 @@ def xlsx_rows(path: Path) -> list[tuple[int, list[Any]]]:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows, each a value by column.
+    """The rows of a file, each with its values by column.
 
     Raises:
-        ValueError: If it is no Parquet file or unpacks to over 1 GiB, or if pyarrow is missing.
+        ValueError: If the file is no Parquet file or unpacks to over 1 GiB, or without pyarrow.
     """
     library, rows = _library("pyarrow.parquet", path), []
     try:

@@ -8,7 +8,7 @@ from typing import Any
 def summary(metrics: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation (by n − 1) of every metric over seeds, and the number of seeds.
 
-    A metric that is undefined for some seed gets neither, because the seeds with a value are the easier ones.
+    A metric that is undefined for a seed has no mean and no deviation: seeds with a value may be the easier ones.
 
     Args:
         metrics: metrics by seed; only numbers and None count.

@@ -44,8 +44,8 @@ class Table:
     Attributes:
         path: the file.
         columns: the text of every row by column name, without surrounding blanks.
-        lines: number in the file, from 1, at which each row ends.
-        unit: what `lines` counts: line, object (of a JSON file) or row (of a sheet).
+        lines: number of the line, counted in the file from 1, at which each row ends.
+        unit: unit that `lines` counts: line, object (of a JSON file) or row (of a sheet).
     """
 
     path: Path
@@ -57,15 +57,15 @@ class Table:
     def read(cls, path: Path, *, needed: Sequence[str] = ()) -> "Table":
         """Read a CSV, TSV, JSON or JSON Lines file in UTF-8, or in UTF-16 with a byte order mark, gzipped (.gz) or not.
 
-        The first line of a CSV file names its columns. The first lines show their separator: a comma, semicolon, tab
-        or bar. A `Note` names a separator other than a comma. A line such as `sep=;` may come before. Blanks after a
-        separator, empty lines, and rows without any value at the end are skipped. A JSON file holds a list of objects,
-        or tasks of Label Studio (`lam.utils.tasks`); a JSON Lines file holds an object in each line. The first sheet of
-        an .xlsx workbook is read; it and Parquet need the extra `tables`.
+        The first line of a CSV file names its columns; a line such as `sep=;` may come before it. The separator is a
+        comma, semicolon, tab or bar, whichever fits the first lines; a `Note` names a separator other than a comma.
+        Blanks around values, empty lines, and final rows without a value are skipped. A JSON file holds a list of
+        objects, or tasks of Label Studio (`lam.utils.tasks`). A JSON Lines file holds an object in each line. Of an
+        .xlsx workbook, the first sheet is read. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
             path: the file.
-            needed: columns that it must have.
+            needed: columns that the file must have.
 
         Raises:
             ValueError: If a needed column is missing, two columns share a name, a row has too many or too few values,
@@ -180,7 +180,7 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 
 
 def _first_undecodable(path: Path, opened: Any) -> str:
-    """The line and byte that are not UTF-8; a decoder of streams would only tell the position in its buffer."""
+    """The line and byte that are not UTF-8; the decoder of a stream reports only a position in its buffer."""
     with opened(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
@@ -191,7 +191,7 @@ def _first_undecodable(path: Path, opened: Any) -> str:
 
 
 def _csv_rows(path: Path, separator: str | None) -> list[tuple[int, list[str]]]:
-    """The non-empty rows of a CSV file, with the line at which each ends; surrounding blanks are cut from values."""
+    """The non-empty rows of a CSV file, each with the line at which it ends; blanks around values are cut."""
     with _open_text(path) as stream:
         before, header, head = 0, "", list[str]()
         while not header.strip() and (header := stream.readline()):
@@ -225,7 +225,7 @@ def _long_fields() -> Iterator[None]:
 def _sniff_separator(head: Sequence[str], path: Path) -> str:
     """The separator that cuts most of a file's first lines into as many values as the line of names, at least two.
 
-    The line of names alone would mislead: `question (long, in English);answer` holds a comma and a semicolon.
+    The line of names alone would mislead: `question (long, in English);answer` has a comma and a semicolon.
     """
     found, best = ",", (0, 1)
     for separator in _SEPARATORS:

@@ -1,4 +1,4 @@
-"""Rows of a table from tasks that Label Studio exported as JSON."""
+"""Rows of a table from tasks, the items of a JSON file that Label Studio exported."""
 
 import json
 import logging
@@ -19,17 +19,17 @@ def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, and its label under the name of the control in Label Studio that set it.
+    """The data of each task, and its labels by the name of the control, a part of Label Studio's form.
 
-    If a task has several annotations, the ground truth counts, else the most frequent label. Skipped tasks and tasks
-    without a label are left out; a log message counts them.
+    If a task has several annotations, those marked as ground truth count, else all; the most frequent label wins.
+    Skipped annotations do not count. Tasks without a label are left out; a log message counts them.
 
     Args:
         path: the file, for errors.
         tasks: tasks by number, each with `data` and `annotations`.
 
     Raises:
-        ValueError: If annotations have another form; it names the first such task.
+        ValueError: If annotations have another form; the error names the first task.
     """
     rows: dict[int, dict[str, Any]] = {}
     for number, task in tasks.items():
@@ -47,7 +47,7 @@ def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[in
 
 
 def _labels(annotations: list[Any]) -> dict[str, str]:
-    """Label of a task by control."""
+    """Labels of a task by control."""
     kept = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
     kept = [annotation for annotation in kept if annotation.get("ground_truth")] or kept
     labels: dict[str, list[str]] = {}

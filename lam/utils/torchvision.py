@@ -1,12 +1,12 @@
 """Makes torchvision importable beside a CPU-only torch, once lam is imported.
 
-torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch, its extension does not load and its operators
-are not declared. `import torchvision` then fails when it registers shapes for them: "operator torchvision::nms does
-not exist". Networks, transforms and data sets do not call these operators, so declaring their schemas is enough. lam
-declares them just before that registration, unless the extension has: a second declaration would break a sound install.
+torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch, its extension does not load, so no operator is
+declared. `import torchvision` then fails as it registers shapes of operators: "operator torchvision::nms does not
+exist". Networks, transforms and data sets do not call operators, so a declaration is enough. lam declares the operators
+just before that registration, unless the extension has loaded: a second declaration would break a sound install.
 `torchvision.ops.nms` and other operators then have no code, and raise an error when they are called.
 
-`import lam` does not import torchvision. It watches for its import, also by libraries such as timm and transformers.
+`import lam` does not import torchvision. lam waits for the import, also by libraries such as timm and transformers.
 """
 
 import sys
@@ -20,10 +20,10 @@ _libraries: list[torch.library.Library] = []  # a schema lives as long as its Li
 
 
 class Finder(MetaPathFinder):
-    """Declares missing operators of torchvision just before it needs them; finds no module."""
+    """Declares missing operators of torchvision during its import; finds no module."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        """Declare missing operators before their shapes are registered; leave every module to the other finders."""
+        """Declare missing operators before torchvision registers their shapes; other finders find the module."""
         if fullname == _REGISTRATIONS and not hasattr(torch.ops.torchvision, "nms"):
             _declare_operators()
 

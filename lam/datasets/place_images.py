@@ -65,7 +65,7 @@ class PlaceImages(FolderImages):
 
     @property
     def targets(self) -> Float64[Tensor, "N _"]:
-        """Positions for `lam.pairs.Relation`; angles, if known, are the last column."""
+        """Positions for `lam.pairs.Relation`; the last column is the angles, if there are any."""
         return self.positions if self.angles is None else torch.cat([self.positions, self.angles[:, None]], 1)
 
     @property

@@ -36,7 +36,7 @@ class Splits:
         strangers: items of held-out classes, see `lam.datasets.strangers`; None without them.
         gallery: kind of the gallery.
         answers: whether the gallery holds answers to questions. Answers are never used as queries.
-        notes: remarks on reading the data, such as the columns used.
+        notes: remarks on the data for a run's report.
 
     Raises:
         ValueError: If the splits differ in the shape of items or in classes.

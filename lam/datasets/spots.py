@@ -1,6 +1,4 @@
-"""Views of spots in two photographs of scikit-learn, as a small substitute for photographs of places; and, as OOD set,
-views of a portrait of matplotlib.
-"""
+"""Views of spots in two photographs, a small substitute for photographs of places; and OOD views of a portrait."""
 
 import math
 from itertools import product

@@ -62,7 +62,7 @@ class Columns:
         return self.text or self.question
 
     def of(self, table: Table, *, labelled: bool = True) -> "Columns":
-        """The columns of a table, with defaults filled in; `labelled` requires labels or questions."""
+        """The columns of a table, with defaults filled in; `labelled` requires labels or answers."""
         usual = {name.lower(): name for name in table.columns} | {name: name for name in table.columns}
         text, label, question, answer = self.text, self.label, self.question, self.answer
         if text is None and question is None and "question" in usual and "answer" in usual:

@@ -80,7 +80,7 @@ def whitening_layer(features: Float[Tensor, "N P"], dimension: int | None = None
     """A float32 layer from features (N, P) to their first D principal components, scaled to more equal variances.
 
     W = diag(λ + λ̄)^(−1/2) Uᵀ, b = −W m, with m the mean of the features, U and λ the eigenvectors and eigenvalues of
-    their covariance, and λ̄ the mean of λ. λ̄ keeps directions of little variance small; they are mostly noise.
+    their covariance, and λ̄ the mean of λ. λ̄ keeps noise in directions of little variance small.
     """
     width = features.shape[1]
     D = dimension_of(width, dimension)

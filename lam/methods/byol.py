@@ -1,4 +1,4 @@
-"""BYOL with an explicit concentration: each view predicts how a slower copy of the network embeds the other.
+"""BYOL with an explicit concentration: each view predicts the other view's embedding by a slower copy of the network.
 
 Source: Grill et al. (2020), "Bootstrap your own latent: a new approach to self-supervised learning".
 """

@@ -20,13 +20,13 @@ from lam.utils.checks import check_at_least, check_choice
 
 @dataclass(frozen=True)
 class DeepEnsemble(Method):
-    """Train M networks as `Deterministic` does, each from its own seed, and align them.
+    """Train M networks as `Deterministic` does, each from its own seed, and combine them.
 
     Attributes:
         n_members: M ≥ 2 networks.
         checkpoints: M files of weights (.safetensors or .pth) to load instead of training; empty to train.
         combine: `concatenate`, or `mean` as in Warburg et al.; see `EnsembleEncoder`.
-        reference: number of random training items, at least 2, that align the members.
+        reference: number of random training items, at least 2, that align the members for `concatenate`.
     """
 
     n_members: int = 5
@@ -63,7 +63,7 @@ class DeepEnsemble(Method):
             check_is_file(file)
 
     def train(self, network: nn.Module, dataset: Any, training: Training) -> Trained:
-        """Train and align the members; see `Method.train`. Stages are `member-1` and so on, and `align`.
+        """Train the members; see `Method.train`. Stages are `member-1` and so on and, with `concatenate`, `align`.
 
         The network is the first member. `training.another`, by default `network.recipe`, makes the other members from
         the following seeds. A recipe does not hold pretrained weights. Histories and sub-folders of checkpoints are

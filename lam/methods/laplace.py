@@ -38,7 +38,7 @@ class Laplace:
             pairs within batches.
         structure: structure of the covariance, a name in `lam.posteriors.POSTERIORS`: `diag`, `kron`, `ekfac`, `full`
             or `low_rank`; several layers take `diag` or `kron`. Only `diag` of the last layer takes cross terms
-            (derivatives in two items); the others need `fix="fixed"`. `ekfac` reads the features twice, from a
+            (derivatives by two items); the others need `fix="fixed"`. `ekfac` reads the features twice, from a
             temporary file. The default is `kron`, but `diag` for several layers, more than 4,096 inputs or outputs, and
             a curvature that has cross terms or no matrices.
         predictive: for several layers: `linearised` in the weights (default) or `sampled` networks.
@@ -112,7 +112,7 @@ class Laplace:
         return getattr(self.loss_curvature, "margin", None) if self.margin is None else self.margin
 
     def with_structure(self, n_outputs: int, n_inputs: int) -> "Laplace":
-        """The settings with a structure: the given one, or the default for a layer of this shape."""
+        """The settings with their own structure, or else with the default structure for a layer of this shape."""
         if self.structure is not None:
             return self
         curvature = self.loss_curvature

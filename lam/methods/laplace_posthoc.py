@@ -49,10 +49,10 @@ class LaplaceMethod(Method):
     """Options of both Laplace methods: the direction of embeddings, the curvature, and the tuning of the posterior.
 
     Attributes:
-        tune: what to choose after training: `calibration` chooses the likelihood scale s on held-out data,
-            `marginal_likelihood` the prior precision α, and `none` nothing.
+        tune: choice after training: `calibration` chooses the likelihood scale s on held-out data,
+            `marginal_likelihood` chooses the prior precision α, `none` chooses nothing.
         tune_step: with `marginal_likelihood`, size of a single step of log α, taken instead of the maximum.
-        mean: the direction of an embedding: `network` or, as in the paper, `sampled`; see `BayesianEncoder`.
+        mean: the direction of an embedding: `network` or, as in Warburg et al., `sampled`; see `BayesianEncoder`.
         curvature: a name in `lam.hessians.CURVATURES`, or a mapping of name and settings, such as {name: supcon, split:
             outputs}. Missing settings, such as a temperature, come from the training loss. The options below set the
             `contrastive` curvature. `own` is the curvature of the loss that trains, or trained, the network.
@@ -126,7 +126,7 @@ class LaplaceMethod(Method):
         return self.tune != "none"
 
     def without_clipping(self: Options) -> Iterator[Options]:
-        """The options with each other curvature of the same loss that is never negative, in turn."""
+        """The options with each other curvature of the same loss that is never negative, in turn; none by default."""
         yield from ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
@@ -161,7 +161,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
             the views, without labels. By default the curvature is formed on plain images. `curvature=own` takes the
             training's views.
         average: whether the curvature is a mean over the pairs of each type; otherwise it is a sum.
-        batch_size: items in a batch, at least 2; pairs are formed within batches.
+        batch_size: items in a batch, at least 2; `pairs=batch` forms pairs within these batches.
     """
 
     curvature: str | dict[str, Any] = "contrastive"
@@ -212,7 +212,7 @@ class LaplacePosthoc(LaplaceMethod, Laplace):
         empty_layers_curvature(options, probe, n_items=n_items, network=network, head=head, layers=layers)
 
     def resolved(self, training: Training) -> "LaplacePosthoc":
-        """The options with the curvature and the views of the training; see `LaplaceMethod.resolved`."""
+        """The options, with the training's curvature and views for `own`; see `LaplaceMethod.resolved`."""
         views = (training.trained_by or {}).get("views") if self.curvature == OWN else None
         return replace(super().resolved(training), views=self.views if views is None else Views(**views))
 

@@ -66,7 +66,7 @@ def find_head(network: nn.Module, probe: Any, head: str | None = None) -> str:
     with record_layers(network, linear) as recording:
         output = _embeddings_of(network, probe)
         calls = dict(recording)
-        _check_by_item(network, probe, output)  # in this context: without hooks, torch.compile may drop them for good
+        _check_by_item(network, probe, output)  # a pass without hooks may make torch.compile drop them for good
     matching = [path for path, passes in calls.items() if passes and _same_direction(passes[-1][1], output)]
     if head is not None:
         matching = [path for path in matching if path == head]

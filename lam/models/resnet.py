@@ -18,7 +18,7 @@ class GeM(nn.Module):
     """Generalised mean of every channel of a feature map.
 
     f_c = (1/(HW) Σ_hw max(x_chw, ε)^p)^(1/p); p = 1 is the mean, p → ∞ the maximum. Logarithms in float32 or wider keep
-    a large p from overflow, and give a channel without activation a finite gradient.
+    a large p from overflowing, and give a channel without activation a finite gradient.
 
     Source: Radenović, Tolias and Chum (2018), "Fine-tuning CNN image retrieval with no human annotation", equation 3.
 
@@ -55,7 +55,7 @@ def resnet(
 
     The source's network for birds and faces is the ResNet-50 with `pooling="gem"`: backbone, generalised mean, a
     learned whitening layer with D = 2,048, normalisation. Here the head, with random initial weights, is the whitening
-    layer. The source has dropout "between all trainable layers, except for the blocks", so only before the head.
+    layer. The source has dropout "between all trainable layers, except for the blocks", that is, before the head.
 
     Source: Warburg et al. (2023), appendices G.2 and G.4.
 

@@ -155,8 +155,8 @@ def all_gather(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     """The batches of a loader for this process: process r of W takes batches r, r + W, r + 2W, ...
 
-    For a `DataLoader` with a batch size, the first process draws the order, and each process reads its own batches.
-    Any other loader must give the same batches in every process; each process reads all and skips the rest.
+    For a `DataLoader` with a batch size, the first process draws the order, and each process reads only the first batch
+    and its own. Any other loader must give the same batches in every process, and each process reads all of them.
 
     Returns:
         The loader's first batch, or None if the loader is empty, and the batches of this process.

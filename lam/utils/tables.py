@@ -44,7 +44,7 @@ class Table:
     Attributes:
         path: the file.
         columns: the text of every row by column name, without surrounding blanks.
-        lines: number of the line, counted in the file from 1, at which each row ends.
+        lines: number of the line, from 1, at which each row ends.
         unit: unit that `lines` counts: line, object (of a JSON file) or row (of a sheet).
     """
 

@@ -19,7 +19,7 @@ def are_tasks(rows: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def rows_of_tasks(path: Path, tasks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The data of each task, and its labels by the name of the control, a part of Label Studio's form.
+    """The data of each task, and its labels by the names of their controls in Label Studio's form.
 
     If a task has several annotations, those marked as ground truth count, else all; the most frequent label wins.
     Skipped annotations do not count. Tasks without a label are left out; a log message counts them.

@@ -153,11 +153,10 @@ def register(name: str, loader: Callable[..., Splits]) -> None:
     """Enter a data set under a new name, for `load` and configurations.
 
     Args:
-        name: the new name.
         loader: function that returns `Splits`. It takes `seed` and options, and `root` if it reads files.
 
     Raises:
-        ValueError: if another data set has the name.
+        ValueError: If another data set has the name.
     """
     enter(DATASETS, "data set", name, loader)
 

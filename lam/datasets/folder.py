@@ -98,8 +98,7 @@ def splits(
 
     Args:
         root, seed, preprocessing: as for `lam.datasets.load`.
-        validation: fraction of the training images, if there is no folder for validation.
-        test: fraction of the training images, if there is no folder for testing.
+        validation, test: fractions of the training images for these splits, if a split has no folder.
     """
     root, preprocessing = _resolved(root), Preprocessing.of(preprocessing)
     folders = _part_folders(root) or {"train": root}

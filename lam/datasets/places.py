@@ -51,8 +51,7 @@ def splits(
     this order, so that few places are in two splits.
 
     Args:
-        root: the folder.
-        csv: the table, relative to the folder; see `Table.read`.
+        csv: the table, relative to the folder `root`; see `Table.read`.
         preprocessing: as for `lam.datasets.load`, by default at 227 pixels.
         validation, test: fractions of the images of each area, without a column `split`.
         angles: whether to read the column `angle`; it becomes the last column of the targets.

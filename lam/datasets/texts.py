@@ -87,8 +87,7 @@ class TextOptions(Columns):
     """Options of reading a file or folder of texts in three splits.
 
     Attributes:
-        validation: fraction for validation, if there is no file for it.
-        test: fraction for testing, if there is no file for it.
+        validation, test: fractions of the texts for these splits, if a split is missing.
         max_bytes: length of an input; see `TextPreprocessing`.
     """
 

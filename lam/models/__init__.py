@@ -165,7 +165,6 @@ def register(name: str, constructor: Callable[..., EmbeddingNetwork]) -> None:
     """Register a network under a new name, for `build` and configurations.
 
     Args:
-        name: the new name.
         constructor: function that returns an `EmbeddingNetwork`. Its keywords are `dimension` and options, which are
             numbers, strings or booleans.
 

@@ -130,8 +130,7 @@ def load_state(network: nn.Module, state: dict[str, Tensor], *, with_types: bool
     With `with_types`, the network's tensors get the types of the saved tensors.
 
     Raises:
-        ValueError: for tensors that are missing, left over, or of another shape or type; the message begins with
-            `source`.
+        ValueError: for tensors that are missing, left over, or of another shape or type.
     """
     own = network.state_dict()
     check_state(own, state, source=source)

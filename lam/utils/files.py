@@ -354,7 +354,6 @@ def read_generation(folder: str | Path, names: Iterable[str] = ()) -> Path:
     """The current sub-folder of a folder that `write_generation` wrote, after a check of hashes.
 
     Args:
-        folder: the folder.
         names: files that the sub-folder must hold.
 
     Raises:

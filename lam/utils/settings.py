@@ -51,7 +51,6 @@ def validated(record: Any, settings: Mapping[str, Any], command: str, *, prefix:
     """A dataclass filled from settings; a leading `~/` becomes the home folder.
 
     Args:
-        record: the dataclass.
         settings: values by name; a section is a mapping.
         command: the command whose `--help` lists the settings, for errors.
         prefix: prefix of the names in errors, such as `method.`.

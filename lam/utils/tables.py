@@ -64,7 +64,6 @@ class Table:
         .xlsx workbook, the first sheet is read. Workbooks and Parquet files (.parquet) need the extra `tables`.
 
         Args:
-            path: the file.
             needed: columns that the file must have.
 
         Raises:
@@ -117,7 +116,6 @@ class Table:
         """A column of finite numbers.
 
         Args:
-            name: name of the column.
             unknown: whether empty values and "nan" are allowed; they become NaN.
 
         Raises:

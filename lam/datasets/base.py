@@ -117,7 +117,7 @@ class Dataset(data.Dataset[tuple[Tensor, int | Tensor]], ABC):
 
     @property
     def groups(self) -> Int64[Tensor, " N"]:
-        """Numbers (N,) by which batches group matching items: labels, or cells of a grid for places."""
+        """Numbers (N,) that group matching items in batches: labels, or cells of a grid for places."""
         return self.labels
 
     @property

@@ -7,9 +7,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lam.pairs.pairs import check_label_vector
+from lam.utils.checks import unit_tolerance
 
-UNIT = 1e-3
-"""Largest deviation of a unit vector's length from 1; float16 deviates by less."""
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Candidates:
                 index = tuple((~valid).nonzero()[0].tolist())
                 raise ValueError(f"weights must be finite and at least 0, got {weights[index]:g} at {index}")
         length = torch.linalg.vector_norm(self.directions, dim=1)
-        if not ((length - 1).abs() < UNIT).all():
-            index = int((~((length - 1).abs() < UNIT)).nonzero()[0, 0])
+        is_unit = (length - 1).abs() < unit_tolerance(self.directions.dtype, least=_TOLERANCE)
+        if not is_unit.all():
+            index = int((~is_unit).nonzero()[0, 0])
             raise ValueError(f"directions must be unit vectors, got a length of {length[index]:.3g} at index {index}")
 
     @property
@@ -51,8 +52,8 @@ class Candidates:
 
     @property
     def n_positives(self) -> int:
-        """Total weight of the pairs of an item and a matching candidate, as an integer."""
-        return int(self.positive.sum())
+        """Number of pairs of an item and a matching candidate."""
+        return int(self.positive.count_nonzero())
 
     @property
     def n_matched(self) -> int:

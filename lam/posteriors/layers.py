@@ -113,8 +113,10 @@ class LayersPosterior(Posterior):
         return [precision.reciprocal().to(self.weight.dtype) for precision in self._precisions(self.alpha)]
 
     def noise(self, n_samples: int, *, generator: torch.Generator | None = None) -> Noise:
-        shapes = [v.shape for v in self.variances]
-        return _Redrawn(partial(self._normal, n_samples, shapes, generator, self.weight.dtype))
+        shapes, seed = [v.shape for v in self.variances], self.seed
+        if generator is not None:  # each iteration must draw the same numbers
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        return _Redrawn(partial(replace(self, seed=seed)._normal, n_samples, shapes, None, self.weight.dtype))
 
     @without_autocast()
     def layers_from(self, noise: Noise) -> Any:

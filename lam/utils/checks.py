@@ -79,6 +79,16 @@ def check_length(name: str, values: Tensor, reference: str, length: int) -> None
         raise ValueError(f"{name} must have shape ({length},), one value for each of {reference}, got {actual}")
 
 
+def unit_tolerance(dtype: torch.dtype, *, least: float = 1e-4) -> float:
+    """Largest deviation of a unit vector's length or squared length from 1: `least`, or what rounding to `dtype` needs.
+
+    Example:
+        >>> unit_tolerance(torch.float32), unit_tolerance(torch.bfloat16)
+        (0.0001, 0.015625)
+    """
+    return max(least, 2 * torch.finfo(dtype).eps)
+
+
 def unit_rows(name: str, vectors: Tensor) -> Tensor:
     """Rows scaled to length one in float64.
 

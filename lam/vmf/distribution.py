@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 from torch.types import _size
 
-from lam.utils.checks import check_share
+from lam.utils.checks import check_share, unit_tolerance
 from lam.vmf import angles
 from lam.vmf.bessel import (
     bessel_ratio,
@@ -24,16 +24,16 @@ from lam.vmf.bessel import (
     check_parameters,
     log_normalizer,
 )
-from lam.vmf.resultant import UNIT_TOLERANCE, weighted_mean_resultant
+from lam.vmf.resultant import weighted_mean_resultant
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length 1, up to `UNIT_TOLERANCE`."""
+    """Vectors of length 1, up to rounding; see `unit_tolerance`."""
 
     event_dim = 1
 
     def check(self, value: Float[Tensor, "... D"]) -> Bool[Tensor, "..."]:
-        return (torch.linalg.vector_norm(value.detach(), dim=-1) - 1).abs() <= UNIT_TOLERANCE
+        return (torch.linalg.vector_norm(value.detach(), dim=-1) - 1).abs() <= unit_tolerance(value.dtype)
 
 
 unit_vector = _UnitVector()

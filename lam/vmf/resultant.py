@@ -6,10 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lam.utils.checks import unit_tolerance
 from lam.vmf.bessel import check_all, kappa_from_resultant
-
-UNIT_TOLERANCE = 1e-4
-"""Largest deviation of a unit vector's length from 1; float16 rounds by more below about 250 dimensions."""
 
 _BLOCKS = 16  # greatest number of blocks of samples; the blocks are summed one after the other
 
@@ -157,5 +155,6 @@ def weighted_mean_resultant(samples: Float[Tensor, "S *B D"], weights: Float[Ten
         spreads[: len(block)].addcmul_(weight, torch.linalg.vector_norm(block - mean, dim=-1).square(), value=0.5)
     spread = spreads.sum(0)
     square = 2 * (spread + length) - 1
-    check_all((square - 1).abs() <= UNIT_TOLERANCE, "samples of an item must have a mean squared length of 1", square)
+    is_unit = (square - 1).abs() <= unit_tolerance(samples.dtype)
+    check_all(is_unit, "samples of an item must have a mean squared length of 1", square)
     return MeanResultant(mean.to(samples.dtype), torch.where(length < 0.5, length, 1 - spread), spread)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from lam.pairs import Candidates
+from lam.vmf import VonMisesFisher, mean_resultant_length
 
 
 def test_by_label_and_paired():
@@ -11,6 +12,16 @@ def test_by_label_and_paired():
     assert torch.equal(bank.negative, ~bank.positive)
     view = Candidates.paired(torch.eye(3))
     assert (view.size, view.n_positives, view.n_matched) == (3, 3, 3)
+    soft = Candidates(torch.eye(3), 0.2 * torch.eye(3), torch.zeros(3, 3))
+    assert soft.n_positives == 3  # pairs, whatever their weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_unit_vectors_of_low_precision_are_accepted(dtype: torch.dtype):
+    directions = torch.nn.functional.normalize(torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)))
+    Candidates.paired(directions.to(dtype))
+    mean_resultant_length(directions.to(dtype), unbiased=False)
+    assert VonMisesFisher.support.check(directions.to(dtype)).all()
 
 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch):

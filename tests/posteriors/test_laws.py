@@ -249,6 +249,10 @@ def test_its_noise_is_its_own(name: str):
     assert not torch.equal(posterior.predict(features).kappa, other.predict(features).kappa)
     assert not torch.equal(sampled(posterior, 2)[0], sampled(other, 2)[0])
     assert not torch.equal(sampled(posterior, 2)[0], sampled(posterior, 2, torch.Generator().manual_seed(5))[0])
+    generator = torch.Generator().manual_seed(5)
+    first, second = posterior.noise(2, generator=generator), posterior.noise(2, generator=generator)
+    assert all(map(torch.equal, first, first))
+    assert not any(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ class Curvature(ABC):
 
     def matrices(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Pairs) -> Float[Tensor, "N T D D"]:
         """H_a of each item and term: symmetric matrices of second derivatives. `diagonal` returns their diagonals."""
-        raise ValueError(f'{type(self).__name__} has a diagonal, but no matrices: use structure="diag"')
+        raise ValueError(
+            f'{type(self).__name__} has a diagonal, but no matrices: use structure="diag" and the last layer alone'
+        )
 
     def of_batch(self, n: Float[Tensor, "N D"], r: Float[Tensor, "N 1"], pairs: Any) -> ItemCurvature:
         """H_a of each item from the pairs of a batch; arguments as `diagonal`."""

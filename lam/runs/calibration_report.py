@@ -53,7 +53,8 @@ def describe_calibration(calibration: Calibration) -> Iterator[str]:
     if calibration.depth is None:
         yield f"hits: too few queries had a match to say how many hits include one with probability {share}"
     else:
-        yield f"hits: if the gallery holds a match, one is among the first {calibration.depth} with probability {share}"
+        place = "the first hit is one" if calibration.depth == 1 else f"one is among the first {calibration.depth}"
+        yield f"hits: if the gallery holds a match, {place} with probability {share}"
 
 
 def bounded_queries(

@@ -22,7 +22,7 @@ def test_a_run_trains_online_and_hands_back_the_same_encoder(tmp_path: Path, cap
     assert "seconds_fit" not in metrics
     encoder = lam.load(folder / "encoder")
     assert encoder.posterior.curvature.counts is None
-    assert encoder.posterior.scale == 1e6
+    assert encoder.posterior.scale == metrics["tuned_scale"]
     assert len(encoder.embed(torch.rand(3, 1, 8, 8))) == 3
 
 

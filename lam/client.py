@@ -17,7 +17,7 @@ _IMAGES = {b"\xff\xd8": "image/jpeg", b"\x89PNG": "image/png", b"RIFF": "image/w
 
 
 class ServiceError(Exception):
-    """A failed request. `status` is the HTTP status, or None without an answer; `allowed` says what is allowed."""
+    """A failed request: its HTTP `status` (None without an answer), and what the service would have `allowed`."""
 
     def __init__(self, status: int | None, message: str, allowed: Any = None, request_id: str | None = None) -> None:
         super().__init__(f"{'no answer' if status is None else status}: {message}")

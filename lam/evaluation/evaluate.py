@@ -89,7 +89,7 @@ def evaluate(
 
     Args:
         encoder: the encoder to evaluate.
-        id: in-distribution items outside training and tuning; scores are compared with their soft labels, if any.
+        id: in-distribution items outside training and tuning. If they have soft labels, scores are compared with these.
         ood: out-of-distribution batches, or several sets by name, the main one first.
         reference: features of training items, for scores by distance to them.
         n_samples: number S of samples for κ and for the calibration; by default the encoder's own.

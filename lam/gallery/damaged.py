@@ -68,7 +68,11 @@ class DamagedFiles:
     reasons: dict[Path, str] = field(default_factory=dict)
 
     def settle(self, n_files: int) -> None:
-        """List the damaged files, and warn; a `ValueError` without `skip`, or if all `n_files` files are damaged."""
+        """Write the list of damaged files, if any, and warn.
+
+        Raises:
+            ValueError: instead of the warning, without `skip` or if all `n_files` files are damaged.
+        """
         if not self.reasons:
             return
         message = f"{len(self.reasons)} of {n_files} images cannot be read"

@@ -53,7 +53,7 @@ class SourceImage:
 
     @property
     def id(self) -> str:
-        """Id of the item, unless images are fused by label: the id in the list, else the content number."""
+        """The listed id, or without one the content number; images that are fused by label share another id."""
         return str(self.content) if self.listed_id is None else self.listed_id
 
 

@@ -55,7 +55,7 @@ class ItemStore:
     Args:
         path: the SQLite file.
         read_only: whether to open an existing file only for reading, beside a process that writes.
-        make: whether to create a missing file, unless it was lost.
+        make: whether to create a file that never existed. A file that existed and is now missing is lost: an error.
 
     Raises:
         CorruptFileError: for a file that SQLite cannot read, or that was lost.

@@ -25,7 +25,7 @@ class Jacobian(ABC):
 
     @abstractmethod
     def quadratic(self, matrices: Float[Tensor, "N T D D"]) -> Float[Tensor, "T n"]:
-        """The diagonal of Σ_a J_aᵀ H_a J_a, for T matrices H_a of each item."""
+        """(T, n) diagonals of Σ_a J_aᵀ H_a J_a, summed over the items a, one for each of an item's T matrices H_a."""
 
     @abstractmethod
     def spread(self, variances: Float[Tensor, " n"]) -> Float[Tensor, "N D D"]:

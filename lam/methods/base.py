@@ -134,7 +134,7 @@ class Method(ABC):
         """Train a network in place; a network that is trained, or has nothing to train, only moves to the device.
 
         Returns:
-            The history as `network`; empty if nothing was trained.
+            The history of the training under the key `network`; empty if nothing was trained.
         """
         self.check_start(pretrained=training.pretrained)
         if training.pretrained or not _can_learn(network):

@@ -51,8 +51,8 @@ _SETTINGS = ("n_items", "prior_precision", "prior_ratio", "likelihood_scale", "s
 class Posterior(ABC):
     """A Gaussian q(θ) = N(θ*, Σ) over weight and bias of a linear layer; Σ⁻¹ = s h + α, with h ≥ 0 after clipping.
 
-    A subclass has a structure of `lam.hessians.structures` as its `curvature`, and implements the abstract methods. In
-    `lam.posteriors.layers`, which treats several layers, the features are the inputs of a network.
+    A subclass has a structure of `lam.hessians.structures` as its `curvature`, and implements the abstract methods.
+    Methods take the inputs of the layer as `features`; in `lam.posteriors.layers`, the inputs of the network.
 
     Attributes:
         weight: (D, P) the trained weight, the mean.
@@ -61,7 +61,7 @@ class Posterior(ABC):
         n_items: number of items in the curvature.
         prior_precision: α > 0; None means `prior_ratio` times the mean eigenvalue of s h. With None, s sets
             only the width of the posterior, not its shape; see `alpha`.
-        likelihood_scale: s > 0; None means n_items squared, or 1 if h is a plain sum; see `scale`.
+        likelihood_scale: s > 0; None chooses s by the number of items and the kind of curvature, see `scale`.
         seed: seed of the noise that all predictions share.
         prior_ratio: see `prior_precision`.
     """

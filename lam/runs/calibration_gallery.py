@@ -53,7 +53,7 @@ def holds_none_of(run: Run, images: Dataset) -> bool:
 
 
 def half_of(encoder: Encoder, images: Dataset, embeddings: Embeddings, config: RunConfig) -> Searchable:
-    """The gallery that the held-out data define; by default one half of the data, for the other half as queries."""
+    """A gallery from the held-out data, and its queries: `images.is_query` divides the data, or chance into halves."""
     is_query = images.is_query
     if is_query is None:
         if len(images) < 2:

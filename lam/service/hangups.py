@@ -9,7 +9,7 @@ _HANGUP = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals](
 
 @contextmanager
 def block_hangups() -> Iterator[None]:
-    """Within the context, this thread and its new threads block SIGHUP; signals that wait at the end are dropped."""
+    """Within the context, this thread and its new threads block SIGHUP; a SIGHUP that arrives meanwhile is dropped."""
     before = _change_mask(signal.SIG_BLOCK)
     try:
         yield

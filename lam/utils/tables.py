@@ -130,7 +130,7 @@ class Table:
         return torch.tensor([text.lower() in ("true", "1") for text in self.columns[name]], dtype=torch.bool)
 
     def check_choices(self, name: str, allowed: Sequence[str]) -> None:
-        """Require allowed values in a column, in any case; see `check`."""
+        """Require allowed values in a column, in upper or lower case; see `check`."""
         known = {text.lower() for text in allowed}
         self.check(name, lambda text: text.lower() in known, f"be one of {', '.join(allowed)}")
 

@@ -25,15 +25,16 @@ _LEAST_GAIN = 0.005  # a single score must beat the combined score by more than 
 
 @dataclass(frozen=True, eq=False)
 class OodDetector:
-    """OOD scores of the calibration queries by flag; higher means more out of distribution.
+    """Computes OOD scores of queries and keeps the calibration queries' scores; a higher score is more unusual.
 
-    A regression learnt on the other folds gives each calibration query its combined score. So every query counts for
-    the threshold; `lam.retrieval.decisions.acceptance` explains the rate of such a threshold.
+    A regression learnt on the other folds gives each calibration query its combined score. So each calibration query
+    helps to set the threshold; `lam.retrieval.decisions.acceptance` explains the promised rate.
 
     Attributes:
-        calibrated: scores of the calibration queries by flag, `kappa` included.
-        combined: regression of known queries against strangers, with the combined score as `doubt`; None if not learnt.
-        ranking: AUROC of strangers against known queries by flag, falling; empty without strangers.
+        calibrated: scores of the calibration queries by name, `kappa` included.
+        combined: separates known queries from strangers; its method `doubt` gives the combined score. None if not
+            learnt.
+        ranking: AUROC of strangers against known queries by score, the greatest first; empty without strangers.
     """
 
     calibrated: dict[str, ConformalScores]

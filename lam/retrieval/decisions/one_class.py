@@ -65,7 +65,7 @@ class OneClassModel:
 
     @classmethod
     def fit(cls, scores: Scores) -> "OneClassModel":
-        """Learn from the scores of N known queries; each fold is compared with the others."""
+        """Learn from the scores of N known queries; each query is compared with queries of the other folds."""
         evidence = tuple(name for name in scores if is_evidence(name))
         if not evidence:
             raise ValueError(f"there must be a score of the query itself, got {', '.join(scores) or 'none'}")

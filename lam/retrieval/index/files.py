@@ -57,7 +57,7 @@ def save(folder: str | Path, index: SavedIndex) -> None:
 def load(folder: str | Path) -> SavedIndex:
     """Read the current generation, checked before anything is parsed.
 
-    Another process may replace the generation meanwhile, so a failed read is repeated while the manifest changes.
+    Another process may replace the generation during a read. A failed read is repeated if the manifest has changed.
     """
     folder = Path(folder)
     for _ in range(_TRIES - 1):

@@ -229,6 +229,6 @@ def scores_of(evidence: Mapping[str, Any], *, nearest: Mapping[str, int] | None 
 
 
 def describe_score(name: str) -> Score:
-    """The score of a name; for an unknown name, a score with this title."""
+    """The entry of `SCORES` with this name; an unknown name gets an entry with the name as its title."""
     words = name.replace("_", " ")
     return SCORES.get(name, Score(words, words, "", torch.zeros_like, ()))

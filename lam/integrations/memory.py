@@ -25,12 +25,9 @@ class VectorMemory(Generic[Record]):
         """Add N records; a record replaces an older one with its id. A vector without direction is a `ValueError`."""
         unit = unit_rows("embeddings", vectors).float()
         with self._changing:
-            for _, row in self._rows.values():
-                if len(row) != unit.shape[1]:
-                    raise ValueError(
-                        f"embeddings must have the dimension of the others, {len(row)}, got {unit.shape[1]}"
-                    )
-                break
+            width = next((len(row) for _, row in self._rows.values()), unit.shape[1])
+            if width != unit.shape[1]:
+                raise ValueError(f"embeddings must have the dimension of the others, {width}, got {unit.shape[1]}")
             self._rows = self._rows | dict(zip(ids, zip(records, unit, strict=True), strict=True))
 
     def delete(self, ids: Iterable[str] | None) -> None:

@@ -18,6 +18,7 @@ with needs_extra("text", "the adapter of sentence-transformers"):
     from sentence_transformers.util import import_module_class
 
 EMBEDDING, KAPPA = "sentence_embedding", "kappa"
+_KEPT = ("relation", "ood_score", "n_samples", "mean", "trained_on")
 _SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name")
 
 
@@ -36,9 +37,8 @@ class KappaModule(Module):
         super().__init__()
         if type(encoder) is not BayesianEncoder:
             raise ValueError(f"κ of embeddings needs a posterior over the last layer, got {type(encoder).__name__}")
-        common: dict[str, Any] = {"ood_score": encoder.ood_score, "n_samples": encoder.n_samples, "mean": encoder.mean}
-        common["trained_on"] = encoder.trained_on
-        self.encoder = BayesianEncoder(None, "", encoder.posterior, relation=encoder.relation, **common)
+        kept: dict[str, Any] = {name: getattr(encoder, name) for name in _KEPT}
+        self.encoder = BayesianEncoder(None, "", encoder.posterior, **kept)
         self.encoder.ambiguity = encoder.ambiguity
 
     @property

@@ -104,13 +104,13 @@ def sampled_nearest(
         )
     if samples.shape[1] and gallery.shape[1] - excludes_itself < 1:
         raise ValueError(f"the gallery must hold a candidate for every query, got {gallery.shape[1] - excludes_itself}")
-    tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
-    search = _nearest_by_tree if tree else _nearest_by_product
+    by_tree = samples.shape[2] <= _TREE_DIMENSION and samples.device.type == "cpu"
+    search, dtype = (_nearest_by_tree, torch.float64) if by_tree else (_nearest_by_product, samples.dtype)
     nearest = torch.empty(samples.shape[:2], dtype=torch.int64, device=samples.device)
     for s in range(len(samples) if samples.shape[1] else 0):
-        queries = unit_rows("samples", samples[s])
-        candidates = queries if excludes_itself else unit_rows("gallery_samples", gallery[s])
-        nearest[s] = search(queries, candidates, excludes_itself, samples.dtype)
+        queries = unit_rows("samples", samples[s]).to(dtype)
+        candidates = queries if excludes_itself else unit_rows("gallery_samples", gallery[s]).to(dtype)
+        nearest[s] = search(queries, candidates, excludes_itself)
     return nearest
 
 
@@ -126,7 +126,7 @@ def _top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ids, scores
 
 
-def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool, _: torch.dtype) -> Tensor:
+def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Tensor:
     from scipy.spatial import KDTree
 
     k = 1 + excludes_itself
@@ -137,8 +137,7 @@ def _nearest_by_tree(queries: Tensor, gallery: Tensor, excludes_itself: bool, _:
     return torch.where(first == torch.arange(len(queries)), second, first)
 
 
-def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool, dtype: torch.dtype) -> Tensor:
-    queries, gallery = queries.to(dtype), gallery.to(dtype)
+def _nearest_by_product(queries: Tensor, gallery: Tensor, excludes_itself: bool) -> Tensor:
     return torch.cat([cosines.max(1).indices for _, cosines in _in_blocks(queries, gallery, excludes_itself)])
 
 

@@ -72,6 +72,7 @@ class Store:
 
     def __init__(self, dimension: int) -> None:
         self._dimension = dimension
+        self._empty = Chunk(0, dimension)
         self._room = max(_LEAST_ROOM, _CHUNK // (4 * dimension))
         self._next_slot = 0
         self._slot_of: dict[int, int] = {}
@@ -85,8 +86,7 @@ class Store:
 
     def column(self, name: str) -> np.ndarray:
         """A copy of a column in the order of adding: `vectors` float32, `kappa` float64, `ids` or `slots` int64."""
-        empty = getattr(Chunk(0, self._dimension), name)
-        return np.concatenate([empty, *(getattr(chunk, name)[chunk.here()] for chunk in self.chunks)])
+        return np.concatenate([getattr(chunk, name)[chunk.here()] for chunk in (self._empty, *self.chunks)])
 
     def take_slots(self, count: int) -> Int64[np.ndarray, " N"]:
         """New slots; if the addition fails, they stay unused."""
@@ -163,7 +163,7 @@ class Store:
 
     def take(self, name: str, places: Int64[np.ndarray, "..."]) -> np.ndarray:
         """Values of a column at these places; each place must hold a row."""
-        empty = getattr(Chunk(0, self._dimension), name)
+        empty = getattr(self._empty, name)
         taken = np.empty((*places.shape, *empty.shape[1:]), empty.dtype)
         for number, of_chunk, rows in self._by_chunk(places):
             taken[of_chunk] = getattr(self.chunks[number], name)[rows]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -235,7 +236,7 @@ def calibrate(
     kinds = [evidence, evidence.only(of_vectors)]
     if data.gallery_labels is not None:
         kinds.append(data.evidence(nearest, labelled=False).only(of_vectors))
-    kinds = [kind for place, kind in enumerate(kinds) if place == 0 or _names(kind) != _names(kinds[place - 1])]
+    kinds = [evidence, *(kind for before, kind in pairwise(kinds) if _names(kind) != _names(before))]
     fitted = [
         Acceptance.fit(
             kind,

@@ -114,14 +114,15 @@ def _share_of_strangers(looks_known: Tensor, is_known: Tensor) -> tuple[float, t
     """π and its interval, from the out-of-fold P(known) of each query."""
     level = 1 - (1 - LEVEL) / (2 * len(_TOPS))
     least = looks_known[is_known].quantile(1 - torch.tensor(_TOPS, dtype=torch.float64))
-    known, mixture = (_shares_above(least, looks_known[side], level) for side in (is_known, ~is_known))
-    strangers = (1 - mixture / known[:, [0, 2, 1]]).amax(0).clamp(min=0)  # opposite ends of the two intervals
-    share, high, low = strangers.tolist()
+    known, low_known, high_known = _shares_above(least, looks_known[is_known], level)
+    mixture, low_mixture, high_mixture = _shares_above(least, looks_known[~is_known], level)
+    ratios = torch.stack([mixture / known, high_mixture / low_known, low_mixture / high_known])
+    share, low, high = (1 - ratios).amax(1).clamp(min=0).tolist()
     return share, (low, high)
 
 
-def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "T 3"]:
-    """Share of values at or above each bound, and the ends of the share's interval."""
+def _shares_above(least: Float[Tensor, " T"], values: Tensor, level: float) -> Float[Tensor, "3 T"]:
+    """Share of values at or above each bound, and both ends of its interval."""
     counts = [int((values >= bound).sum()) for bound in least]
     rows = [(count / len(values), *clopper_pearson(count, len(values), level=level)) for count in counts]
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64).T

@@ -174,7 +174,7 @@ def shard(loader: Iterable[T]) -> tuple[T | None, Iterator[T]]:
     elif isinstance(loader, DataLoader) and loader.batch_sampler is not None:
         batches = iter(_own_loader(loader))
     else:
-        batches = (batch for i, batch in enumerate(loader) if i == 0 or i % world_size() == rank())
+        batches = _own(loader)
     first = next(batches, None)
     if first is None:
         return None, iter(())
@@ -242,6 +242,11 @@ class _Indices(Dataset[Any]):
         return index
 
 
+def _own(batches: Iterable[T]) -> Iterator[T]:
+    """The first batch of all, and then this process's batches."""
+    return (batch for i, batch in enumerate(batches) if i == 0 or i % world_size() == rank())
+
+
 def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A loader that yields the first batch of the whole order, and then this process's batches."""
     if isinstance(loader.sampler, DistributedSampler):
@@ -251,7 +256,7 @@ def _own_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     indices = {"batch_sampler": loader.batch_sampler, "generator": loader.generator, "collate_fn": list}
     # makes the same random draws as the loader itself
     order: list[Any] = broadcast_from_rank_zero(lambda: list(DataLoader(_Indices(), **indices)))
-    own = [batch for i, batch in enumerate(order) if i == 0 or i % world_size() == rank()]
+    own = list(_own(order))
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     options: dict[str, Any] = {name: getattr(loader, name) for name in names}
     options["multiprocessing_context"] = options["multiprocessing_context"] or worker_context(loader.num_workers)

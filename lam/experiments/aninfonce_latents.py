@@ -245,7 +245,7 @@ class AnInfoNCELatents(Experiment):
 
     def _anchors(self, n: int, generator: torch.Generator, *, test: bool = False) -> Float[Tensor, "N D"]:
         if not self.drift:
-            return uniform(n, self.dimension, generator)
+            return uniform_on_sphere(n, self.dimension, generator)
         pole = torch.zeros(self.dimension, device=generator.device)
         pole[0] = -1 if test else 1
         return VonMisesFisher(pole, pole.new_tensor(self.drift)).sample(torch.Size([n]), generator=generator)
@@ -263,7 +263,7 @@ class AnInfoNCELatents(Experiment):
     def pairs(self, n_hard: int, device: torch.device) -> list[Pairs]:
         """The pairs of each way in a batch with `n_hard` near negatives for each anchor."""
         ways = range(1, self.ways + 1)
-        return [pairs_of_batch(self.batch_size, way, self.ways, n_hard, device, others=self.others) for way in ways]
+        return [pairs_of_way(self.batch_size, way, self.ways, n_hard, device, others=self.others) for way in ways]
 
     def batches(self, generator: torch.Generator) -> Iterator[Float[Tensor, "N D"]]:
         """Endless batches of latents: anchors, the positives of each way, then the near negatives of each anchor."""
@@ -276,7 +276,7 @@ class AnInfoNCELatents(Experiment):
             yield torch.cat(parts)
 
 
-def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
+def uniform_on_sphere(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
     """Uniform points on the sphere."""
     return F.normalize(torch.randn(n, dimension, generator=generator, device=generator.device))
 
@@ -308,7 +308,7 @@ def observation(dimension: int, generator: torch.Generator) -> nn.Sequential:
     return nn.Sequential(*modules[:-1]).requires_grad_(False)
 
 
-def pairs_of_batch(
+def pairs_of_way(
     n_pairs: int, place: int, n_ways: int, n_hard: int, device: torch.device | str = "cpu", *, others: bool = True
 ) -> Pairs:
     """The pairs of one way in a batch; the positives are block `place` after the anchors.

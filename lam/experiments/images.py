@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -73,11 +74,10 @@ class ImageExperiment(Experiment):
         self, method: Method, loss: Loss, images: Dataset, batch_size: int, name: str, progress: Progress
     ) -> tuple[Encoder, float]:
         """The encoder that a method trains on these images, and the processor seconds; progress counts epochs."""
-        start, epoch = time.process_time(), 0
+        start, epochs = time.process_time(), count(1)
 
         def after_an_epoch(_: torch.nn.Module) -> float:
-            nonlocal epoch
-            epoch += 1
+            epoch = next(epochs)
             progress(name, epoch, self.epochs)
             return float(epoch)  # the last epoch scores best
 

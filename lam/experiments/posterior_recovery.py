@@ -121,7 +121,7 @@ class PosteriorRecovery(Experiment):
     def run(self, progress: Progress) -> Outcome:
         """Run the experiment: a table row for each loss, a plot of κ̂ over κ, and five posteriors if D = 2."""
         process = Process(self)
-        test = uniform(self.n_test, self.dimension, self.generator("test"))
+        test = uniform_in_cube(self.n_test, self.dimension, self.generator("test"))
         rows, clouds, plots = [], {}, {}
         for name in self.losses:
             start = time.process_time()
@@ -227,7 +227,7 @@ class Posteriors(nn.Module):
         n_inputs, rate = _STRAIGHTENING
         optimizer = torch.optim.Adam(self.of_mean.parameters(), rate)
         for _ in range(n_steps):
-            inputs = uniform(n_inputs, self.dimension, generator)
+            inputs = uniform_in_cube(n_inputs, self.dimension, generator)
             mean, angles = self.mean(inputs), torch.cdist(inputs, inputs) * math.pi / math.sqrt(self.dimension)
             optimizer.zero_grad()
             (mean @ mean.T - angles.cos()).square().mean().backward()
@@ -236,7 +236,7 @@ class Posteriors(nn.Module):
     @torch.no_grad()
     def match_range(self, low: float, high: float, generator: torch.Generator) -> None:
         """Set a and b so that κ ranges from `low` to `high` on random inputs."""
-        raw = self._raw(uniform(_PROBES, self.dimension, generator))
+        raw = self._raw(uniform_in_cube(_PROBES, self.dimension, generator))
         log_low, log_high = math.log(low - 1), math.log(high - 1)
         slope = (log_high - log_low) / (raw.max() - raw.min()).clamp(min=1e-6)
         self.get_buffer("slope").copy_(slope)
@@ -288,7 +288,7 @@ class Process:
         """Endless batches of inputs: anchors, their positives, then negatives."""
         while True:
             anchors, latents = self._draw(_AHEAD * n_pairs, generator)
-            negatives = uniform(_AHEAD * n_negatives, self.dimension, generator)
+            negatives = uniform_in_cube(_AHEAD * n_negatives, self.dimension, generator)
             parts = anchors, self.positives(latents, generator), negatives
             yield from torch.cat([part.unflatten(0, (_AHEAD, -1)) for part in parts], 1)
 
@@ -306,11 +306,11 @@ class Process:
         return inputs
 
     def _draw(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        inputs = uniform(n, self.dimension, generator)
+        inputs = uniform_in_cube(n, self.dimension, generator)
         return inputs, self.latents(inputs, generator)
 
 
-def uniform(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
+def uniform_in_cube(n: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "N D"]:
     """Uniform points in the unit cube, on the device of the generator."""
     return torch.rand(n, dimension, generator=generator, device=generator.device)
 

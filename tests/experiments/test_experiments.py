@@ -13,8 +13,7 @@ from lam import losses
 from lam.cli import main
 from lam.encoders.base import Prediction
 from lam.experiments import EXPERIMENTS, conduct, load_experiment
-from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, uniform
-from lam.experiments.aninfonce_latents import pairs_of_batch as latent_pairs
+from lam.experiments.aninfonce_latents import AnInfoNCELatents, near, observation, pairs_of_way, uniform_on_sphere
 from lam.experiments.augmentation_readout import AugmentationReadout
 from lam.experiments.base import SECONDS, Plot
 from lam.experiments.explicit_concentration import BY_KIND, OUTSIDERS, ExplicitConcentration, outlyingness
@@ -318,7 +317,7 @@ def test_pictures_in_two_dimensions_lie_on_each_other_after_the_rotation() -> No
 
 
 def test_positive_latents_have_the_density_that_is_asked_for() -> None:
-    anchors = uniform(4000, 3, torch.Generator().manual_seed(0))
+    anchors = uniform_on_sphere(4000, 3, torch.Generator().manual_seed(0))
     isotropic = near(anchors, torch.full((3,), 6.0), torch.Generator().manual_seed(1))
     torch.testing.assert_close(isotropic.norm(dim=1), torch.ones(4000))
     cosine = (anchors * isotropic).sum(1).mean()  # e^(−6‖x − z‖²) on the sphere is von Mises-Fisher at κ = 12
@@ -329,7 +328,10 @@ def test_positive_latents_have_the_density_that_is_asked_for() -> None:
 
 
 def test_what_is_observed_can_be_inverted() -> None:
-    network, z = observation(6, torch.Generator().manual_seed(0)), uniform(50, 6, torch.Generator().manual_seed(1))
+    network, z = (
+        observation(6, torch.Generator().manual_seed(0)),
+        uniform_on_sphere(50, 6, torch.Generator().manual_seed(1)),
+    )
     x = network(z)
     for layer in reversed(list(network)):
         x = x @ layer.weight if isinstance(layer, torch.nn.Linear) else torch.where(x > 0, x, 5 * x)
@@ -374,7 +376,7 @@ def test_negatives_near_the_anchor_are_added_to_the_others_or_are_all_there_are(
     (pairs,) = experiment.pairs(3, torch.device("cpu"))
     assert pairs.negative[1].nonzero()[:, 0].tolist() == [0, *range(2, 20), 43, 44, 45]
     assert pairs.negative.sum(1).tolist() == [19 + 3] * 20 + [0] * 80
-    alone = latent_pairs(20, 1, 1, 3, others=False)
+    alone = pairs_of_way(20, 1, 1, 3, others=False)
     assert alone.negative[1].nonzero()[:, 0].tolist() == [43, 44, 45]
     short = SHORT["aninfonce-latents"] | {"n_hard": 2, "losses": ("aninfonce",)}
     rows = [
@@ -571,7 +573,7 @@ def test_a_decoder_renders_images_of_the_classes_that_it_learned() -> None:
     dark, light = torch.rand(2, 200, 12, generator=generator)
     images = torch.cat([0.2 * dark, 1 - 0.2 * light])
     decoder = trained_decoder(images, 2, 40, generator)
-    rendered = decoder(uniform(500, 2, generator))
+    rendered = decoder(uniform_on_sphere(500, 2, generator))
     assert rendered.shape == (500, 12)
     assert 0 <= rendered.min() <= rendered.max() <= 1
     near = torch.cdist(rendered, torch.tensor([[0.1], [0.9]]).expand(2, 12)).min(1).values / 12**0.5

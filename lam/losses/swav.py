@@ -90,6 +90,5 @@ def sinkhorn(scores: Float[Tensor, "N J"], n_iterations: int) -> Float[Tensor, "
     """
     logs = scores
     for _ in range(n_iterations):
-        logs = logs - logs.logsumexp(0, keepdim=True)
-        logs = logs - logs.logsumexp(1, keepdim=True)
+        logs = logs.log_softmax(0).log_softmax(1)
     return logs.exp()

@@ -125,9 +125,9 @@ class LaplaceMethod(Method):
     def tunes(self) -> bool:
         return self.tune != "none"
 
-    def without_clipping(self: Options) -> Iterator[Options]:
+    def without_clipping(self: Options) -> Iterable[Options]:
         """The options with each other curvature of the same loss that is never negative, in turn; none by default."""
-        yield from ()
+        return ()
 
     def _posteriors_without_clipping(self, refit: Refit) -> Iterator[Posterior]:
         for method in self.without_clipping():

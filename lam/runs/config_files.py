@@ -77,11 +77,11 @@ def _parse_override(override: str) -> tuple[str, Any]:
 
 def _outsiders(name: str) -> dict[str, str]:
     """Settings of an OOD set from the name of a data set, a folder, or a file of texts."""
-    if "/" not in name and not Path(name).is_dir() and not name.lower().endswith(FORMS):
+    is_texts = name.lower().endswith(FORMS)
+    if not is_texts and "/" not in name and not Path(name).is_dir():
         return {"name": name}
-    if name.lower().endswith(FORMS):
-        return {"name": "texts", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).name)}
-    return {"name": "folder", "root": name, "title": re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)}
+    title = re.sub(r"[^\w.+-]+", "-", Path(name).absolute().name)
+    return {"name": "texts" if is_texts else "folder", "root": name, "title": title}
 
 
 def _network_of(section: Any) -> str | None:

@@ -123,11 +123,11 @@ class GallerySearch:
         vectors = self._gallery.store.vectors_of(shown) if shown else {}
         size = len(self._gallery)
         verdicts: dict[int, Verdict] = {}
-        for kind in {_kind(query) for query in queries}:
-            rows = [row for row, job in enumerate(jobs) if job.without is None and _kind(queries[row]) == kind]
-            if rows:
-                chosen = [queries[row] for row in rows]
-                verdicts |= zip(rows, responder.verdicts(part, chosen, hits[torch.tensor(rows)], infos), strict=False)
+        kinds = {row: _kind(queries[row]) for row, job in enumerate(jobs) if job.without is None}
+        for kind in set(kinds.values()):
+            rows = [row for row, own in kinds.items() if own == kind]
+            chosen = [queries[row] for row in rows]
+            verdicts |= zip(rows, responder.verdicts(part, chosen, hits[torch.tensor(rows)], infos), strict=False)
         answers = results_of(
             partial(
                 responder.answer,

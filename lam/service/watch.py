@@ -178,8 +178,8 @@ class Watch:
             stranger, right = None, feedback.correct
         else:
             stranger = not feedback.label or not holds(feedback.label)
-            right = None if not matched or (hit == -1 and not stranger) else hit == label_key(feedback.label)
-            right = False if stranger and matched else right
+            is_known = matched and (stranger or hit != -1)
+            right = not stranger and hit == label_key(feedback.label) if is_known else None
         before = promise.arrays(only_feedback=True)
         try:
             with self._database:

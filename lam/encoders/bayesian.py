@@ -357,7 +357,7 @@ class BayesianEncoder(Encoder):
     def _restore_posterior(cls, kind: type[Posterior], saved: SavedEncoder) -> Posterior:
         return kind.restored(saved.tensors, saved.settings["posterior"])
 
-    def _features_and_output(self, inputs: Any, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+    def _features_and_output(self, inputs: Any, offset: int) -> tuple[Tensor, Tensor | None]:
         """Inputs of the head, and the output of the network's own head, if it has one."""
         output = None
         if self.network is None:

@@ -171,8 +171,7 @@ def curvature_of_loss(loss: Loss, learned: Learned | None = None) -> dict[str, A
     given = {field.name: known[field.name] for field in fields(cls) if known.get(field.name) is not None}
     if any(field.default is MISSING and field.name not in given for field in fields(cls)):
         return {}
-    curvature = cls(**given)
-    return {name: value for name, value in to_settings(curvature).items() if value is not None}
+    return {name: value for name, value in to_settings(cls(**given)).items() if value is not None}
 
 
 def head_of(network: nn.Module, dataset: Any, head: str | None = None) -> str:

@@ -227,8 +227,7 @@ def empty_layers_curvature(
     curvature, max_memory = options.loss_curvature, options.max_memory
     layer: Any = network.get_submodule(head)
     check_sphere(layer.out_features)
-    modules = {path: network.get_submodule(path) for path in layers}
-    own = {path: (module, own_weights(module)) for path, module in modules.items()}
+    own = {path: (module := network.get_submodule(path), own_weights(module)) for path in layers}
     empty: LayersCurvature = LAYERS_POSTERIORS[options.structure or "diag"].structure.zeros(
         own, curvature, max_memory=max_memory
     )

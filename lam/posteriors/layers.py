@@ -199,8 +199,7 @@ class LayersPosterior(Posterior):
 
     @property
     def _modules(self) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-        modules = {path: self.network.get_submodule(path) for path in self.layers}
-        return {path: (module, own_weights(module)) for path, module in modules.items()}
+        return {path: (layer := self.network.get_submodule(path), own_weights(layer)) for path in self.layers}
 
     def _precisions(self, prior_precision: float) -> list[Tensor]:
         return [self.scale * spectrum.double().relu() + prior_precision for spectrum in self.curvature.spectra]

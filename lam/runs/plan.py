@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,6 @@ class Plan:
         config, validation = self.config, splits.validation
         relation = config.places.relation_of(splits.train)
         has_matches = bool(config.places.relevance_of(validation, relation).count().any())
-
-        def validate(network: nn.Module) -> float:
-            return self.recall_at_1(network, validation, relation)
-
         return Training(
             **{name: value for name, value in vars(config.training).items() if name not in _OF_LOSS},
             loss=self.loss,
@@ -136,7 +133,7 @@ class Plan:
             pretrained=config.checkpoint is not None,
             trained_by=start.trained_by,
             another=self.build,
-            validate=validate if has_matches else None,
+            validate=partial(self.recall_at_1, items=validation, relation=relation) if has_matches else None,
             folder=config.folder / "checkpoints",
             num_workers=config.data.num_workers,
             accelerator=config.accelerator,

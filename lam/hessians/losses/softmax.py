@@ -183,8 +183,7 @@ class Softmaxes(SliceableItems):
     cost: str | None = None
 
     def __getitem__(self, rows: slice) -> "Softmaxes":
-        start = rows.start or 0
-        return replace(self, n=self.n[rows], r=self.r[rows], start=self.start + start)
+        return replace(self, n=self.n[rows], r=self.r[rows], start=self.start + (rows.start or 0))
 
     def diagonal(self) -> Float[Tensor, "N T D"]:
         if self._projects:

@@ -177,14 +177,12 @@ def _identity(image: SourceImage) -> str:
 
 def _distinct(images: Sequence[SourceImage], rows: list[int]) -> list[int]:
     """The rows of one id, without repeated images; a `ValueError` if their labels differ."""
-    first = images[rows[0]]
+    first, by_content = images[rows[0]], dict[int, int]()
     for row in rows:
         if images[row].label != first.label:
             raise ValueError(
                 f"images of one id must have one label: id {first.listed_id!r} has {first.label!r} for {first.path}, "
                 f"{images[row].label!r} for {images[row].path}"
             )
-    by_content: dict[int, int] = {}
-    for row in rows:
         by_content.setdefault(images[row].content, row)
     return list(by_content.values())

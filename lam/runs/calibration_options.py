@@ -71,9 +71,8 @@ class CalibrationOptions:
         if self.reference != 0 and self.reference < NEIGHBOUR:
             raise ValueError(f"reference must be at least {NEIGHBOUR} items, or 0 for none, got {self.reference}")
         check_share("the share of strangers", self.share_of_strangers)
-        choices = {"gallery": (self.gallery, get_args(Gallery)), "flag": (self.flag, FLAGS)}
-        for name, (choice, allowed) in {**choices, "accept": (self.accept, ACCEPTS)}.items():
-            if choice is not None:
+        for name, allowed in (("gallery", get_args(Gallery)), ("flag", FLAGS), ("accept", ACCEPTS)):
+            if (choice := getattr(self, name)) is not None:
                 check_choice(name, choice, allowed)
         for name, by in (("flag", self.flag), ("accept", self.accept)):
             if by not in (None, PROBABILITY) and self.reference == 0 and needs_reference(by):

@@ -52,10 +52,11 @@ def draw_samples(splits: Splits, ood: dict[str, Dataset], candidates: Tensor, *,
     if not strangers and isinstance(splits.test, Texts):
         sentences = docstrings.splits(seed=seed).test
         strangers = {"docstrings": sentences} if set(sentences.classes).isdisjoint(splits.test.classes) else {}
-    for source, part in list(strangers.items())[:1]:
+    if strangers:
+        source, part = next(iter(strangers.items()))
         row = int(torch.randint(len(part), (), generator=generator))
-        stranger = _sample(part, row, source)
-        samples += [] if stranger is None else [replace(stranger, stranger=True)]
+        if (stranger := _sample(part, row, source)) is not None:
+            samples.append(replace(stranger, stranger=True))
     return samples
 
 

@@ -19,7 +19,7 @@ from lam.encoders.export import export_encoder
 from lam.encoders.files import SavedEncoder
 from lam.hessians.accumulate import LastLayerAccumulator
 from lam.hessians.outputs import check_feature_values
-from lam.models.head import ADDED, features_and_output
+from lam.models.head import ADDED, check_weight, features_and_output
 from lam.models.weights import by_plain_name
 from lam.pairs.pairs import check_labels, targets_of
 from lam.pairs.relation import Relation
@@ -101,8 +101,9 @@ class BayesianEncoder(Encoder):
             progress: show a progress bar on standard error.
 
         Raises:
-            ValueError: naming the first row of features that are not finite.
+            ValueError: for a head that was trained on since the fit, or naming a row of features that is not finite.
         """
+        self._check_head()
         parts = [self.posterior.weight.new_zeros(0, self.posterior.weight.shape[1])]
         for batch in tqdm(as_batches(inputs), desc="embedding", unit="batch", disable=not progress):
             parts.append(self._features_and_output(split_batch(batch)[0], sum(map(len, parts)))[0])
@@ -110,6 +111,7 @@ class BayesianEncoder(Encoder):
 
     def predictor(self, *, n_samples: int, joint: bool = False) -> Predictor:
         """A function that predicts batches; κ comes from marginal samples, joint samples from sampled last layers."""
+        self._check_head()
         embed = self.posterior.predictor(n_samples=n_samples, mean=self.mean)
         sample = self.posterior.joint_predictor(self.posterior.noise(n_samples)) if joint else None
 
@@ -119,6 +121,16 @@ class BayesianEncoder(Encoder):
             return Prediction(features, embed(own, output), None if sample is None else sample(own))
 
         return predict
+
+    def save(self, folder: str | Path) -> None:
+        """See `Encoder.save`."""
+        self._check_head()
+        super().save(folder)
+
+    def _check_head(self) -> None:
+        """Reject a network that was trained on since the fit."""
+        if self.network is not None and self.head != ADDED:
+            check_weight(self.network, self.head, self.posterior.weight)
 
     def diagnostics(self, features: Float[Tensor, "N P"]) -> dict[str, float]:
         """Metrics of tuning, recommendation and curvature, and the share of the variance from clipped curvature."""
@@ -159,6 +171,7 @@ class BayesianEncoder(Encoder):
         check_choice("by", by, _OPTIONS)
         if unknown := [name for name in options if name not in _OPTIONS[by]]:
             raise ValueError(f"options of {by} are {', '.join(_OPTIONS[by])}; got {', '.join(unknown)}")
+        self._check_head()
         self.recommendation = None
         if by == "marginal_likelihood":
             step, posterior = options.get("step"), self.posterior
@@ -336,6 +349,7 @@ class BayesianEncoder(Encoder):
 
     def _curvature_of(self, batches: Iterable[tuple[Any, Any]]) -> tuple[Any, int]:
         """The summed curvature of batches (inputs, targets), as in fitting, and the number of items."""
+        self._check_head()
         posterior = self.posterior
 
         def features_and_targets() -> Iterator[tuple[Tensor, Any]]:

@@ -34,6 +34,7 @@ os.register_at_fork(
     before=network_lock.acquire, after_in_parent=network_lock.release, after_in_child=network_lock.release
 )
 
+_CHANGED = 1e-3  # relative change of a weight beyond rounding
 _ALONE = "give inputs[None] for one item alone"
 _ADD = 'Or let lam.fit add a layer after the network: head="train", or, to keep its embeddings, head="identity"'
 
@@ -122,6 +123,18 @@ def head_input_and_output(network: nn.Module, head: str, inputs: Any) -> tuple[A
     with record_head_inputs(network, head) as head_inputs:
         output = network(inputs)
     return head_inputs[-1], output
+
+
+def check_weight(network: nn.Module, head: str, weight: Float[Tensor, "D P"]) -> None:
+    """Require that the head still has this weight, up to rounding."""
+    layer: Any = network.get_submodule(head)
+    with evaluating(layer):
+        own = layer.weight.to(weight)
+    if own.shape != weight.shape or (own - weight).norm() > _CHANGED * weight.norm():
+        raise ValueError(
+            f"the weight of {head!r} has changed since the posterior was fitted, so κ would be wrong: fit again, or "
+            "give lam.fit a copy of the network (copy.deepcopy) and train the other"
+        )
 
 
 @contextmanager

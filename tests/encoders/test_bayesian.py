@@ -24,6 +24,26 @@ def test_features_are_what_enters_the_head():
     assert encoder.dimension == 3
 
 
+@pytest.mark.parametrize("layer", ["plain", "weight_norm"])
+@pytest.mark.parametrize("use", ["embed", "features", "tune", "forget", "save"])
+def test_a_network_that_was_trained_since_the_fit_is_rejected(use: str, layer: str, tmp_path):
+    network, batches = make_network(), make_batches()
+    if layer == "weight_norm":
+        nn.utils.parametrizations.weight_norm(network[2])
+    encoder = lam.fit(network, batches, margin=0.7, progress=False)
+    actions = {
+        name: lambda name=name: getattr(encoder, name)(batches) for name in ("embed", "features", "tune", "forget")
+    }
+    actions["save"] = lambda: encoder.save(tmp_path / "encoder")
+    actions["embed"]()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network(batches[0][0]).square().sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="has changed since the posterior was fitted"):
+        actions[use]()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [1e-3, 1e12])
 @pytest.mark.parametrize("head", [None, "identity", "train"])

@@ -120,6 +120,24 @@ def test_same_seed_same_weights_and_the_global_state_is_untouched() -> None:
     assert not same(first, other)
 
 
+class Scaled(nn.Module):
+    """A network whose outputs are unit vectors times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = network(), factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * self.factor
+
+
+@pytest.mark.parametrize("loss", ["log_posterior", "supcon"])
+def test_the_length_of_outputs_has_no_effect(loss: str) -> None:
+    options: Any = {"loss": losses.build(loss, margin=0.7)}
+    plain, scaled = (fit(Scaled(factor), **options).losses for factor in (1.0, 7.0))
+    assert scaled == pytest.approx(plain, rel=1e-3)
+
+
 def test_every_epoch_reads_every_item_once_in_another_order() -> None:
     data = Images()
     fit(network(), data)

@@ -343,7 +343,7 @@ def write_generation(folder: str | Path, write: Callable[[Path], object], *, uns
         if _generation_in(_manifest_names(folder)) != generation.name:
             shutil.rmtree(generation, ignore_errors=True)
         raise
-    for other in folder.glob(f"{_GENERATION}*"):
+    for other in folder.glob(f"{_GENERATION}{'[0-9a-f]' * 32}"):  # no folder of another name, such as generation-1
         if other != generation:
             shutil.rmtree(other, ignore_errors=True)
     for leftover in folder.glob(f".{MANIFEST}.*.tmp"):  # of a process that was killed

@@ -136,6 +136,18 @@ def test_a_save_that_dies_at_any_step_leaves_the_old_generation(tmp_path: Path, 
     assert len(list(folder.glob("generation-*"))) == 1
 
 
+def test_a_save_deletes_no_folder_of_the_user(tmp_path: Path):
+    names = ["generation-1", "generation-", f"generation-{'g' * 32}", f"generation-{'0' * 33}"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        files.write_text(tmp_path / name / "results.csv", name)
+    for value in (1.0, 2.0):
+        files.write_generation(tmp_path, lambda new, value=value: write_pair(new, value))
+        assert read_pair(tmp_path) == value
+        assert [(tmp_path / name / "results.csv").read_text() for name in names] == names
+    assert len(list(tmp_path.glob("generation-*"))) == len(names) + 1
+
+
 def test_a_save_that_fails_over_a_damaged_manifest_says_why_and_leaves_nothing(tmp_path: Path):
     for content in ("{", "[]", "{}"):
         (tmp_path / files.MANIFEST).write_text(content)
